@@ -35,7 +35,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 pub struct Lifecycle {
     phase: Arc<watch::Sender<Phase>>,
     stops: Arc<watch::Sender<u32>>,
-    whole: Part,
+    root_scope: Part,
     tasks: TaskTracker,
 }
 
@@ -88,7 +88,7 @@ impl Lifecycle {
         Self {
             phase: Arc::new(watch::Sender::new(Phase::Running)),
             stops: Arc::new(watch::Sender::new(0)),
-            whole: Part::default(),
+            root_scope: Part::default(),
             tasks: TaskTracker::new(),
         }
     }
@@ -111,7 +111,7 @@ impl Lifecycle {
 
     /// Returns a new part that can be drained separately.
     pub fn part(&self) -> Part {
-        self.whole.child()
+        self.root_scope.child()
     }
 
     /// Spawns a task that a drain waits for on the current runtime.
@@ -137,7 +137,7 @@ impl Lifecycle {
         self.phase.send_replace(Phase::Lag);
         let _ = timeout(lag, stops.wait_for(|&stops| stops >= 2)).await;
         self.phase.send_replace(Phase::Draining);
-        self.whole.drain();
+        self.root_scope.drain();
         self.tasks.close();
         let now = async {
             let _ = stops.wait_for(|&stops| stops >= 2).await;
@@ -148,7 +148,7 @@ impl Lifecycle {
             () = tokio::time::sleep(deadline) => {}
         }
         self.phase.send_replace(Phase::Closing);
-        self.whole.close();
+        self.root_scope.close();
         let _ = timeout(CLOSE_GRACE, self.tasks.wait()).await;
         self.tasks.len()
     }
@@ -161,7 +161,7 @@ impl Default for Lifecycle {
 }
 
 /// Waits until `phases` reaches `phase`. Never returns if the sender is gone.
-pub async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
+pub async fn wait_for_phase(phases: &mut watch::Receiver<Phase>, phase: Phase) {
     if phases.wait_for(|&now| now >= phase).await.is_err() {
         std::future::pending::<()>().await;
     }
@@ -194,7 +194,7 @@ mod tests {
         life.stop();
         let start = Instant::now();
         let closing = async {
-            reached(&mut phases, Phase::Closing).await;
+            wait_for_phase(&mut phases, Phase::Closing).await;
             start.elapsed()
         };
         let (left, closing) = tokio::join!(life.run(LAG, DEADLINE), closing);

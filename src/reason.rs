@@ -25,7 +25,7 @@ pub enum Reason {
     NoIstioAlpn,
     /// A tunnel that is routed or checked by its inner TLS did not begin with a ClientHello, or
     /// not in time.
-    NoHello,
+    NoClientHello,
     /// The server name inside the tunnel does not belong to the service of its authority.
     SniMismatch,
     /// No service of the snapshot has this name or address.
@@ -88,7 +88,7 @@ pub enum Reason {
 
 /// Party to blame for the end of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
+pub enum Fault {
     /// Normal end.
     Nobody,
     /// Peer that dialled this gateway.
@@ -108,7 +108,7 @@ impl Reason {
         Self::TooManyFields,
         Self::UnknownSni,
         Self::NoIstioAlpn,
-        Self::NoHello,
+        Self::NoClientHello,
         Self::SniMismatch,
         Self::UnknownService,
         Self::NotExposed,
@@ -148,7 +148,7 @@ impl Reason {
             Self::TooManyFields => "too_many_fields",
             Self::UnknownSni => "unknown_sni",
             Self::NoIstioAlpn => "no_istio_alpn",
-            Self::NoHello => "no_hello",
+            Self::NoClientHello => "no_hello",
             Self::SniMismatch => "sni_mismatch",
             Self::UnknownService => "unknown_service",
             Self::NotExposed => "not_exposed",
@@ -181,15 +181,15 @@ impl Reason {
     }
 
     /// Returns the party to blame.
-    pub const fn blame(self) -> Blame {
+    pub const fn blame(self) -> Fault {
         match self {
-            Self::Completed | Self::DownstreamCancelled => Blame::Nobody,
+            Self::Completed | Self::DownstreamCancelled => Fault::Nobody,
             Self::BadAuthority
             | Self::NotConnect
             | Self::TooManyFields
             | Self::UnknownSni
             | Self::NoIstioAlpn
-            | Self::NoHello
+            | Self::NoClientHello
             | Self::SniMismatch
             | Self::UnknownService
             | Self::NotExposed
@@ -200,14 +200,14 @@ impl Reason {
             | Self::EarlyData
             | Self::Malformed
             | Self::DownstreamReset
-            | Self::DownstreamLost => Blame::Downstream,
+            | Self::DownstreamLost => Fault::Downstream,
             Self::NoEndpoint
             | Self::NoWaypoint
             | Self::DialRefused
             | Self::DialTimeout
             | Self::DialFailed
             | Self::UpstreamReset
-            | Self::EndpointSilent => Blame::Upstream,
+            | Self::EndpointSilent => Fault::Upstream,
             Self::DialDenied
             | Self::DropOverload
             | Self::Overloaded
@@ -216,7 +216,7 @@ impl Reason {
             | Self::BuffersFull
             | Self::DrainDeadline
             | Self::Revoked
-            | Self::Panic => Blame::Us,
+            | Self::Panic => Fault::Us,
         }
     }
 
@@ -224,7 +224,7 @@ impl Reason {
     ///
     /// True only for failed dials: no byte of the tunnel was sent, and another endpoint may
     /// succeed.
-    pub const fn retry_elsewhere(self) -> bool {
+    pub const fn is_retriable(self) -> bool {
         matches!(
             self,
             Self::DialDenied | Self::DialRefused | Self::DialTimeout | Self::DialFailed
@@ -275,8 +275,8 @@ impl Reason {
     pub fn reset_code(self) -> h2::Reason {
         match self.blame() {
             _ if self == Self::Malformed => h2::Reason::PROTOCOL_ERROR,
-            Blame::Upstream => h2::Reason::CONNECT_ERROR,
-            Blame::Nobody | Blame::Downstream | Blame::Us => h2::Reason::INTERNAL_ERROR,
+            Fault::Upstream => h2::Reason::CONNECT_ERROR,
+            Fault::Nobody | Fault::Downstream | Fault::Us => h2::Reason::INTERNAL_ERROR,
         }
     }
 
@@ -289,7 +289,7 @@ impl Reason {
             | Self::PolicyDenied
             | Self::Revoked => "DENY",
             Self::UnknownSni
-            | Self::NoHello
+            | Self::NoClientHello
             | Self::SniMismatch
             | Self::UnknownService
             | Self::NoEndpoint

@@ -49,7 +49,7 @@ impl PodName for String {
 
 /// Source that is read at the start and again after every change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum What {
+pub enum ReloadSource {
     /// `strait.yaml`.
     Config,
     /// The mesh, from a file.
@@ -60,7 +60,7 @@ pub enum What {
     Certificates,
 }
 
-impl What {
+impl ReloadSource {
     /// Every source, in the order of the enum. The metrics are created from it.
     pub const ALL: [Self; 4] = [Self::Config, Self::Mesh, Self::Objects, Self::Certificates];
 
@@ -238,7 +238,7 @@ impl Discovery {
     }
 
     /// Records the answer to a response of a type: accepted as a whole, or not.
-    pub fn answer(&mut self, name: &str, version: &str, accepted: bool) {
+    pub fn record_answer(&mut self, name: &str, version: &str, accepted: bool) {
         let mut types = self.types.iter_mut();
         let Some(known) = types.find(|known| known.name == name) else {
             return;
@@ -253,8 +253,8 @@ impl Discovery {
     }
 
     /// Replaces the state of the types. A rejection keeps its time if its reason is unchanged.
-    /// Each type keeps the counts of [`answer`](Self::answer).
-    pub fn told(&mut self, mut types: Vec<ResourceType>) {
+    /// Each type keeps the counts of [`record_answer`](Self::record_answer).
+    pub fn set_types(&mut self, mut types: Vec<ResourceType>) {
         for new in &mut types {
             let mut old = self.types.iter();
             let Some(old) = old.find(|old| old.name == new.name) else {
@@ -277,7 +277,7 @@ impl Discovery {
 /// State of a hostname that discovery sent instead of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Host {
+pub struct HostnameStatus {
     /// The hostname.
     pub name: String,
     /// Addresses in use: those of the last good answer.
@@ -294,9 +294,9 @@ pub struct Host {
 /// All hostnames that discovery sent instead of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Hosts {
+pub struct HostnameStatuses {
     /// Hostnames that are looked up, by name.
-    pub list: Vec<Host>,
+    pub list: Vec<HostnameStatus>,
     /// Number of hostnames beyond the limit, which are not looked up.
     pub left_out: usize,
 }
@@ -309,9 +309,9 @@ pub struct Status {
     certificates: Mutex<BTreeMap<String, Certificate>>,
     crls: Mutex<Vec<Crl>>,
     unlisted_roots: Mutex<Vec<String>>,
-    reloads: Mutex<BTreeMap<What, Reload>>,
+    reloads: Mutex<BTreeMap<ReloadSource, Reload>>,
     conflicts: Mutex<Vec<String>>,
-    hosts: Mutex<(BTreeMap<String, Host>, usize)>,
+    hosts: Mutex<(BTreeMap<String, HostnameStatus>, usize)>,
 }
 
 impl Status {
@@ -330,7 +330,7 @@ impl Status {
     }
 
     /// Removes `what` from the conditions of readiness.
-    pub fn ready(&self, what: &'static str) {
+    pub fn clear_pending(&self, what: &'static str) {
         lock(&self.pending).retain(|(name, _)| *name != what);
     }
 
@@ -408,14 +408,14 @@ impl Status {
     }
 
     /// Records the result of a reload of `what` that ended now.
-    pub fn set_reload(&self, what: What, result: Result<(), String>) {
+    pub fn set_reload(&self, source: ReloadSource, result: Result<(), String>) {
         let error = result.err();
         let reload = Reload {
             at: SystemTime::now(),
             ok: error.is_none(),
             error,
         };
-        lock(&self.reloads).insert(what, reload);
+        lock(&self.reloads).insert(source, reload);
     }
 
     /// Replaces the claims of objects that have no effect because of other claims.
@@ -429,7 +429,7 @@ impl Status {
     }
 
     /// Records that `what` was reloaded now and is in use, except for the parts in `left`.
-    pub fn set_reload_in_part(&self, what: What, left: String) {
+    pub fn set_partial_reload(&self, what: ReloadSource, left: String) {
         let reload = Reload {
             at: SystemTime::now(),
             ok: true,
@@ -439,11 +439,11 @@ impl Status {
     }
 
     /// Changes the state of a hostname and returns the result of the change.
-    pub fn set_host<T>(&self, name: &str, change: impl FnOnce(&mut Host) -> T) -> T {
+    pub fn set_host<T>(&self, name: &str, change: impl FnOnce(&mut HostnameStatus) -> T) -> T {
         let mut hosts = lock(&self.hosts);
-        let new = || Host {
+        let new = || HostnameStatus {
             name: name.to_owned(),
-            ..Host::default()
+            ..HostnameStatus::default()
         };
         change(hosts.0.entry(name.to_owned()).or_insert_with(new))
     }
@@ -459,16 +459,16 @@ impl Status {
     }
 
     /// Returns the state of the hostnames.
-    pub fn hosts(&self) -> Hosts {
+    pub fn hosts(&self) -> HostnameStatuses {
         let hosts = lock(&self.hosts);
-        Hosts {
+        HostnameStatuses {
             list: hosts.0.values().cloned().collect(),
             left_out: hosts.1,
         }
     }
 
     /// Returns the last reload of each source that was read at least once.
-    pub fn reloads(&self) -> Vec<(What, Reload)> {
+    pub fn reloads(&self) -> Vec<(ReloadSource, Reload)> {
         lock(&self.reloads)
             .iter()
             .map(|(what, reload)| (*what, reload.clone()))
@@ -504,10 +504,10 @@ mod tests {
     #[test]
     fn readiness_waits_for_each_name_and_can_be_lost_again() {
         let status = Status::new(&["certificates", "mesh"]);
-        status.ready("certificates");
-        status.ready("never named");
+        status.clear_pending("certificates");
+        status.clear_pending("never named");
         assert_eq!(status.list_pending(), ["mesh"]);
-        status.ready("mesh");
+        status.clear_pending("mesh");
         assert!(status.list_pending().is_empty());
         status.pending("mesh");
         status.pending("mesh");
@@ -521,7 +521,7 @@ mod tests {
         status.missing("never named", vec!["x"]);
         let pending = status.list_pending();
         assert_eq!(pending, ["discovery (addresses, clusters)", "listeners"]);
-        status.ready("discovery");
+        status.clear_pending("discovery");
         assert_eq!(status.list_pending(), ["listeners"]);
     }
 
@@ -543,16 +543,16 @@ mod tests {
         };
         let mut discovery = Discovery::default();
         let since = |discovery: &Discovery| discovery.types[0].rejections[0].since;
-        discovery.told(rejected("port", 1, Some(1)));
-        discovery.told(rejected("port", 2, None));
+        discovery.set_types(rejected("port", 1, Some(1)));
+        discovery.set_types(rejected("port", 2, None));
         assert_eq!(since(&discovery), at(1));
         assert_eq!(discovery.types[0].accepted, Some(at(1)));
-        discovery.told(rejected("address", 3, None));
+        discovery.set_types(rejected("address", 3, None));
         assert_eq!(since(&discovery), at(3));
-        discovery.answer("addresses", "v1", true);
-        discovery.answer("addresses", "v2", false);
-        discovery.answer("clusters", "v3", true);
-        discovery.told(rejected("address", 4, None));
+        discovery.record_answer("addresses", "v1", true);
+        discovery.record_answer("addresses", "v2", false);
+        discovery.record_answer("clusters", "v3", true);
+        discovery.set_types(rejected("address", 4, None));
         let kind = &discovery.types[0];
         let counts = (kind.version.as_str(), kind.responses, kind.nacks);
         assert_eq!(counts, ("v1", 1, 1));
@@ -589,9 +589,9 @@ mod tests {
     #[test]
     fn the_last_reload_of_a_source_says_why_it_failed() {
         let status = Status::new(&[]);
-        status.set_reload(What::Mesh, Ok(()));
-        status.set_reload(What::Mesh, Err("line 3: unknown key".into()));
-        status.set_reload(What::Config, Ok(()));
+        status.set_reload(ReloadSource::Mesh, Ok(()));
+        status.set_reload(ReloadSource::Mesh, Err("line 3: unknown key".into()));
+        status.set_reload(ReloadSource::Config, Ok(()));
         let reloads = status.reloads();
         let shown: Vec<_> = reloads
             .iter()

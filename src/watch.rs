@@ -26,24 +26,24 @@ pub struct FileWatcher {
     unwatchable: BTreeSet<PathBuf>,
     /// Entries of watched directories that matter. Other entries of `/tmp`, for example, change
     /// often.
-    steps: Arc<Mutex<Steps>>,
+    relevant_paths: Arc<Mutex<RelevantPaths>>,
     watcher: RecommendedWatcher,
     events: watch::Receiver<u64>,
 }
 
 /// Paths for which an event counts.
 #[derive(Debug, Default)]
-struct Steps {
+struct RelevantPaths {
     entries: BTreeSet<PathBuf>,
     /// Directories for which events of every entry count.
-    whole: BTreeSet<PathBuf>,
+    directories: BTreeSet<PathBuf>,
 }
 
-/// Names of entries by the directory that contains them; [`EVERY`] is all entries.
-type Ways = BTreeMap<PathBuf, BTreeSet<OsString>>;
+/// Names of entries by the directory that contains them; [`ALL_ENTRIES`] is all entries.
+type NamesByDirectory = BTreeMap<PathBuf, BTreeSet<OsString>>;
 
 /// Marker for all entries of a directory. No entry has this name.
-const EVERY: &str = "";
+const ALL_ENTRIES: &str = "";
 
 /// Delay after an event, so that the steps of one change cause one read. Equals
 /// `FILE_DEBOUNCE_DURATION` of Istio's agent.
@@ -62,10 +62,10 @@ impl FileWatcher {
     /// The system provides no watcher, or the working directory is gone.
     pub fn new(files: &[PathBuf]) -> notify::Result<Self> {
         let (sender, events) = watch::channel(0_u64);
-        let steps = Arc::new(Mutex::new(Steps::default()));
+        let steps = Arc::new(Mutex::new(RelevantPaths::default()));
         let mattering = Arc::clone(&steps);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-            if event.map_or(true, |event| matters(&event, &mattering)) {
+            if event.map_or(true, |event| is_relevant(&event, &mattering)) {
                 sender.send_modify(|count| *count = count.wrapping_add(1));
             }
         })?;
@@ -73,7 +73,7 @@ impl FileWatcher {
             files: Vec::new(),
             watched: BTreeSet::new(),
             unwatchable: BTreeSet::new(),
-            steps,
+            relevant_paths: steps,
             watcher,
             events,
         };
@@ -107,26 +107,29 @@ impl FileWatcher {
 
     fn arm(&mut self) {
         for _ in 0..ROUNDS_MAX {
-            let wanted = ways(&self.files);
-            self.arm_once(&wanted);
+            let wanted = resolve_paths(&self.files);
+            self.update_watches_once(&wanted);
             // A directory that was created before its parent was watched caused no event.
-            if ways(&self.files) == wanted {
+            if resolve_paths(&self.files) == wanted {
                 return;
             }
         }
     }
 
-    fn arm_once(&mut self, wanted: &Ways) {
-        let mut steps = Steps::default();
+    fn update_watches_once(&mut self, wanted: &NamesByDirectory) {
+        let mut steps = RelevantPaths::default();
         for (directory, names) in wanted {
             for name in names {
-                match name == EVERY {
-                    true => steps.whole.insert(directory.clone()),
+                match name == ALL_ENTRIES {
+                    true => steps.directories.insert(directory.clone()),
                     false => steps.entries.insert(directory.join(name)),
                 };
             }
         }
-        *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = steps;
+        *self
+            .relevant_paths
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = steps;
         let gone = self
             .watched
             .iter()
@@ -158,7 +161,7 @@ impl FileWatcher {
 
 /// Returns true if an event affects a watched path. An event without paths means that events were
 /// lost.
-fn matters(event: &Event, steps: &Mutex<Steps>) -> bool {
+fn is_relevant(event: &Event, steps: &Mutex<RelevantPaths>) -> bool {
     // Reading a file causes an access event too: reacting to it would loop forever.
     if event.kind.is_access() {
         return false;
@@ -166,31 +169,31 @@ fn matters(event: &Event, steps: &Mutex<Steps>) -> bool {
     let steps = steps.lock().unwrap_or_else(PoisonError::into_inner);
     let is_step = |path: &PathBuf| {
         let directory = path.parent();
-        steps.entries.contains(path) || directory.is_some_and(|one| steps.whole.contains(one))
+        steps.entries.contains(path) || directory.is_some_and(|one| steps.directories.contains(one))
     };
     event.paths.is_empty() || event.paths.iter().any(is_step)
 }
 
 /// Returns every directory that path resolution of `files` visits, as a real path, with the names
 /// that it looks up there. Resolution of a path ends at the first missing name.
-fn ways(files: &[PathBuf]) -> Ways {
-    let mut found = Ways::new();
+fn resolve_paths(files: &[PathBuf]) -> NamesByDirectory {
+    let mut found = NamesByDirectory::new();
     for file in files {
-        follow(file, &mut found);
+        resolve_path(file, &mut found);
     }
     found
 }
 
-fn follow(file: &Path, found: &mut Ways) {
+fn resolve_path(file: &Path, found: &mut NamesByDirectory) {
     let parts = |path: &Path| -> Vec<OsString> {
         let parts = path.components().rev();
         parts.map(|part| part.as_os_str().to_owned()).collect()
     };
     let mut directory = PathBuf::from("/");
     // Remaining components in reverse order.
-    let mut left = parts(file);
+    let mut remaining = parts(file);
     let mut links = 0;
-    while let Some(part) = left.pop() {
+    while let Some(part) = remaining.pop() {
         let name = match Path::new(&part).components().next() {
             Some(Component::Normal(name)) => name,
             Some(Component::ParentDir) => {
@@ -213,14 +216,17 @@ fn follow(file: &Path, found: &mut Ways) {
             if links > LINKS_MAX {
                 return;
             }
-            left.extend(parts(&target));
+            remaining.extend(parts(&target));
         } else if path.is_dir() {
             directory = path;
         } else {
             return;
         }
     }
-    found.entry(directory).or_default().insert(EVERY.into());
+    found
+        .entry(directory)
+        .or_default()
+        .insert(ALL_ENTRIES.into());
 }
 
 #[cfg(test)]

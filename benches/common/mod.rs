@@ -31,7 +31,7 @@ pub fn commit() -> String {
 }
 
 /// Prints a result on stdout.
-pub fn say(text: &str) {
+pub fn print_uncaptured(text: &str) {
     let mut terminal = std::io::stdout().lock();
     let _ = terminal.write_all(text.as_bytes());
     let _ = terminal.flush();

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::attacks::{Attack, CONNECT, What, frames, left_streams};
+use crate::attacks::{Attack, AttackKind, CONNECT, frames, left_streams};
 use crate::support::raw::{self, frame, headers};
 use crate::support::{CLIENT, GATEWAY, identities};
 
@@ -119,7 +119,7 @@ impl Peer {
     async fn run(
         mut self,
         mut reading: JoinHandle<End>,
-        what: &What,
+        what: &AttackKind,
         until: Instant,
         outcome: &mut Outcome,
     ) {
@@ -140,14 +140,14 @@ impl Peer {
         reading.abort();
     }
 
-    async fn send_all(&mut self, what: &What, outcome: &mut Outcome) -> io::Result<()> {
+    async fn send_all(&mut self, what: &AttackKind, outcome: &mut Outcome) -> io::Result<()> {
         let (opening, round) = match what {
-            What::Silence => return Ok(()),
-            What::Leave => {
+            AttackKind::Silence => return Ok(()),
+            AttackKind::Leave => {
                 self.tunnel().await?;
                 return self.send(&left_streams(), outcome).await;
             }
-            What::Flood(opening, round) => (opening, round),
+            AttackKind::Flood(opening, round) => (opening, round),
         };
         self.tunnel().await?;
         let mut bytes = opening();

@@ -10,10 +10,10 @@ pub struct Attack {
     pub name: &'static str,
     /// Window that the client gives to streams. With 0, answers cannot be sent.
     pub window: u32,
-    pub what: What,
+    pub what: AttackKind,
 }
 
-pub enum What {
+pub enum AttackKind {
     /// CONNECT on stream 1, the bytes of the function once, then rounds without a pause.
     Flood(fn() -> Vec<u8>, Round),
     /// As many CONNECTs as a connection allows streams, and then nothing.
@@ -81,7 +81,7 @@ const fn opened(name: &'static str, opening: fn() -> Vec<u8>, round: Round) -> A
     Attack {
         name,
         window: WINDOW,
-        what: What::Flood(opening, round),
+        what: AttackKind::Flood(opening, round),
     }
 }
 
@@ -124,7 +124,7 @@ pub const ATTACKS: [Attack; 16] = [
     Attack {
         name: "HPACK references, closed window",
         window: 0,
-        what: What::Flood(kept_field, references),
+        what: AttackKind::Flood(kept_field, references),
     },
     flood("3,000 header fields", |round| {
         let fields: Vec<(&str, &[u8])> = vec![("x", b"y"); 3000];
@@ -133,12 +133,12 @@ pub const ATTACKS: [Attack; 16] = [
     Attack {
         name: "streams opened and left",
         window: WINDOW,
-        what: What::Leave,
+        what: AttackKind::Leave,
     },
     Attack {
         name: "silence after TLS and SETTINGS",
         window: WINDOW,
-        what: What::Silence,
+        what: AttackKind::Silence,
     },
 ];
 

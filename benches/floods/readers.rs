@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use crate::attacker::Peer;
 use crate::common::process::Peak;
 use crate::gateway::{Kind, Running};
-use crate::row::{REST, WARM_UP, hurt};
+use crate::row::{REST, WARM_UP, victim_violation};
 use crate::support::ENDLESS;
 use crate::victim::{Latency, Victim};
 
@@ -29,8 +29,8 @@ pub struct Readers {
 
 /// Measures tunnels to an idle endpoint, and then to one that always sends.
 pub async fn run(kind: &Kind, time: Duration) -> Readers {
-    let (idle, _) = held(kind, b'i', time).await;
-    let (endless, (rest, under)) = held(kind, ENDLESS, time).await;
+    let (idle, _) = peak_memory(kind, b'i', time).await;
+    let (endless, (rest, under)) = peak_memory(kind, ENDLESS, time).await;
     Readers {
         idle,
         endless,
@@ -40,7 +40,7 @@ pub async fn run(kind: &Kind, time: Duration) -> Readers {
 }
 
 /// Returns the peak of memory for each reader of a fresh gateway, and the latency of the victim.
-async fn held(kind: &Kind, first: u8, time: Duration) -> (u64, (Latency, Latency)) {
+async fn peak_memory(kind: &Kind, first: u8, time: Duration) -> (u64, (Latency, Latency)) {
     let gateway = Running::start(kind).await;
     let victim = Victim::start(gateway.address).await;
     sleep(WARM_UP).await;
@@ -83,7 +83,7 @@ impl Readers {
         let memory = (self.beyond() >= HELD_MAX).then(|| "memory".to_owned());
         memory
             .into_iter()
-            .chain(hurt(self.rest, self.under))
+            .chain(victim_violation(self.rest, self.under))
             .collect()
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::attacker::End;
-use crate::attacks::{STREAMS, What};
+use crate::attacks::{AttackKind, STREAMS};
 use crate::common::table::{head, line};
 use crate::readers::{READERS, Readers, WINDOW};
 use crate::row::Row;
@@ -74,7 +74,7 @@ pub fn not_measured(name: &str, connections: u32) -> String {
 pub fn row(row: &Row) -> String {
     let seconds = row.lasted().as_secs_f64().max(0.001);
     let mut memory = mib(row.grown);
-    if matches!(row.attack.what, What::Leave) {
+    if matches!(row.attack.what, AttackKind::Leave) {
         let streams = u64::from(STREAMS * row.connections);
         let _ = write!(memory, " ({:.1} KiB a stream)", kib(row.grown / streams));
     }

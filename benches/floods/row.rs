@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
 use crate::attacker::{End, Outcome, attack};
-use crate::attacks::{Attack, What};
+use crate::attacks::{Attack, AttackKind};
 use crate::common::machine::{busy, processors};
 use crate::common::process::{Peak, Process};
 use crate::gateway::{Kind, Running};
@@ -44,7 +44,7 @@ pub async fn run(kind: &Kind, what: &'static Attack, connections: u32, seconds: 
     let gateway = Running::start(kind).await;
     let (process, own) = (gateway.process, Process::own());
     let time = match what.what {
-        What::Silence => SILENCE,
+        AttackKind::Silence => SILENCE,
         _ => seconds,
     };
     let victim = Victim::start(gateway.address).await;
@@ -101,7 +101,7 @@ impl Row {
             .filter(|outcome| outcome.end == End::StillOpen);
         let open = open.count();
         // Streams that are opened and left are limited in number, and may stay open.
-        if open > 0 && !matches!(self.attack.what, What::Leave) {
+        if open > 0 && !matches!(self.attack.what, AttackKind::Leave) {
             misses.push(format!("{open} not ended"));
         }
         let allowed = MEMORY_TIMES_MAX * self.bytes()
@@ -112,13 +112,13 @@ impl Row {
         if !self.survived {
             misses.push("the gateway died".to_owned());
         }
-        misses.extend(hurt(self.rest, self.under));
+        misses.extend(victim_violation(self.rest, self.under));
         misses
     }
 }
 
 /// Returns the harm to the victim, if it exceeds the limit.
-pub fn hurt(rest: Latency, under: Latency) -> Option<String> {
+pub fn victim_violation(rest: Latency, under: Latency) -> Option<String> {
     if rest.lost + under.lost > 0 {
         return Some("requests lost".to_owned());
     }

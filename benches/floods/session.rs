@@ -4,9 +4,9 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::attacks::{ATTACKS, What};
+use crate::attacks::{ATTACKS, AttackKind};
 use crate::common::machine::pin_load;
-use crate::common::{commit, say};
+use crate::common::{commit, print_uncaptured};
 use crate::envoy;
 use crate::gateway::Kind;
 use crate::{readers, report, row};
@@ -55,16 +55,16 @@ pub fn run(options: &Options) -> ExitCode {
     // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
     let (report, missed) = runtime.block_on(all(options, &commit));
-    say(&report);
+    print_uncaptured(&report);
     if options.only.is_none() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
         let path = format!("{folder}/floods-{commit}.md");
         fs::create_dir_all(folder).expect("a folder for results");
         fs::write(&path, report).expect("a file of results");
-        say(&format!("written to {path}\n"));
+        print_uncaptured(&format!("written to {path}\n"));
     }
     if missed > 0 {
-        say(&format!("{missed} of Strait's rows miss the bar\n"));
+        print_uncaptured(&format!("{missed} of Strait's rows miss the bar\n"));
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
@@ -87,10 +87,10 @@ async fn all(options: &Options, commit: &str) -> (String, usize) {
     if options.wants("readers") {
         report += &report::readers_table();
         for kind in &kinds {
-            say(&format!("{}: readers that never read\n", kind.name()));
+            print_uncaptured(&format!("{}: readers that never read\n", kind.name()));
             let readers = readers::run(kind, options.seconds()).await;
             let line = report::readers(&kind.name(), &readers);
-            say(&line);
+            print_uncaptured(&line);
             report += &line;
             missed += usize::from(*kind == Kind::Strait && !readers.misses().is_empty());
         }
@@ -106,18 +106,18 @@ async fn floods(kind: &Kind, options: &Options) -> (String, usize) {
             if !options.wants(attack.name) {
                 continue;
             }
-            if matches!(attack.what, What::Silence) && !options.full {
+            if matches!(attack.what, AttackKind::Silence) && !options.full {
                 table += &report::not_measured(attack.name, connections);
                 continue;
             }
-            say(&format!(
+            print_uncaptured(&format!(
                 "{}: {} from {connections}\n",
                 kind.name(),
                 attack.name
             ));
             let row = row::run(kind, attack, connections, options.seconds()).await;
             let line = report::row(&row);
-            say(&line);
+            print_uncaptured(&line);
             table += &line;
             missed += usize::from(!row.misses().is_empty());
         }

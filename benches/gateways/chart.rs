@@ -59,7 +59,7 @@ pub fn svg(title: &str, entries: &[Entry]) -> String {
     for (index, entry) in entries.iter().enumerate() {
         row(&mut svg, entry, HEAD + ROW * index as f64);
     }
-    let legend = "Bar: Strait's cost as a part of the peer's, less is better. \
+    let legend = "Limit: Strait's cost as a part of the peer's, less is better. \
                   Line in it: 95 % interval. Green: what it may cost.";
     text(&mut svg, (8.0, bottom + 28.0), "small", "start", legend);
     svg += "</svg>\n";

@@ -23,7 +23,7 @@ pub struct Round {
 }
 
 /// Valid round, or the reason why it is void.
-pub type Judged = Result<Round, String>;
+pub type ValidatedRound = Result<Round, String>;
 
 /// Median of some figures, and its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +52,7 @@ pub struct Costs {
 
 /// Limit of Strait's cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bar {
+pub enum Limit {
     /// Fraction of the peer's cost in the same run.
     Ratio(f64),
     /// Cost in the row's own unit.
@@ -84,7 +84,7 @@ impl Round {
 
     /// Returns the round if it is valid: the two samples of each gateway agree, and the machine was
     /// otherwise idle.
-    pub fn judged(self, peer: &str, control: &RangeInclusive<f64>) -> Judged {
+    pub fn validate(self, peer: &str, control: &RangeInclusive<f64>) -> ValidatedRound {
         for (name, pair) in [
             ("Strait", self.middle(|turn| pair(&turn.strait))),
             (peer, self.middle(|turn| pair(&turn.peer))),
@@ -115,7 +115,7 @@ fn pair(samples: &[f64]) -> Option<f64> {
 }
 
 impl Summary {
-    pub fn of(rounds: &[Judged]) -> Self {
+    pub fn of(rounds: &[ValidatedRound]) -> Self {
         let valid = rounds.iter().flatten();
         let turns: Vec<&Turn> = valid.clone().flat_map(|round| &round.turns).collect();
         let of =
@@ -132,7 +132,7 @@ impl Summary {
     }
 
     /// Judges the median, if at least half of the rounds are valid.
-    pub fn verdict(&self, bar: Bar) -> Verdict {
+    pub fn verdict(&self, bar: Limit) -> Verdict {
         let Some(costs) = self.costs.filter(|_| 2 * self.valid >= self.rounds) else {
             return Verdict::Void;
         };
@@ -143,7 +143,7 @@ impl Summary {
     }
 }
 
-impl Bar {
+impl Limit {
     /// Returns the limit as a fraction of the peer's cost, if there is a limit.
     pub fn as_ratio(self, costs: &Costs) -> Option<f64> {
         match self {

@@ -10,9 +10,9 @@ use crate::command::{Load, Serve};
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
 use crate::envoy::{self, Envoy};
-use crate::figures::Bar;
+use crate::figures::Limit;
 use crate::peers::{self, Peer};
-use crate::rows::{BESIDE_BEFORE, Kind, Way};
+use crate::rows::{BESIDE_BEFORE, Kind, Transport};
 use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities, until};
 
 /// Names of services.
@@ -44,7 +44,7 @@ const SPLICE: [&str; 2] = [
 ];
 
 /// Endpoints, and everything needed to start gateways in front of them.
-pub struct World {
+pub struct BenchEnvironment {
     net: Net,
     /// Another build of Strait, and its addresses.
     before: Option<(PathBuf, Net)>,
@@ -69,7 +69,7 @@ enum Program {
     Peer { _process: Peer },
 }
 
-impl World {
+impl BenchEnvironment {
     pub async fn start(envoy: &Path, before: Option<PathBuf>) -> Self {
         let net = Net::new();
         let (mut endpoints, mut processes) = (Vec::new(), Vec::new());
@@ -108,7 +108,7 @@ impl World {
     }
 
     /// Returns peers that replace those of every row.
-    pub fn beside(&self) -> Option<&'static [(Kind, Bar)]> {
+    pub fn beside(&self) -> Option<&'static [(Kind, Limit)]> {
         self.before.as_ref().map(|_| &BESIDE_BEFORE[..])
     }
 
@@ -273,10 +273,10 @@ fn last_byte(kind: Kind) -> u8 {
 
 impl Running {
     /// Returns the load for one transport.
-    pub fn load(&self, way: Way) -> &Load {
+    pub fn load(&self, way: Transport) -> &Load {
         match way {
-            Way::Hbone => &self.hbone,
-            Way::Sni => &self.bare,
+            Transport::Hbone => &self.hbone,
+            Transport::Sni => &self.bare,
         }
     }
 
@@ -296,7 +296,7 @@ impl Running {
     }
 
     /// Returns the configuration with which it was started, without its folder.
-    pub fn configuration(&self, world: &World) -> String {
+    pub fn configuration(&self, world: &BenchEnvironment) -> String {
         match &self.program {
             Program::Strait(gateway) => {
                 let read = |name| std::fs::read_to_string(gateway.file(name)).expect("a file");

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::envoy::say;
+use crate::envoy::print_uncaptured;
 use crate::rows::Kind;
 use crate::support::until;
 
@@ -30,7 +30,7 @@ pub fn program(kind: Kind) -> Option<PathBuf> {
     };
     if let Some(missing) = needed.iter().find(|path| !Path::new(path).exists()) {
         let name = kind.name();
-        say(&format!(
+        print_uncaptured(&format!(
             "SKIPPED {name}: there is no {missing}; type `make peers`"
         ));
         assert!(

@@ -6,7 +6,7 @@ use std::fs;
 
 use crate::chart::{Entry, digits};
 use crate::common::table::{head, line};
-use crate::figures::{Bar, Costs, FOREIGN_MAX, Judged, Verdict};
+use crate::figures::{Costs, FOREIGN_MAX, Limit, ValidatedRound, Verdict};
 use crate::rows::{Kind, Row};
 use crate::sample::{SECONDS, SECONDS_OF_LATENCY};
 use crate::session::TURNS;
@@ -15,8 +15,8 @@ use crate::session::TURNS;
 pub struct Done {
     pub row: &'static Row,
     pub peer: Kind,
-    pub bar: Bar,
-    pub rounds: Vec<Judged>,
+    pub bar: Limit,
+    pub rounds: Vec<ValidatedRound>,
     /// Gateways, each with its negotiated cipher suites.
     pub suites: BTreeSet<String>,
 }
@@ -160,13 +160,13 @@ fn row(done: &Done) -> String {
             format!("{median} [{low}, {high}]")
         }),
         match done.bar {
-            Bar::Ratio(ratio) => digits(ratio),
-            Bar::Absolute(most) => format!("{most} {unit}"),
-            Bar::None => "–".to_owned(),
+            Limit::Ratio(ratio) => digits(ratio),
+            Limit::Absolute(most) => format!("{most} {unit}"),
+            Limit::None => "–".to_owned(),
         },
         format!("({})", done.row.ztunnel),
         match summary.verdict(done.bar) {
-            Verdict::Ok if done.bar == Bar::None => "–".to_owned(),
+            Verdict::Ok if done.bar == Limit::None => "–".to_owned(),
             Verdict::Ok => "ok".to_owned(),
             Verdict::Miss => "MISS".to_owned(),
             Verdict::Void => "void".to_owned(),

@@ -1,6 +1,6 @@
 //! Rows of the table: the work, the measurement, and the limit.
 
-use crate::figures::Bar;
+use crate::figures::Limit;
 use crate::outcome::Unit;
 
 /// Kind of gateway.
@@ -41,7 +41,7 @@ impl Kind {
 
 /// Transport of a row's bytes through the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Transport {
     Hbone,
     /// TLS passthrough, routed by the server name.
     Sni,
@@ -51,19 +51,19 @@ pub struct Row {
     pub name: &'static str,
     /// Service behind the gateway: `sink`, `source`, `echo`, or `many` echoes.
     pub endpoint: &'static str,
-    pub way: Way,
+    pub way: Transport,
     /// Arguments of `strait load`.
     pub load: &'static str,
-    pub what: What,
+    pub what: Measurement,
     /// Peers, with the limits relative to them: of issue 4, for SNI of issue 6.
-    pub beside: &'static [(Kind, Bar)],
+    pub peers: &'static [(Kind, Limit)],
     /// Cost of ztunnel relative to Envoy, measured elsewhere in the same way.
     pub ztunnel: &'static str,
 }
 
 /// Kind of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Measurement {
     /// Processor time of the gateway per unit.
     Cpu(Unit),
     /// The 99th percentile of latencies.
@@ -120,83 +120,83 @@ const PASSED: [Held; 2] = [
 /// ztunnel's 6.3 ms relative to Envoy's 11.3 ms in the same run.
 const P99_MAX: f64 = 6.3 / 11.3;
 /// ztunnel has no TLS passthrough.
-const NOT_ZTUNNELS: &str = "–";
+const ZTUNNEL_UNSUPPORTED: &str = "–";
 
 const fn hbone(
     (name, endpoint, load): (&'static str, &'static str, &'static str),
-    what: What,
-    beside: &'static [(Kind, Bar)],
+    what: Measurement,
+    beside: &'static [(Kind, Limit)],
     ztunnel: &'static str,
 ) -> Row {
     Row {
         name,
         endpoint,
-        way: Way::Hbone,
+        way: Transport::Hbone,
         load,
         what,
-        beside,
+        peers: beside,
         ztunnel,
     }
 }
 
 const fn sni(
     (name, endpoint, load): (&'static str, &'static str, &'static str),
-    what: What,
-    beside: &'static [(Kind, Bar)],
+    what: Measurement,
+    beside: &'static [(Kind, Limit)],
 ) -> Row {
     Row {
         name,
         endpoint,
-        way: Way::Sni,
+        way: Transport::Sni,
         load,
         what,
-        beside,
-        ztunnel: NOT_ZTUNNELS,
+        peers: beside,
+        ztunnel: ZTUNNEL_UNSUPPORTED,
     }
 }
 
 /// Passthrough bytes: near a proxy that splices too, far below one that copies.
-const SNI_BULK: [(Kind, Bar); 4] = [
-    (Kind::Envoy, Bar::Ratio(0.35)),
-    (Kind::Haproxy, Bar::None),
-    (Kind::HaproxySplice, Bar::Ratio(1.15)),
-    (Kind::Nginx, Bar::None),
+const SNI_BULK: [(Kind, Limit); 4] = [
+    (Kind::Envoy, Limit::Ratio(0.35)),
+    (Kind::Haproxy, Limit::None),
+    (Kind::HaproxySplice, Limit::Ratio(1.15)),
+    (Kind::Nginx, Limit::None),
 ];
 /// A connection costs no more than with the cheapest peer.
-const SNI_CONNECTION: [(Kind, Bar); 4] = [
-    (Kind::Envoy, Bar::Ratio(1.0)),
-    (Kind::Haproxy, Bar::Ratio(1.0)),
-    (Kind::HaproxySplice, Bar::Ratio(1.0)),
-    (Kind::Nginx, Bar::Ratio(1.0)),
+const SNI_CONNECTION: [(Kind, Limit); 4] = [
+    (Kind::Envoy, Limit::Ratio(1.0)),
+    (Kind::Haproxy, Limit::Ratio(1.0)),
+    (Kind::HaproxySplice, Limit::Ratio(1.0)),
+    (Kind::Nginx, Limit::Ratio(1.0)),
 ];
-const SNI_MEMORY: [(Kind, Bar); 4] = [
-    (Kind::Envoy, Bar::None),
-    (Kind::Haproxy, Bar::Ratio(1.2)),
-    (Kind::HaproxySplice, Bar::Ratio(1.2)),
-    (Kind::Nginx, Bar::None),
+const SNI_MEMORY: [(Kind, Limit); 4] = [
+    (Kind::Envoy, Limit::None),
+    (Kind::Haproxy, Limit::Ratio(1.2)),
+    (Kind::HaproxySplice, Limit::Ratio(1.2)),
+    (Kind::Nginx, Limit::None),
 ];
 
 /// Limit relative to another build, instead of a row's own peers: no row may cost 3 % more.
-pub const BESIDE_BEFORE: [(Kind, Bar); 1] = [(Kind::Before, Bar::Ratio(1.03))];
+pub const BESIDE_BEFORE: [(Kind, Limit); 1] = [(Kind::Before, Limit::Ratio(1.03))];
 
 const BULK: &str = "0.66 to 0.81";
 
 pub const ROWS: [Row; 17] = [
     hbone(
         ("idle tunnel", "echo", "idle"),
-        What::Memory(&IDLE),
-        &[(Kind::Envoy, Bar::Absolute(2.6))],
+        Measurement::Memory(&IDLE),
+        &[(Kind::Envoy, Limit::Absolute(2.6))],
         "5.6 KiB",
     ),
     hbone(
         ("stalled reader, window 64 KiB", "source", "stall"),
-        What::Memory(&STALLED),
-        &[(Kind::Envoy, Bar::Absolute(200.0))],
+        Measurement::Memory(&STALLED),
+        &[(Kind::Envoy, Limit::Absolute(200.0))],
         "under 100 KiB",
     ),
     sni(
         ("SNI, idle connection", "echo", "idle"),
-        What::Memory(&PASSED),
+        Measurement::Memory(&PASSED),
         &SNI_MEMORY,
     ),
     sni(
@@ -205,43 +205,43 @@ pub const ROWS: [Row; 17] = [
             "echo",
             "idle --burst 1MiB",
         ),
-        What::Memory(&PASSED),
+        Measurement::Memory(&PASSED),
         &SNI_MEMORY,
     ),
     hbone(
         ("bulk up, 1 stream", "sink", "up"),
-        What::Cpu(Unit::GbSent),
-        &[(Kind::Envoy, Bar::Ratio(0.62))],
+        Measurement::Cpu(Unit::GbSent),
+        &[(Kind::Envoy, Limit::Ratio(0.62))],
         BULK,
     ),
     hbone(
         ("bulk up, 16 streams", "sink", "up --streams 16"),
-        What::Cpu(Unit::GbSent),
-        &[(Kind::Envoy, Bar::Ratio(0.62))],
+        Measurement::Cpu(Unit::GbSent),
+        &[(Kind::Envoy, Limit::Ratio(0.62))],
         BULK,
     ),
     hbone(
         ("bulk down, 1 stream", "source", "down"),
-        What::Cpu(Unit::GbReceived),
-        &[(Kind::Envoy, Bar::Ratio(0.62))],
+        Measurement::Cpu(Unit::GbReceived),
+        &[(Kind::Envoy, Limit::Ratio(0.62))],
         BULK,
     ),
     hbone(
         ("bulk down, 16 streams", "source", "down --streams 16"),
-        What::Cpu(Unit::GbReceived),
-        &[(Kind::Envoy, Bar::Ratio(0.62))],
+        Measurement::Cpu(Unit::GbReceived),
+        &[(Kind::Envoy, Limit::Ratio(0.62))],
         BULK,
     ),
     hbone(
         ("request of 128 B, 1 stream", "echo", "rr"),
-        What::Cpu(Unit::Request),
-        &[(Kind::Envoy, Bar::Ratio(0.65))],
+        Measurement::Cpu(Unit::Request),
+        &[(Kind::Envoy, Limit::Ratio(0.65))],
         "0.65 to 0.71",
     ),
     hbone(
         ("request of 128 B, 64 streams", "echo", "rr --streams 64"),
-        What::Cpu(Unit::Request),
-        &[(Kind::Envoy, Bar::Ratio(0.52))],
+        Measurement::Cpu(Unit::Request),
+        &[(Kind::Envoy, Limit::Ratio(0.52))],
         "0.92",
     ),
     hbone(
@@ -250,14 +250,14 @@ pub const ROWS: [Row; 17] = [
             "echo",
             "rr --streams 90 --size 1KiB",
         ),
-        What::Cpu(Unit::Request),
-        &[(Kind::Envoy, Bar::Ratio(0.65))],
+        Measurement::Cpu(Unit::Request),
+        &[(Kind::Envoy, Limit::Ratio(0.65))],
         "0.79 to 0.99",
     ),
     hbone(
         ("tunnel churn, 16 at a time", "many", "churn --streams 16"),
-        What::Cpu(Unit::Tunnel),
-        &[(Kind::Envoy, Bar::Ratio(0.58))],
+        Measurement::Cpu(Unit::Tunnel),
+        &[(Kind::Envoy, Limit::Ratio(0.58))],
         "0.56 to 0.69",
     ),
     hbone(
@@ -266,18 +266,18 @@ pub const ROWS: [Row; 17] = [
             "many",
             "handshake --connections 4",
         ),
-        What::Cpu(Unit::Connection),
-        &[(Kind::Envoy, Bar::Ratio(0.75))],
+        Measurement::Cpu(Unit::Connection),
+        &[(Kind::Envoy, Limit::Ratio(0.75))],
         "0.75 to 1.0",
     ),
     sni(
         ("SNI, bulk up", "sink", "up"),
-        What::Cpu(Unit::GbSent),
+        Measurement::Cpu(Unit::GbSent),
         &SNI_BULK,
     ),
     sni(
         ("SNI, bulk down", "source", "down"),
-        What::Cpu(Unit::GbReceived),
+        Measurement::Cpu(Unit::GbReceived),
         &SNI_BULK,
     ),
     sni(
@@ -286,7 +286,7 @@ pub const ROWS: [Row; 17] = [
             "many",
             "handshake --connections 16",
         ),
-        What::Cpu(Unit::Connection),
+        Measurement::Cpu(Unit::Connection),
         &SNI_CONNECTION,
     ),
     hbone(
@@ -295,8 +295,8 @@ pub const ROWS: [Row; 17] = [
             "echo",
             "mixed --streams 8 --rate 200",
         ),
-        What::P99,
-        &[(Kind::Envoy, Bar::Ratio(P99_MAX))],
+        Measurement::P99,
+        &[(Kind::Envoy, Limit::Ratio(P99_MAX))],
         "0.56",
     ),
 ];
@@ -305,9 +305,9 @@ impl Row {
     /// Returns the unit of its costs.
     pub fn unit(&self) -> &'static str {
         match self.what {
-            What::Cpu(unit) => unit.cost().0,
-            What::P99 => "ms",
-            What::Memory(_) => "KiB",
+            Measurement::Cpu(unit) => unit.cost().0,
+            Measurement::P99 => "ms",
+            Measurement::Memory(_) => "KiB",
         }
     }
 }

@@ -6,9 +6,9 @@ use tokio::time::sleep;
 
 use crate::common::machine::{TICK, busy, processors};
 use crate::common::process::Process;
-use crate::gateways::{Running, World};
+use crate::gateways::{BenchEnvironment, Running};
 use crate::outcome::{Outcome, Unit};
-use crate::rows::{Held, Kind, Row, Way, What};
+use crate::rows::{Held, Kind, Measurement, Row, Transport};
 
 /// Duration of a load for a sample, after everything is open.
 pub const SECONDS: f64 = 0.3;
@@ -23,7 +23,7 @@ const QUIET_MAX: Duration = Duration::from_millis(20);
 
 /// Gateways that run from the first round to the last.
 pub struct Gateways<'a> {
-    pub world: &'a World,
+    pub world: &'a BenchEnvironment,
     pub all: Vec<Running>,
 }
 
@@ -36,7 +36,7 @@ pub struct Sample {
 }
 
 impl<'a> Gateways<'a> {
-    pub async fn start(world: &'a World, kinds: &[Kind]) -> Self {
+    pub async fn start(world: &'a BenchEnvironment, kinds: &[Kind]) -> Self {
         let mut all = Vec::new();
         for &kind in kinds {
             all.push(world.gateway(kind).await);
@@ -54,7 +54,7 @@ impl<'a> Gateways<'a> {
     /// Runs the row's load once.
     pub async fn sample(&self, row: &Row, kind: Kind) -> Result<Sample, String> {
         let seconds = match row.what {
-            What::P99 => SECONDS_OF_LATENCY,
+            Measurement::P99 => SECONDS_OF_LATENCY,
             _ => SECONDS,
         };
         self.load(row, kind, seconds).await
@@ -72,7 +72,7 @@ impl<'a> Gateways<'a> {
         let outcome = Outcome::read(&done.report).map_err(|why| why + &done.stderr)?;
         let nothing = || "nothing was done".to_owned();
         let cost = match row.what {
-            What::Cpu(unit) => {
+            Measurement::Cpu(unit) => {
                 let units = outcome.units(unit).ok_or_else(nothing)?;
                 cpu.as_secs_f64() * per_second(unit) / units
             }
@@ -119,7 +119,7 @@ impl Watch<'_> {
 }
 
 /// Returns the memory that the row's tunnels add to a fresh gateway, in KiB per tunnel.
-pub async fn memory(world: &World, row: &Row, held: &[Held], kind: Kind) -> f64 {
+pub async fn memory(world: &BenchEnvironment, row: &Row, held: &[Held], kind: Kind) -> f64 {
     let mut grown = Vec::new();
     for held in held {
         let gateway = world.gateway(kind).await;
@@ -166,8 +166,8 @@ fn authority(row: &Row) -> String {
 
 fn arguments(row: &Row, more: &str) -> String {
     let key_exchange = match row.way {
-        Way::Hbone => "--key-exchange x25519",
-        Way::Sni => "",
+        Transport::Hbone => "--key-exchange x25519",
+        Transport::Sni => "",
     };
     format!("{} {key_exchange} {more}", row.load)
 }

@@ -9,12 +9,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::common::machine::pin_load;
-use crate::common::{commit, say};
+use crate::common::{commit, print_uncaptured};
 use crate::envoy;
-use crate::figures::{Judged, Round, Summary, Turn, Verdict};
-use crate::gateways::World;
+use crate::figures::{Round, Summary, Turn, ValidatedRound, Verdict};
+use crate::gateways::BenchEnvironment;
 use crate::report::{self, Configuration, Done};
-use crate::rows::{Held, Kind, ROWS, Row, Way, What};
+use crate::rows::{Held, Kind, Measurement, ROWS, Row, Transport};
 use crate::sample::{Gateways, Sample, memory};
 use crate::{chart, readme};
 
@@ -64,7 +64,7 @@ pub fn run(options: &Options) -> ExitCode {
     let (done, report) = runtime.block_on(async {
         let pinned = pin_load();
         let begun = Instant::now();
-        let world = World::start(&program, options.before.clone()).await;
+        let world = BenchEnvironment::start(&program, options.before.clone()).await;
         let versions = world.versions().await.join(", ");
         let (done, configurations) = measure(options, world).await;
         let heading = report::Heading {
@@ -77,8 +77,8 @@ pub fn run(options: &Options) -> ExitCode {
         let report = report::whole(&heading, &done, &configurations);
         (done, report)
     });
-    say(&report);
-    let all: usize = ROWS.iter().map(|row| row.beside.len()).sum();
+    print_uncaptured(&report);
+    let all: usize = ROWS.iter().map(|row| row.peers.len()).sum();
     if done.len() == all {
         write(options, &commit, &done, &report);
     }
@@ -87,7 +87,7 @@ pub fn run(options: &Options) -> ExitCode {
         (Verdict::Miss, "misses its bar"),
         (Verdict::Void, "is void"),
     ] {
-        bad(verdict).for_each(|done| say(&format!("{}: {what}\n", done.name())));
+        bad(verdict).for_each(|done| print_uncaptured(&format!("{}: {what}\n", done.name())));
     }
     match done.iter().all(|done| done.verdict() == Verdict::Ok) {
         true => ExitCode::SUCCESS,
@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> ExitCode {
 type Group = Vec<Done>;
 
 /// Returns all selected rows, and the gateways' configurations.
-async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configuration>) {
+async fn measure(options: &Options, world: BenchEnvironment) -> (Vec<Done>, Vec<Configuration>) {
     let part = options.only.as_deref().unwrap_or_default().to_lowercase();
     let wanted = ROWS
         .iter()
@@ -110,7 +110,7 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configurati
     for number in 1..=options.rounds.min(ROUNDS_OF_MEMORY) {
         for group in &mut all {
             let row = group[0].row;
-            if let What::Memory(held) = row.what {
+            if let Measurement::Memory(held) = row.what {
                 progress(&format!("round {number}: {}", row.name));
                 round_of_memory(&world, row, held, group).await;
             }
@@ -122,7 +122,7 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configurati
     for number in 1..=options.rounds {
         for group in &mut all {
             let row = group[0].row;
-            if !matches!(row.what, What::Memory(_)) {
+            if !matches!(row.what, Measurement::Memory(_)) {
                 progress(&format!("round {number}: {}", row.name));
                 if number == 1 {
                     gateways.warm_up(row, &kinds(group)).await;
@@ -140,8 +140,8 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configurati
 }
 
 /// Returns the row beside those of its peers that this machine has.
-fn group(world: &World, row: &'static Row) -> Group {
-    let beside = world.beside().unwrap_or(row.beside);
+fn group(world: &BenchEnvironment, row: &'static Row) -> Group {
+    let beside = world.beside().unwrap_or(row.peers);
     let beside = beside.iter().filter(|&&(peer, _)| world.has(peer));
     beside
         .map(|&(peer, bar)| Done {
@@ -163,30 +163,30 @@ fn kinds(group: &Group) -> Vec<Kind> {
 /// Samples of a turn.
 type Samples = BTreeMap<Kind, Vec<f64>>;
 
-async fn round_of_memory(world: &World, row: &Row, held: &[Held], group: &mut Group) {
+async fn round_of_memory(world: &BenchEnvironment, row: &Row, held: &[Held], group: &mut Group) {
     let mut samples = Samples::new();
     for kind in kinds(group) {
         samples.insert(kind, vec![memory(world, row, held, kind).await]);
     }
-    tell(&samples, row);
+    print_samples(&samples, row);
     judge(group, &[samples], 0.0, &CONTROL);
 }
 
 async fn round(gateways: &Gateways<'_>, group: &mut Group) {
     let (count, control) = match group[0].row.what {
-        What::P99 => (1, CONTROL_OF_LATENCY),
+        Measurement::P99 => (1, CONTROL_OF_LATENCY),
         _ => (TURNS, CONTROL),
     };
     let (mut turns, watch) = (Vec::new(), gateways.watch());
     for _ in 0..count {
         match turn(gateways, group).await {
             Ok(samples) => {
-                tell(&samples, group[0].row);
+                print_samples(&samples, group[0].row);
                 turns.push(samples);
             }
             Err(why) => {
                 for done in group {
-                    done.rounds.push(told(done.peer, Err(why.clone())));
+                    done.rounds.push(print_round(done.peer, Err(why.clone())));
                 }
                 return;
             }
@@ -218,13 +218,13 @@ fn judge(group: &mut Group, turns: &[Samples], foreign: f64, control: &RangeIncl
             peer: samples[&done.peer].clone(),
         };
         let turns = turns.iter().map(turn).collect();
-        let round = Round { turns, foreign }.judged(done.peer.name(), control);
-        done.rounds.push(told(done.peer, round));
+        let round = Round { turns, foreign }.validate(done.peer.name(), control);
+        done.rounds.push(print_round(done.peer, round));
     }
 }
 
 /// Prints the samples of a turn.
-fn tell(samples: &Samples, row: &Row) {
+fn print_samples(samples: &Samples, row: &Row) {
     let list = |(kind, costs): (&Kind, &Vec<f64>)| {
         let costs: Vec<String> = costs.iter().map(|cost| format!("{cost:.3}")).collect();
         format!("{} {}", kind.name(), costs.join(" "))
@@ -234,7 +234,7 @@ fn tell(samples: &Samples, row: &Row) {
 }
 
 /// Prints the result of a round.
-fn told(peer: Kind, round: Judged) -> Judged {
+fn print_round(peer: Kind, round: ValidatedRound) -> ValidatedRound {
     let peer = peer.name();
     match &round {
         Ok(round) => progress(&format!("  beside {peer}: {:.3}", round.ratio())),
@@ -248,11 +248,11 @@ fn write(options: &Options, commit: &str, done: &[Done], report: &str) {
     fs::create_dir_all(FOLDER).expect("a folder for results");
     let path = format!("{FOLDER}/gateways-{commit}.md");
     fs::write(&path, report).expect("a file of results");
-    say(&format!("written to {path}\n"));
+    print_uncaptured(&format!("written to {path}\n"));
     let old = fs::read_to_string(README).expect("the README");
     let section = readme::section(&old).expect("a place for the table");
     if options.rounds < ROUNDS_OF_README && !section.is_empty() {
-        say("the README keeps its table, which is of more rounds or of another run\n");
+        print_uncaptured("the README keeps its table, which is of more rounds or of another run\n");
         return;
     }
     let new = readme::replaced(&old, &report::for_readme(commit, options.rounds, done));
@@ -271,8 +271,8 @@ impl Done {
     /// Returns the row's name, with its peer unless that is always Envoy.
     pub fn name(&self) -> String {
         match self.row.way {
-            Way::Hbone => self.row.name.to_owned(),
-            Way::Sni => format!("{}: {}", self.row.name, self.peer.name()),
+            Transport::Hbone => self.row.name.to_owned(),
+            Transport::Sni => format!("{}: {}", self.row.name, self.peer.name()),
         }
     }
 

@@ -32,7 +32,7 @@ const UNKNOWN: &str = "nowhere.app";
 const NOT_EXPOSED: &str = "secret.app";
 const NOT_FOR_PEER: &str = "north.app";
 /// Service whose tunnels are routed by the server name inside them.
-const DOOR: &str = "door.app:80";
+const ROUTED_BY_SNI: &str = "door.app:80";
 
 /// Prints the table; fails if medians differ too much.
 #[expect(clippy::print_stdout, reason = "this is what it is run for")]
@@ -87,10 +87,10 @@ async fn forms() -> Vec<(&'static str, Times)> {
     vec![
         (
             "HBONE",
-            by_turns(&authority, async |authority| {
+            measure_alternating(&authority, async |authority| {
                 let refused = clients.next().await.tunnel(authority).await;
                 let status = match refused.expect_err("a refusal") {
-                    ConnectError::Refused(status) => status,
+                    ConnectError::Status(status) => status,
                     error => panic!("{authority} is not refused: {error}"),
                 };
                 assert_eq!(status, 503);
@@ -99,8 +99,8 @@ async fn forms() -> Vec<(&'static str, Times)> {
         ),
         (
             "HBONE, by the name inside",
-            by_turns(&inside, async |hello| {
-                let tunnel = clients.next().await.tunnel(DOOR).await;
+            measure_alternating(&inside, async |hello| {
+                let tunnel = clients.next().await.tunnel(ROUTED_BY_SNI).await;
                 let mut tunnel = tunnel.expect("a tunnel");
                 tunnel.write_all(hello).await.expect("a hello");
                 let refused = tunnel.read_u8().await;
@@ -110,14 +110,14 @@ async fn forms() -> Vec<(&'static str, Times)> {
         ),
         (
             "TLS, Istio's names",
-            by_turns(&istio, async |hello| {
+            measure_alternating(&istio, async |hello| {
                 alert(&gateway, 1, hello).await;
             })
             .await,
         ),
         (
             "TLS, routes",
-            by_turns(&routes, async |hello| alert(&gateway, 2, hello).await).await,
+            measure_alternating(&routes, async |hello| alert(&gateway, 2, hello).await).await,
         ),
     ]
 }
@@ -155,7 +155,7 @@ impl Clients {
 
 /// Causes rejections of each kind in turn, starting with another kind each time. The first rounds
 /// do not count.
-async fn by_turns<T>(kinds: &[(&'static str, T)], refuse: impl AsyncFn(&T)) -> Times {
+async fn measure_alternating<T>(kinds: &[(&'static str, T)], refuse: impl AsyncFn(&T)) -> Times {
     const WARM: usize = 100;
     let mut times: Times = kinds.iter().map(|(kind, _)| (*kind, Vec::new())).collect();
     for round in 0..WARM + EACH {
@@ -204,18 +204,18 @@ fn change() -> Change {
     let hosts = [NOT_EXPOSED, NOT_FOR_PEER, "door.app"];
     let mut table = ExposureTable::new(false);
     let to = |cluster: &str| Exposure {
-        to: vec![Audience {
+        audiences: vec![Audience {
             cluster: Some(cluster.into()),
             ..Audience::default()
         }],
         ..Exposure::default()
     };
-    table.expose(NOT_FOR_PEER, &to("north"), []);
+    table.add_entry(NOT_FOR_PEER, &to("north"), []);
     let door = Exposure {
         route_by: Some(RouteBy::Sni),
         ..to("west")
     };
-    table.expose("door.app", &door, []);
+    table.add_entry("door.app", &door, []);
     Change {
         mesh: Some((Mesh::new(hosts.map(service), []), mesh::NETWORK.into())),
         trust: Some(TrustSet::new([

@@ -23,13 +23,13 @@ pub struct Usage {
 }
 
 thread_local! {
-    static ASKED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    static ALLOCATED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
 impl Usage {
     /// Returns the usage of this thread so far.
     pub fn of_this_thread() -> Self {
-        let (count, bytes) = ASKED.get();
+        let (count, bytes) = ALLOCATED.get();
         let time = clock_gettime(ClockId::ThreadCPUTime);
         Self {
             count,
@@ -53,7 +53,7 @@ impl Sub for Usage {
 
 fn note(bytes: usize) {
     // A thread that ends has no counter any more, and may still allocate.
-    let _ = ASKED.try_with(|asked| {
+    let _ = ALLOCATED.try_with(|asked| {
         let (count, sum) = asked.get();
         asked.set((count + 1, sum + bytes as u64));
     });

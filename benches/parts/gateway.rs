@@ -4,18 +4,18 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
 
-use strait::datapath::accept::{self, Worker};
+use strait::datapath::accept::{self, WorkerHandle};
 use strait::datapath::admission::Admission;
-use strait::datapath::budget::Budget;
+use strait::datapath::budget::BufferBudget;
 use strait::datapath::listener::Listener;
-use strait::datapath::{Gateway, dial, serve};
+use strait::datapath::{DataPath, dial, serve};
 use strait::lifecycle::Lifecycle;
 use strait::snapshot::Publisher;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
 use strait::snapshot::{ExposureTable, TrustSet};
 use strait::telemetry::Metrics;
-use strait::tls::{Inbound, Served};
+use strait::tls::{InboundTls, ServerTls};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
@@ -30,7 +30,7 @@ const BUFFERS: usize = 64 << 20;
 /// A running gateway.
 pub struct Running {
     pub addresses: Vec<SocketAddr>,
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     questions: mpsc::Sender<oneshot::Sender<Usage>>,
     _publisher: Publisher,
 }
@@ -79,9 +79,9 @@ pub fn runtime() -> Runtime {
 
 impl Running {
     /// Starts a gateway with one worker, and the endpoints behind it.
-    pub fn start(tls: Served) -> Self {
+    pub fn start(tls: ServerTls) -> Self {
         let mut exposure = ExposureTable::new(false);
-        exposure.expose("endpoint.app", &mesh::to_west(), []);
+        exposure.add_entry("endpoint.app", &mesh::to_west(), []);
         let change = Change {
             mesh: Some((endpoints(), mesh::NETWORK.into())),
             trust: Some(TrustSet::new([("west.local", "west")])),
@@ -92,7 +92,7 @@ impl Running {
     }
 
     /// Starts a gateway with one worker and these listeners.
-    pub fn with(tls: Served, change: Change, listeners: Vec<Listener>) -> Self {
+    pub fn with(tls: ServerTls, change: Change, listeners: Vec<Listener>) -> Self {
         let publisher = Publisher::new();
         publisher.update(change);
         let bound = |listener| {
@@ -104,10 +104,13 @@ impl Running {
         let addresses: Vec<_> = sockets.iter().map(address).collect();
         let loopback = "127.0.0.0/8".parse().expect("a network");
         let metrics = Arc::new(Metrics::new());
-        let gateway = Arc::new(Gateway {
+        let gateway = Arc::new(DataPath {
             reader: publisher.reader(),
-            tls: Inbound::new(tls),
-            budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
+            tls: InboundTls::new(tls),
+            budget: Arc::new(BufferBudget::new(
+                BUFFERS,
+                metrics.set_buffer_limit(BUFFERS),
+            )),
             metrics,
             lifecycle: Lifecycle::new(),
             admission: Admission::new(1024),
@@ -132,20 +135,20 @@ impl Running {
     }
 
     /// Replaces the TLS configuration, as a reload of certificates does.
-    pub fn reload(&self, tls: Served) {
+    pub fn reload(&self, tls: ServerTls) {
         self.gateway.tls.replace(tls);
     }
 }
 
 async fn serve(
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     sockets: Vec<Bound>,
     mut asked: mpsc::Receiver<oneshot::Sender<Usage>>,
 ) {
-    let (worker, queue) = Worker::new();
-    tokio::spawn(serve::worker(Arc::clone(&gateway), queue));
+    let (worker, queue) = WorkerHandle::new();
+    tokio::spawn(serve::run_worker(Arc::clone(&gateway), queue));
     for (socket, listener) in sockets {
-        let socket = accept::registered(socket).expect("a listener");
+        let socket = accept::register(socket).expect("a listener");
         let (gateway, worker) = (Arc::clone(&gateway), worker.clone());
         let accepting = async move {
             accept::run(&gateway, &socket, listener, vec![worker]).await;

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use criterion::Criterion;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
-use strait::tls::{self, Material, PeerTrust, Served, TrustedDomain, dev};
+use strait::tls::{self, IdentityMaterial, PeerTrust, ServerTls, TrustedDomain, dev};
 
 /// Certificates of a gateway and of a peer.
 pub struct Identities {
-    east: Material,
-    west: Material,
+    east: IdentityMaterial,
+    west: IdentityMaterial,
 }
 
 pub const GATEWAY: &str = "spiffe://east.local/ns/istio-system/sa/gateway";
@@ -24,7 +24,7 @@ impl Identities {
             let issuer = authority.intermediate(cluster).expect("an intermediate");
             let leaf = issuer.leaf(id).expect("a leaf");
             let root = authority.root_pem();
-            Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).expect("material")
+            IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).expect("material")
         };
         Self {
             east: material("east", GATEWAY),
@@ -33,7 +33,7 @@ impl Identities {
     }
 
     /// Returns a configuration that has not seen a peer yet.
-    pub fn server(&self) -> Served {
+    pub fn server(&self) -> ServerTls {
         let domain = TrustedDomain {
             name: "west.local".into(),
             issuers: None,
@@ -43,7 +43,7 @@ impl Identities {
             domains: vec![domain],
             ..PeerTrust::default()
         };
-        tls::serve(&self.east, &trust).expect("a configuration")
+        tls::listener_server_config(&self.east, &trust).expect("a configuration")
     }
 
     pub fn client(&self) -> Arc<ClientConfig> {

@@ -82,7 +82,7 @@ pub fn snapshot(mesh: Mesh) -> Snapshot {
     let mut exposure = ExposureTable::new(false);
     for index in 0..mesh.services.len() {
         let alias = format!("service-{index}.global");
-        exposure.expose(&hostname(index), &to_west(), [(alias.as_str(), None)]);
+        exposure.add_entry(&hostname(index), &to_west(), [(alias.as_str(), None)]);
     }
     let trust = TrustSet::new([("west.local", "west"), ("north.local", "north")]);
     let change = Change {
@@ -108,7 +108,7 @@ pub fn to_west() -> Exposure {
         audience("west", "shop"),
     ];
     Exposure {
-        to,
+        audiences: to,
         ..Exposure::default()
     }
 }

@@ -8,7 +8,7 @@ use criterion::{BatchSize, BenchmarkId, Criterion};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use strait::datapath::balance;
 use strait::datapath::dial::DenyList;
-use strait::datapath::hello::HelloReader;
+use strait::datapath::hello::ClientHelloReader;
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::{Caller, ExposureTable, Means};
@@ -52,7 +52,7 @@ fn hello(criterion: &mut Criterion) {
     let mut bytes = Vec::new();
     client.write_tls(&mut bytes).expect("a hello");
     criterion.bench_function("hello", |b| {
-        b.iter(|| HelloReader::default().push(black_box(&bytes)));
+        b.iter(|| ClientHelloReader::default().push(black_box(&bytes)));
     });
 }
 
@@ -100,7 +100,7 @@ fn route_and_policy(criterion: &mut Criterion) {
         group.bench_function(kind, |b| {
             b.iter(|| {
                 let of = (&*host, 80);
-                snapshot.judge(black_box(caller), black_box(&name), of, &Means::Service)
+                snapshot.evaluate_exposure(black_box(caller), black_box(&name), of, &Means::Service)
             });
         });
     }
@@ -138,12 +138,12 @@ fn record(criterion: &mut Criterion) {
     };
     let tunnel = |source: Arc<Source>| {
         let mut record = Record::new(&metrics, &source, "service-0.app.svc.cluster.local:80");
-        record.routed(service.clone());
+        record.set_service(service.clone());
         let destination = Destination {
             address: endpoint.address,
             pod: Arc::clone(&endpoint.definition) as _,
         };
-        record.connected(destination, endpoint.labels());
+        record.set_open(destination, endpoint.labels());
         record.finish(Reason::Completed);
     };
     let mut group = criterion.benchmark_group("record");
@@ -181,7 +181,7 @@ fn update(criterion: &mut Criterion) {
     let old = mesh::snapshot(mesh::mesh(2_000, 50));
     let change = || {
         let mut exposure = ExposureTable::new(false);
-        exposure.expose(&mesh::hostname(0), &mesh::to_west(), []);
+        exposure.add_entry(&mesh::hostname(0), &mesh::to_west(), []);
         Change {
             exposure: Some(exposure),
             ..Change::default()

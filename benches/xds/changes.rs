@@ -9,7 +9,7 @@ use strait::config::{ControlPlane, HostPort, Roots};
 use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
-use strait::xds::stream::{self, Feed, Kind};
+use strait::xds::stream::{self, ControlPlaneKind, Feed};
 
 use crate::gateway::Control;
 use crate::mesh::Mesh;
@@ -46,7 +46,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             san: Some(NAME.to_owned()),
             headers: Default::default(),
         },
-        kind: Kind::Istio,
+        kind: ControlPlaneKind::Istio,
         cache: None,
         pod: Pod {
             name: "strait".into(),

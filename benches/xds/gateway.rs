@@ -57,12 +57,12 @@ impl Changes {
     pub fn make(&self) {
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         if index % CLUSTERS_EVERY == CLUSTERS_EVERY - 1 && !self.clusters.resources.is_empty() {
-            self.istiod.say(&self.clusters);
+            self.istiod.push_unstored(&self.clusters);
         }
         let change = self.mesh.change(index);
         let mut push = response(ADDRESS, &format!("change-{index}"), vec![change.put]);
         push.removed_resources.extend(change.removed);
-        self.istiod.say(&push);
+        self.istiod.push_unstored(&push);
     }
 }
 
@@ -142,7 +142,7 @@ impl Control {
 
 /// Time and memory of a gateway with a mesh.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct StartCost {
     /// Time from the control plane's first message.
     pub serving: Duration,
     pub bytes: u64,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::common::table::{head, line};
-use crate::gateway::Taken;
+use crate::gateway::StartCost;
 use crate::load::Pair;
 use crate::mesh::Mesh;
 
@@ -33,8 +33,8 @@ const COLUMNS: [&str; 11] = [
 /// Results for one mesh.
 pub struct Row {
     pub mesh: Mesh,
-    pub taken: Taken,
-    pub cached: Taken,
+    pub taken: StartCost,
+    pub cached: StartCost,
     pub restart: Duration,
     /// Median and 99th percentile.
     pub change: (Duration, Duration),

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::common::{commit, say};
-use crate::gateway::{Running, Taken};
+use crate::common::{commit, print_uncaptured};
+use crate::gateway::{Running, StartCost};
 use crate::load::percentile;
 use crate::mesh::{Mesh, Shape};
 use crate::report::{Row, report};
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> ExitCode {
         .filter(|row| Some(row.mesh.workloads) == largest);
     let missed: Vec<_> = barred.flat_map(Row::missed).collect();
     let report = report(&options.command(), &commit, &rows, &missed);
-    say(&report);
+    print_uncaptured(&report);
     if !options.short && options.only.is_none() && options.mesh.is_none() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
         let path = format!("{folder}/xds-{commit}.md");
@@ -118,7 +118,7 @@ fn row(mesh: Mesh, extent: &Extent) -> Row {
         let (running, serving) = Running::start(mesh, false).await;
         let pairs = load::run(&running, extent.pairs, extent.each).await;
         drop(running);
-        let (_, Taken { bytes: empty, .. }) = taken(
+        let (_, StartCost { bytes: empty, .. }) = taken(
             Mesh {
                 workloads: 1,
                 ..mesh
@@ -127,14 +127,14 @@ fn row(mesh: Mesh, extent: &Extent) -> Row {
             extent,
         )
         .await;
-        let less = |taken: Taken| Taken {
+        let less = |taken: StartCost| StartCost {
             bytes: taken.bytes.saturating_sub(empty),
             ..taken
         };
         let (_, bare) = taken(mesh, false, extent).await;
         let (running, cached) = taken(mesh, true, extent).await;
         let restart = running.restarted().await;
-        let bare = Taken {
+        let bare = StartCost {
             serving,
             ..less(bare)
         };
@@ -152,8 +152,8 @@ fn row(mesh: Mesh, extent: &Extent) -> Row {
     }
 }
 
-async fn taken(mesh: Mesh, with_cache: bool, extent: &Extent) -> (Running, Taken) {
+async fn taken(mesh: Mesh, with_cache: bool, extent: &Extent) -> (Running, StartCost) {
     let (running, serving) = Running::start(mesh, with_cache).await;
     let bytes = running.memory(extent.settle).await;
-    (running, Taken { serving, bytes })
+    (running, StartCost { serving, bytes })
 }

@@ -9,7 +9,9 @@ pub fn lines<const N: usize>(
     header: [&str; N],
     rows: Vec<[String; N]>,
 ) -> impl Iterator<Item = String> {
-    let rows = rows.into_iter().map(|row| row.map(|cell| plain(&cell)));
+    let rows = rows
+        .into_iter()
+        .map(|row| row.map(|cell| escape_control(&cell)));
     let header = header.map(ToOwned::to_owned);
     let rows: Vec<_> = std::iter::once(header).chain(rows).collect();
     let widths: [usize; N] = std::array::from_fn(|column| {
@@ -28,7 +30,7 @@ pub fn lines<const N: usize>(
 }
 
 /// Escapes control characters, which a terminal would interpret, including line ends.
-pub fn plain(text: &str) -> String {
+pub fn escape_control(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
         match char.is_control() {

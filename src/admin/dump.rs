@@ -28,7 +28,7 @@ use crate::status::{Certificate, CertificateInfo};
 pub(super) async fn config_dump(State(state): State<AdminState>) -> Response {
     let body = stream::body(move |pieces| {
         let snapshot = state.reader.snapshot();
-        let view = View::new(&snapshot, &state.denies, Instant::now());
+        let view = View::new(&snapshot, &state.deny_list, Instant::now());
         serde_json::to_writer_pretty(pieces, &Dump(&state, &view)).map_err(io::Error::from)
     });
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
@@ -49,16 +49,16 @@ impl Serialize for Dump<'_> {
         let mut dump = serializer.serialize_map(None)?;
         dump.serialize_entry("version", &json!({ "version": env!("CARGO_PKG_VERSION") }))?;
         dump.serialize_entry("config", &**state.config.load())?;
-        dump.serialize_entry("strait", &ours(state, view))?;
+        dump.serialize_entry("strait", &strait_section(state, view))?;
         let services = || view.services().map(|service| Service::of(service, view));
-        dump.serialize_entry("services", &Each(services))?;
+        dump.serialize_entry("services", &LazyList(services))?;
         let workloads = || view.workloads().map(Workload::of);
-        dump.serialize_entry("workloads", &Each(workloads))?;
+        dump.serialize_entry("workloads", &LazyList(workloads))?;
         let policies = || {
             let policies = snapshot.policies.iter();
             policies.map(|one| policies::Policy::of(one))
         };
-        dump.serialize_entry("policies", &Each(policies))?;
+        dump.serialize_entry("policies", &LazyList(policies))?;
         dump.serialize_entry("certificates", &certificates(state))?;
         // Tunnels are not listed individually: see `inFlight` of the endpoints.
         dump.serialize_entry("workloadState", &json!({}))?;
@@ -69,7 +69,7 @@ impl Serialize for Dump<'_> {
 }
 
 /// Returns the data that istioctl does not know.
-fn ours(state: &AdminState, view: &View<'_>) -> Value {
+fn strait_section(state: &AdminState, view: &View<'_>) -> Value {
     let reloads = state.status.reloads().into_iter();
     let reloads: BTreeMap<_, _> = reloads
         .map(|(what, reload)| {
@@ -94,9 +94,9 @@ fn ours(state: &AdminState, view: &View<'_>) -> Value {
 }
 
 /// List whose elements are created while it is written.
-struct Each<F>(F);
+struct LazyList<F>(F);
 
-impl<F, I> Serialize for Each<F>
+impl<F, I> Serialize for LazyList<F>
 where
     F: Fn() -> I,
     I: Iterator<Item: Serialize>,

@@ -13,26 +13,26 @@ use axum::response::{IntoResponse, Response};
 use super::{AdminState, stream};
 
 /// Answer, which is written as JSON.
-pub type Written = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
+pub type AnswerWriter = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
 
 type Parameters = BTreeMap<String, String>;
 
 /// Function that answers the query, or returns the mistake in it.
 #[derive(Clone)]
-pub struct Explains(Arc<Say>);
+pub struct ExplainHandler(Arc<Handler>);
 
-type Say = dyn Fn(&Parameters) -> Result<Written, String> + Send + Sync;
+type Handler = dyn Fn(&Parameters) -> Result<AnswerWriter, String> + Send + Sync;
 
-impl Explains {
+impl ExplainHandler {
     /// Wraps the function.
     pub fn new(
-        say: impl Fn(&Parameters) -> Result<Written, String> + Send + Sync + 'static,
+        say: impl Fn(&Parameters) -> Result<AnswerWriter, String> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(say))
     }
 }
 
-impl fmt::Debug for Explains {
+impl fmt::Debug for ExplainHandler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Explains")
     }

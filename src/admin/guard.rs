@@ -17,7 +17,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 /// Refuses requests with 403 that could come from a foreign web page.
-pub(super) async fn local_only(request: Request, next: Next) -> Response {
+pub(super) async fn refuse_foreign_pages(request: Request, next: Next) -> Response {
     if is_local(request.headers()) {
         next.run(request).await
     } else {

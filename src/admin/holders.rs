@@ -12,12 +12,12 @@ const SHOWN: usize = 10;
 
 /// Source of the usage of the pool: a function of the data path that takes a maximum of holders.
 #[derive(Clone)]
-pub struct Holders(Arc<dyn Fn(usize) -> Descriptors + Send + Sync>);
+pub struct DescriptorUsageSource(Arc<dyn Fn(usize) -> DescriptorUsage + Send + Sync>);
 
 /// Usage of the descriptor pool.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Descriptors {
+pub struct DescriptorUsage {
     /// Number of descriptors in use.
     pub used: usize,
     /// Maximum number of descriptors.
@@ -26,24 +26,24 @@ pub struct Descriptors {
     pub holders: Vec<(String, usize)>,
 }
 
-impl Holders {
+impl DescriptorUsageSource {
     /// Wraps the function that returns the usage.
-    pub fn new(ask: impl Fn(usize) -> Descriptors + Send + Sync + 'static) -> Self {
+    pub fn new(ask: impl Fn(usize) -> DescriptorUsage + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
     }
 
-    pub(super) fn most(&self) -> Descriptors {
+    pub(super) fn most(&self) -> DescriptorUsage {
         self.0(SHOWN)
     }
 }
 
-impl fmt::Debug for Holders {
+impl fmt::Debug for DescriptorUsageSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Holders")
     }
 }
 
-impl Descriptors {
+impl DescriptorUsage {
     /// Returns the table of holders; empty if there are none.
     pub(super) fn lines(&self) -> Vec<String> {
         let row = |(name, held): &(String, usize)| [name.clone(), held.to_string()];
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn holders_are_a_table() {
-        let held = Descriptors {
+        let held = DescriptorUsage {
             used: 12,
             max: 100,
             holders: vec![("cluster west".into(), 10), ("source 10.0.0.1".into(), 2)],
@@ -76,6 +76,6 @@ mod tests {
             "  source 10.0.0.1  2",
         ];
         assert_eq!(lines, want);
-        assert!(Descriptors::default().lines().is_empty());
+        assert!(DescriptorUsage::default().lines().is_empty());
     }
 }

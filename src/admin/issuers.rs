@@ -12,7 +12,7 @@ const SHOWN: usize = 20;
 
 /// Source of the issuers that were seen: a function of the data path.
 #[derive(Clone)]
-pub struct Issuers(Arc<dyn Fn() -> Vec<IssuerRow> + Send + Sync>);
+pub struct IssuerSource(Arc<dyn Fn() -> Vec<IssuerRow> + Send + Sync>);
 
 /// Issuer.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -30,7 +30,7 @@ pub struct IssuerRow {
     pub refused: u64,
 }
 
-impl Issuers {
+impl IssuerSource {
     /// Wraps the function that returns the issuers.
     pub fn new(ask: impl Fn() -> Vec<IssuerRow> + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
@@ -48,7 +48,7 @@ impl Issuers {
     }
 }
 
-impl fmt::Debug for Issuers {
+impl fmt::Debug for IssuerSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Issuers")
     }
@@ -95,7 +95,7 @@ mod tests {
             row("c", Some("west"), 7, 0),
             row("a", Some("east"), 2, 0),
         ];
-        let issuers = Issuers::new(move || rows.clone());
+        let issuers = IssuerSource::new(move || rows.clone());
         let lines = lines(&issuers.rows());
         let lines: Vec<_> = lines.iter().map(|line| line.trim_end()).collect();
         let want = [

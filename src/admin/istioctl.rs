@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::admin_router;
 use super::tests::{Fixture, SERIAL, ask, certificate, fixture, mesh};
-use crate::snapshot::authorization::{Clause, Condition, Match, Policy as Rules, Scope};
+use crate::snapshot::authorization::{Clause, Condition, Match, Policy as Rules, PolicyScope};
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{self, GatewayAddress, Place, Waypoint};
 
@@ -137,7 +137,8 @@ fn decimal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 }
 
 fn policy() -> Rules {
-    let mut policy = Rules::unreadable("app".into(), "p".into(), Scope::Namespace, false);
+    let mut policy =
+        Rules::deny_all_unreadable("app".into(), "p".into(), PolicyScope::Namespace, false);
     let ports = Condition {
         any: vec![80],
         none: Vec::new(),

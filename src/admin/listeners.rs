@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
-use crate::snapshot::{Caller, Means, Snapshot, Verdict, mesh};
+use crate::snapshot::{Caller, ExposureVerdict, Means, Snapshot, mesh};
 use crate::wire::{Authority, Host};
 
 /// Listener of the running gateway.
@@ -42,9 +42,9 @@ pub enum ListenerState {
 
 /// Source of the listeners: a function of the running gateway.
 #[derive(Clone)]
-pub struct Listeners(Arc<dyn Fn() -> Vec<ListenerRow> + Send + Sync>);
+pub struct ListenerSource(Arc<dyn Fn() -> Vec<ListenerRow> + Send + Sync>);
 
-impl Listeners {
+impl ListenerSource {
     /// Wraps the function that returns the listeners.
     pub fn new(rows: impl Fn() -> Vec<ListenerRow> + Send + Sync + 'static) -> Self {
         Self(Arc::new(rows))
@@ -55,7 +55,7 @@ impl Listeners {
     }
 }
 
-impl fmt::Debug for Listeners {
+impl fmt::Debug for ListenerSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Listeners")
     }
@@ -93,7 +93,7 @@ impl ListenerRow {
     }
 
     /// Returns the columns of the services that are reachable through the listener.
-    pub(super) fn opens(&self) -> Vec<[String; 4]> {
+    pub(super) fn reachable_services(&self) -> Vec<[String; 4]> {
         let listener = &self.listener;
         let row = |asked: &str, opened: &str, who: &str| {
             let from = sources(listener).map(|sources| format!(" from {sources}"));
@@ -133,7 +133,7 @@ fn names(route: &SniRoute) -> String {
 }
 
 /// Access to services through TLS listeners, whose peers have no verified identity.
-pub(super) struct Strangers<'a> {
+pub(super) struct AnonymousAccess<'a> {
     snapshot: &'a Snapshot,
     /// By the hostnames of the services that the routes lead to.
     by_route: HashMap<&'a str, Vec<String>>,
@@ -141,7 +141,7 @@ pub(super) struct Strangers<'a> {
     istio: Vec<&'a Listener>,
 }
 
-impl<'a> Strangers<'a> {
+impl<'a> AnonymousAccess<'a> {
     pub(super) fn new(snapshot: &'a Snapshot, rows: &'a [ListenerRow]) -> Self {
         let mut by_route: HashMap<_, Vec<_>> = HashMap::new();
         let in_use = || rows.iter().filter(|row| row.is_in_use());
@@ -194,8 +194,8 @@ impl<'a> Strangers<'a> {
         let of = (host, port);
         let judged = self
             .snapshot
-            .judge(Caller::UNKNOWN, &asked, of, &Means::Service);
-        judged == Verdict::Allowed
+            .evaluate_exposure(Caller::UNKNOWN, &asked, of, &Means::Service);
+        judged == ExposureVerdict::Allowed
     }
 }
 
@@ -214,7 +214,7 @@ fn behind<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16)> {
     let Some(found) = snapshot.find(Caller::UNKNOWN, &asked) else {
         return Vec::new();
     };
-    let Means::Alias(alias) = &found.means else {
+    let Means::Alias(alias) = &found.matched_by else {
         return vec![(&found.service.hostname, found.port)];
     };
     let targets = snapshot.behind(alias, asked.port);

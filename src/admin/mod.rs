@@ -41,12 +41,12 @@ use crate::telemetry::{LogHandle, Metrics};
 
 use scrape::Scrapes;
 
-pub use explain::{Explains, Written};
-pub use holders::{Descriptors, Holders};
-pub use issuers::{IssuerRow, Issuers};
-pub use listeners::{ListenerRow, ListenerState, Listeners};
+pub use explain::{AnswerWriter, ExplainHandler};
+pub use holders::{DescriptorUsage, DescriptorUsageSource};
+pub use issuers::{IssuerRow, IssuerSource};
+pub use listeners::{ListenerRow, ListenerSource, ListenerState};
 pub use server::{Limits, serve};
-pub use view::Denies;
+pub use view::DenyLookup;
 
 /// State that the admin pages show and change.
 #[derive(Clone, Debug)]
@@ -66,15 +66,15 @@ pub struct AdminState {
     /// Configuration in use.
     pub config: Arc<ArcSwap<Config>>,
     /// Deny list of addresses.
-    pub denies: Denies,
+    pub deny_list: DenyLookup,
     /// Holders of the data path's descriptors.
-    pub holders: Holders,
+    pub holders: DescriptorUsageSource,
     /// Issuers of peers' certificates.
-    pub issuers: Issuers,
+    pub issuers: IssuerSource,
     /// Explanations of the outcome of a tunnel.
-    pub explains: Explains,
+    pub explains: ExplainHandler,
     /// Listeners of the data path.
-    pub listeners: Listeners,
+    pub listeners: ListenerSource,
 }
 
 /// Index page of the admin port.
@@ -101,11 +101,11 @@ pub fn readiness_router(status: Arc<Status>, lifecycle: Lifecycle) -> Router {
 
 /// Lifetime of a page on the metrics port. The port is open to the network, and encoding the page
 /// of a large mesh takes tens of milliseconds.
-const FRESH: Duration = Duration::from_secs(1);
+const METRICS_PAGE_LIFETIME: Duration = Duration::from_secs(1);
 
 /// Creates the router of the metrics port: `/metrics` and `/stats/prometheus`.
 pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
-    let scrapes = Scrapes::new(metrics, FRESH);
+    let scrapes = Scrapes::new(metrics, METRICS_PAGE_LIFETIME);
     Router::new()
         .route("/metrics", stats(&scrapes))
         .route("/stats/prometheus", stats(&scrapes))
@@ -130,7 +130,7 @@ pub fn admin_router(state: AdminState) -> Router {
             ready(Arc::clone(&state.status), state.lifecycle.clone()),
         )
         .route("/stats/prometheus", stats(&scrapes))
-        .layer(middleware::from_fn(guard::local_only))
+        .layer(middleware::from_fn(guard::refuse_foreign_pages))
         .with_state(state)
 }
 

@@ -9,7 +9,7 @@ use crate::snapshot::traffic::Position;
 
 /// Locality of the gateway.
 #[derive(Debug, Serialize)]
-pub(super) struct Place {
+pub(super) struct LocalityRow {
     pub(super) region: Arc<str>,
     pub(super) zone: Arc<str>,
     pub(super) subzone: Arc<str>,
@@ -17,7 +17,7 @@ pub(super) struct Place {
     pub(super) origin: Arc<str>,
 }
 
-impl Place {
+impl LocalityRow {
     pub(super) fn of(position: &Position) -> Self {
         let locality = position.locality.clone();
         Self {
@@ -29,7 +29,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for LocalityRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [&*self.region, &*self.zone, &*self.subzone];
         match self.origin.is_empty() {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::snapshot::authorization::{self, Action, Condition, Match, Scope, StringMatch};
+use crate::snapshot::authorization::{self, Action, Condition, Match, PolicyScope, StringMatch};
 
 /// Policy.
 #[derive(Debug, Serialize)]
@@ -23,15 +23,16 @@ pub(super) struct Policy<'a> {
 
 impl<'a> Policy<'a> {
     pub(super) fn of(policy: &'a authorization::Policy) -> Self {
-        let clause = |clause: &authorization::Clause| clause.matches.iter().map(one).collect();
+        let clause =
+            |clause: &authorization::Clause| clause.matches.iter().map(match_to_json).collect();
         let rule = |rule: &authorization::Rule| rule.clauses.iter().map(clause).collect();
         Self {
             name: &policy.name,
             namespace: &policy.namespace,
             scope: match policy.scope {
-                Scope::Global => "Global",
-                Scope::Namespace => "Namespace",
-                Scope::Selected => "WorkloadSelector",
+                PolicyScope::Global => "Global",
+                PolicyScope::Namespace => "Namespace",
+                PolicyScope::Selected => "WorkloadSelector",
             },
             action: match policy.action {
                 Action::Allow => "Allow",
@@ -45,7 +46,7 @@ impl<'a> Policy<'a> {
 }
 
 /// Converts a match. Empty lists are omitted.
-fn one(of: &Match) -> Value {
+fn match_to_json(of: &Match) -> Value {
     let mut fields = serde_json::Map::new();
     let mut put = |name: &str, not: &str, (any, none): (Vec<Value>, Vec<Value>)| {
         for (name, list) in [(name, any), (not, none)] {
@@ -54,15 +55,15 @@ fn one(of: &Match) -> Value {
             }
         }
     };
-    put("namespaces", "notNamespaces", both(&of.namespaces, text));
-    put("principals", "notPrincipals", both(&of.principals, text));
-    let accounts = both(&of.service_accounts, account);
+    put("namespaces", "notNamespaces", values(&of.namespaces, text));
+    put("principals", "notPrincipals", values(&of.principals, text));
+    let accounts = values(&of.service_accounts, account);
     put("serviceAccounts", "notServiceAccounts", accounts);
-    let sources = both(&of.source_ips, |net| json!(net));
+    let sources = values(&of.source_ips, |net| json!(net));
     put("sourceIps", "notSourceIps", sources);
-    let destinations = both(&of.destination_ips, |net| json!(net));
+    let destinations = values(&of.destination_ips, |net| json!(net));
     put("destinationIps", "notDestinationIps", destinations);
-    let ports = both(&of.destination_ports, |port| json!(port));
+    let ports = values(&of.destination_ports, |port| json!(port));
     put("destinationPorts", "notDestinationPorts", ports);
     Value::Object(fields)
 }
@@ -71,7 +72,7 @@ fn account((namespace, name): &(String, String)) -> Value {
     json!({ "namespace": namespace, "serviceAccount": name })
 }
 
-fn both<T>(condition: &Condition<T>, shown: impl Fn(&T) -> Value) -> (Vec<Value>, Vec<Value>) {
+fn values<T>(condition: &Condition<T>, shown: impl Fn(&T) -> Value) -> (Vec<Value>, Vec<Value>) {
     let list = |of: &[T]| of.iter().map(&shown).collect();
     (list(&condition.any), list(&condition.none))
 }
@@ -118,7 +119,7 @@ mod tests {
         let policy = authorization::Policy {
             name: "p".into(),
             namespace: "app".into(),
-            scope: Scope::Selected,
+            scope: PolicyScope::Selected,
             action: Action::Allow,
             rules: vec![Rule {
                 clauses: vec![Clause { matches: vec![of] }],

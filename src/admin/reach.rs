@@ -1,16 +1,16 @@
 //! Descriptions of the peers that may reach a service.
 
-use super::listeners::Strangers;
+use super::listeners::AnonymousAccess;
 use crate::snapshot::mesh::Service;
 use crate::snapshot::{Exposure, Snapshot};
 
 /// Describes the peers that may reach a service, by the rules of `exposure` and of TLS listeners.
 pub(super) fn exposed_to(
     snapshot: &Snapshot,
-    strangers: &Strangers<'_>,
+    strangers: &AnonymousAccess<'_>,
     service: &Service,
 ) -> Vec<String> {
-    if let Some(namespace) = snapshot.namespace_of(&service.hostname)
+    if let Some(namespace) = snapshot.required_namespace(&service.hostname)
         && *namespace != *service.namespace
     {
         return vec![format!(
@@ -37,7 +37,7 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     if snapshot.scope.local.contains(host) {
         return Err("nobody, as it stays in its cluster".to_owned());
     }
-    let entries = snapshot.exposure.entries(&snapshot.entry_of(host));
+    let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
     if !entries.is_empty() {
         let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
         return match said.is_empty() {
@@ -45,35 +45,35 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
             false => Ok(said),
         };
     }
-    let mut said = Vec::new();
+    let mut audiences = Vec::new();
     let ports = service.ports.keys();
     let exported = ports.filter(|port| snapshot.is_exported(host, **port));
     let exported: Vec<_> = exported.map(ToString::to_string).collect();
     if snapshot.scope.exported.contains(host) {
-        said.push("the trust set (exported)".to_owned());
+        audiences.push("the trust set (exported)".to_owned());
     } else if !exported.is_empty() {
         let ports = exported.join(", ");
-        said.push(format!("the trust set on port {ports} (export set)"));
+        audiences.push(format!("the trust set on port {ports} (export set)"));
     }
     if snapshot.is_exposed_by_default(host) {
-        said.push("the trust set (exposure.default)".to_owned());
+        audiences.push("the trust set (exposure.default)".to_owned());
     }
-    match said.is_empty() {
+    match audiences.is_empty() {
         true if snapshot.exposure.exposes_all() => {
             Err("nobody, as only its namespace sees it".to_owned())
         }
         true => Err("nobody".to_owned()),
-        false => Ok(said),
+        false => Ok(audiences),
     }
 }
 
 fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
     let port = entry.port.map(|port| format!(" on port {port}"));
     let port = port.unwrap_or_default();
-    let workloads = match entry.workloads {
+    let workloads = match entry.exposes_workloads {
         true => ", its workloads too",
         false => "",
     };
-    let audiences = entry.to.iter();
+    let audiences = entry.audiences.iter();
     audiences.map(move |to| format!("{to}{port}{workloads}"))
 }

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 
 use super::AdminState;
-use super::columns::plain;
+use super::columns::escape_control;
 use super::view::key_of;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::Override;
@@ -33,11 +33,11 @@ pub(super) struct Parameters {
 }
 
 /// Request of an operator about a region.
-struct Order {
+struct DrainRequest {
     region: RegionPattern,
     kind: Kind,
     /// True for the execution, false for a preview.
-    is_real: bool,
+    is_execution: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -76,7 +76,7 @@ async fn answer(
         let text = "write ?region=REGION, a region, REGION/ZONE or REGION/ZONE/SUBZONE\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());
     };
-    if region.depth() == 0 {
+    if region.part_count() == 0 {
         let text = "that would leave nothing; to stop this gateway write /quitquitquit\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());
     }
@@ -85,10 +85,10 @@ async fn answer(
         (None, Some(_)) => Kind::Force,
         (None, None) => Kind::Evacuate,
     };
-    let order = Order {
+    let order = DrainRequest {
         region,
         kind,
-        is_real,
+        is_execution: is_real,
     };
     // On a blocking thread: evaluating all services of a large mesh takes long.
     tokio::task::spawn_blocking(move || order.run(&state))
@@ -96,29 +96,29 @@ async fn answer(
         .unwrap_or_else(|_| (StatusCode::INTERNAL_SERVER_ERROR, String::new()))
 }
 
-impl Order {
+impl DrainRequest {
     /// Builds the next snapshot and evaluates it. Publishes it if this is no preview.
     fn run(&self, state: &AdminState) -> (StatusCode, String) {
         let region = self.region.clone();
         let change = Change {
             overrides: Some(match self.kind {
-                Kind::Undo => Override::Return(region),
+                Kind::Undo => Override::Restore(region),
                 Kind::Evacuate | Kind::Force => Override::Evacuate(region),
             }),
             ..Change::default()
         };
         let judge = |before: &Snapshot, next: &Snapshot| match self.kind {
-            Kind::Undo => self.put_back(before),
+            Kind::Undo => self.undo(before),
             Kind::Evacuate | Kind::Force => self.evacuate(before, next),
         };
-        let judged = if self.is_real {
+        let judged = if self.is_execution {
             state.publisher.update_if(change, judge)
         } else {
             let before = state.reader.snapshot();
             judge(&before, &builder::build(&before, change))
         };
         match judged {
-            Ok(text) if self.is_real => {
+            Ok(text) if self.is_execution => {
                 let region = &self.region;
                 match self.kind {
                     Kind::Undo => tracing::info!(%region, "put back by /drain/region"),
@@ -141,7 +141,7 @@ impl Order {
         if there == 0 && is_new {
             let text = format!(
                 "{region} cannot be evacuated: no workload is there{}\n",
-                known(next, region)
+                known_places_hint(next, region)
             );
             return Err((StatusCode::NOT_FOUND, text));
         }
@@ -149,16 +149,16 @@ impl Order {
             let text = format!("{EVACUATED_MAX} regions are evacuated already; undo one of them\n");
             return Err((StatusCode::CONFLICT, text));
         }
-        let lost = lost(before, next);
+        let lost = services_without_endpoints(before, next);
         if let (Kind::Evacuate, false) = (self.kind, lost.is_empty()) {
             let text = format!(
                 "{region} is not evacuated: no endpoint would be left for {}; write --force to \
                  refuse their tunnels\n",
-                named(&lost)
+                join_names(&lost)
             );
             return Err((StatusCode::CONFLICT, text));
         }
-        let is = self.word("is", "would be");
+        let is = self.tense("is", "would be");
         let mut text = format!(
             "{region} {is} evacuated: new tunnels avoid it, open ones go on; it ends with --undo \
              or a restart\n{there} of {all} workloads are there\n"
@@ -166,20 +166,20 @@ impl Order {
         if !lost.is_empty() {
             text += &format!(
                 "no endpoint {is} left, and tunnels are refused: {}\n",
-                named(&lost)
+                join_names(&lost)
             );
         }
         Ok(text)
     }
 
-    fn put_back(&self, before: &Snapshot) -> Result<String, (StatusCode, String)> {
+    fn undo(&self, before: &Snapshot) -> Result<String, (StatusCode, String)> {
         let evacuated = &before.balancing.evacuated;
         if !evacuated.contains(&self.region) {
             let others = match evacuated.is_empty() {
                 true => "no region is".to_owned(),
                 false => {
                     let all = evacuated.iter().map(ToString::to_string);
-                    format!("these are: {}", named(&all.collect()))
+                    format!("these are: {}", join_names(&all.collect()))
                 }
             };
             let text = format!(
@@ -188,12 +188,12 @@ impl Order {
             );
             return Err((StatusCode::NOT_FOUND, text));
         }
-        let is = self.word("is", "would be");
+        let is = self.tense("is", "would be");
         Ok(format!("{} {is} used again\n", self.region))
     }
 
-    fn word(&self, real: &'static str, judged: &'static str) -> &'static str {
-        match self.is_real {
+    fn tense(&self, real: &'static str, judged: &'static str) -> &'static str {
+        match self.is_execution {
             true => real,
             false => judged,
         }
@@ -208,11 +208,11 @@ fn count(snapshot: &Snapshot, region: &RegionPattern) -> usize {
 }
 
 /// Returns a hint with the localities of the mesh, at the depth of the requested one.
-fn known(snapshot: &Snapshot, asked: &RegionPattern) -> String {
+fn known_places_hint(snapshot: &Snapshot, asked: &RegionPattern) -> String {
     let workloads = snapshot.mesh.workloads.values();
     let place = |one: &Locality| {
         let parts = [&one.region, &one.zone, &one.subzone].map(|part| &**part);
-        let parts = parts.into_iter().take(asked.depth());
+        let parts = parts.into_iter().take(asked.part_count());
         let parts: Vec<_> = parts.take_while(|part| !part.is_empty()).collect();
         parts.join("/")
     };
@@ -220,16 +220,16 @@ fn known(snapshot: &Snapshot, asked: &RegionPattern) -> String {
     places.remove("");
     match places.is_empty() {
         true => ", as no `workloads[].locality` names a region".to_owned(),
-        false => format!("; write one of {}", named(&places)),
+        false => format!("; write one of {}", join_names(&places)),
     }
 }
 
 /// Joins the names, at most [`NAMED_MAX`] of them.
-fn named(names: &BTreeSet<String>) -> String {
+fn join_names(names: &BTreeSet<String>) -> String {
     let first: Vec<_> = names
         .iter()
         .take(NAMED_MAX)
-        .map(|name| plain(name))
+        .map(|name| escape_control(name))
         .collect();
     match names.len() - first.len() {
         0 => first.join(", "),
@@ -239,11 +239,11 @@ fn named(names: &BTreeSet<String>) -> String {
 
 /// Returns the services (`namespace/hostname`) and aliases that lose their last endpoint on a
 /// port, or the last waypoint for their tunnels.
-fn lost(before: &Snapshot, next: &Snapshot) -> BTreeSet<String> {
+fn services_without_endpoints(before: &Snapshot, next: &Snapshot) -> BTreeSet<String> {
     let key = |service: &Service| key_of(&service.definition);
-    let services = lost_of(&before.services, &next.services, key);
+    let services = lost_in(&before.services, &next.services, key);
     let alias = |service: &Service| format!("alias {}", service.hostname);
-    let aliases = lost_of(&before.derived, &next.derived, alias);
+    let aliases = lost_in(&before.derived_services, &next.derived_services, alias);
     let all = before.services.values();
     let stranded = all.filter(|service| {
         let definition = &service.definition;
@@ -253,19 +253,22 @@ fn lost(before: &Snapshot, next: &Snapshot) -> BTreeSet<String> {
     lost.chain(stranded.map(|service| key(service))).collect()
 }
 
-fn lost_of(
+fn lost_in(
     before: &Shards<Arc<str>, Arc<Service>>,
     next: &Shards<Arc<str>, Arc<Service>>,
     name: impl Fn(&Service) -> String,
 ) -> Vec<String> {
     let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
     let has_lost = |old: &Service, new: &Service| {
-        [(&old.ports, &new.ports), (&old.direct, &new.direct)]
-            .into_iter()
-            .any(|(old, new)| {
-                let mut sets = old.iter();
-                sets.any(|(port, set)| !is_empty(Some(set)) && is_empty(new.get(port)))
-            })
+        [
+            (&old.ports, &new.ports),
+            (&old.passthrough_ports, &new.passthrough_ports),
+        ]
+        .into_iter()
+        .any(|(old, new)| {
+            let mut sets = old.iter();
+            sets.any(|(port, set)| !is_empty(Some(set)) && is_empty(new.get(port)))
+        })
     };
     let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
         let new = next.get(host)?;

@@ -24,7 +24,7 @@ const PAGES_MAX: usize = 3;
 pub(super) struct Scrapes {
     metrics: Arc<Metrics>,
     /// Time for which a page is sent again.
-    fresh: Duration,
+    lifetime: Duration,
     plain: Format,
     openmetrics: Format,
 }
@@ -35,7 +35,7 @@ struct Format {
     content_type: &'static str,
     encode: fn(&Metrics) -> String,
     last: Arc<Mutex<Option<Page>>>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 /// Encoded metrics.
@@ -46,12 +46,12 @@ struct Page {
 }
 
 /// Text of a page with its permit, which is released when the last client has received it.
-struct Placed {
+struct PermittedText {
     text: String,
     _place: OwnedSemaphorePermit,
 }
 
-impl AsRef<[u8]> for Placed {
+impl AsRef<[u8]> for PermittedText {
     fn as_ref(&self) -> &[u8] {
         self.text.as_bytes()
     }
@@ -64,11 +64,11 @@ impl Scrapes {
             content_type,
             encode,
             last: Arc::default(),
-            places: Arc::new(Semaphore::new(PAGES_MAX)),
+            permits: Arc::new(Semaphore::new(PAGES_MAX)),
         };
         Arc::new(Self {
             metrics,
-            fresh,
+            lifetime: fresh,
             plain: format(
                 "text/plain; version=0.0.4; charset=utf-8",
                 Metrics::encode_plain,
@@ -92,7 +92,7 @@ impl Scrapes {
             true => &self.openmetrics,
             false => &self.plain,
         };
-        match format.page(&self.metrics, self.fresh).await {
+        match format.page(&self.metrics, self.lifetime).await {
             Some(bytes) => ([(header::CONTENT_TYPE, format.content_type)], bytes).into_response(),
             None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         }
@@ -110,7 +110,7 @@ impl Format {
         if let Some(page) = last.as_ref().filter(is_fresh) {
             return Some(page.bytes.clone());
         }
-        match Arc::clone(&self.places).try_acquire_owned() {
+        match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(place) => self.encoded(Arc::clone(metrics), last, place).await,
             Err(_) => last.as_ref().map(|page| page.bytes.clone()),
         }
@@ -127,7 +127,7 @@ impl Format {
         let encode = self.encode;
         let made = tokio::task::spawn_blocking(move || {
             let text = encode(&metrics);
-            let bytes = Bytes::from_owner(Placed {
+            let bytes = Bytes::from_owner(PermittedText {
                 text,
                 _place: place,
             });
@@ -200,6 +200,6 @@ mod tests {
         let gone = tokio::time::timeout(Duration::ZERO, scrapes.answer(&headers));
         drop(gone.await);
         assert!(counts(&scraped(&scrapes).await, 0));
-        assert_eq!(scrapes.plain.places.available_permits(), PAGES_MAX - 1);
+        assert_eq!(scrapes.plain.permits.available_permits(), PAGES_MAX - 1);
     }
 }

@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::lifecycle::{Phase, reached};
+use crate::lifecycle::{Phase, wait_for_phase};
 
 /// Limits of one port.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ pub struct Limits {
     head: Duration,
     /// Maximum time without a byte written to the client. Reading the request does not restart
     /// it.
-    pause: Duration,
+    write_timeout: Duration,
     /// Deadline for the whole connection. A dump of a large mesh is long, and clients read it
     /// slowly.
     connection: Duration,
@@ -47,14 +47,14 @@ impl Limits {
     pub const PAGES: Self = Self {
         connections: 64,
         head: Duration::from_secs(5),
-        pause: Duration::from_secs(30),
+        write_timeout: Duration::from_secs(30),
         connection: Duration::from_secs(600),
     };
 
     /// Limits of the ports that are open to the network. Prometheus gives up after 10 s by
     /// default.
     pub const PROBES: Self = Self {
-        pause: Duration::from_secs(5),
+        write_timeout: Duration::from_secs(5),
         connection: Duration::from_secs(30),
         ..Self::PAGES
     };
@@ -83,7 +83,7 @@ pub async fn serve(
 ) {
     let router = router.layer(DefaultBodyLimit::max(MAX_REQUEST));
     let mut connections = Connections::default();
-    let closing = reached(&mut phases, Phase::Closing);
+    let closing = wait_for_phase(&mut phases, Phase::Closing);
     tokio::pin!(closing);
     loop {
         let accepted = tokio::select! {
@@ -92,7 +92,7 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, _)) => {
-                connections.make_room(limits.connections);
+                connections.evict_to(limits.connections);
                 connections.add(connection(limits, stream, router.clone()));
             }
             Err(error) => {
@@ -110,10 +110,10 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
     // On failure the connection uses the default size.
     let _ = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER);
     let began = Instant::now();
-    let taken = Arc::new(Mutex::new(began));
-    let stream = Watched {
+    let last_write = Arc::new(Mutex::new(began));
+    let stream = ProgressStream {
         stream,
-        taken: Arc::clone(&taken),
+        taken: Arc::clone(&last_write),
     };
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -123,8 +123,8 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::pin!(served);
     loop {
-        let last = *taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = (last + limits.pause).min(began + limits.connection);
+        let last = *last_write.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = (last + limits.write_timeout).min(began + limits.connection);
         if due <= Instant::now() || timeout_at(due, &mut served).await.is_ok() {
             return;
         }
@@ -132,20 +132,20 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
 }
 
 /// Stream that records the time of the last successful write.
-struct Watched {
+struct ProgressStream {
     stream: TcpStream,
     taken: Arc<Mutex<Instant>>,
 }
 
-impl Watched {
-    fn note(&self, written: &Poll<io::Result<usize>>) {
+impl ProgressStream {
+    fn record_write(&self, written: &Poll<io::Result<usize>>) {
         if matches!(written, Poll::Ready(Ok(count)) if *count > 0) {
             *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for ProgressStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -155,14 +155,14 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for ProgressStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.note(&written);
+        self.record_write(&written);
         written
     }
 
@@ -173,7 +173,7 @@ impl AsyncWrite for Watched {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.note(&written);
+        self.record_write(&written);
         written
     }
 
@@ -206,7 +206,7 @@ impl Connections {
     ///
     /// If new connections waited instead, 64 slow clients could block every probe for the length
     /// of a deadline.
-    fn make_room(&mut self, limit: usize) {
+    fn evict_to(&mut self, limit: usize) {
         while self.tasks.try_join_next().is_some() {}
         self.order.retain(|handle| !handle.is_finished());
         while self.order.len() >= limit {
@@ -289,7 +289,7 @@ mod tests {
     async fn an_answer_that_never_ends_is_closed_at_its_deadline() {
         let short = Duration::from_millis(200);
         let (address, _phase, _tasks) = server(Limits {
-            pause: short,
+            write_timeout: short,
             ..Limits::PAGES
         })
         .await;
@@ -318,15 +318,18 @@ mod tests {
     #[tokio::test]
     async fn a_large_answer_has_time_while_it_is_read() {
         let limits = Limits {
-            pause: Duration::from_millis(500),
+            write_timeout: Duration::from_millis(500),
             connection: Duration::from_secs(60),
             ..Limits::PAGES
         };
         let (address, _phase, _tasks) = server(limits).await;
         let (start, short) = (Instant::now(), Duration::from_millis(10));
         assert!(sip(address, short, short).await > LARGE);
-        assert!(start.elapsed() > limits.pause, "longer than one pause");
-        assert!(sip(address, 3 * limits.pause, Duration::ZERO).await < LARGE);
+        assert!(
+            start.elapsed() > limits.write_timeout,
+            "longer than one pause"
+        );
+        assert!(sip(address, 3 * limits.write_timeout, Duration::ZERO).await < LARGE);
         let hasty = Limits {
             connection: Duration::from_millis(200),
             ..limits

@@ -9,18 +9,18 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::listeners::{ListenerRow, Strangers};
-use super::place::Place;
+use super::listeners::{AnonymousAccess, ListenerRow};
+use super::place::LocalityRow;
 use super::reach::exposed_to;
 use super::view::{Member, View, key_of};
-use super::{AdminState, Descriptors, IssuerRow, pending, text};
+use super::{AdminState, DescriptorUsage, IssuerRow, pending, text};
 use crate::config::{Config, Discovery};
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
-use crate::status::{self, Certificate, ResourceType, What};
+use crate::status::{self, Certificate, ReloadSource, ResourceType};
 
 /// Maximum number of services, or of endpoints of one service, without `?all`.
-const SHOWN: usize = 50;
+const SERVICES_MAX: usize = 50;
 /// Maximum number of collisions: tenants can cause any number of them.
 const COLLISIONS_SHOWN: usize = 10;
 
@@ -51,7 +51,7 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
     let wanted = parameters.service.as_deref();
     let limit = match parameters.all {
         Some(_) => usize::MAX,
-        None => SHOWN,
+        None => SERVICES_MAX,
     };
     let page = Page::of(state, wanted, limit);
     if let (Some(wanted), 0) = (wanted, page.services.total) {
@@ -88,7 +88,7 @@ pub(super) struct Page {
     pub(super) problems: Vec<String>,
     pub(super) cluster: String,
     pub(super) network: String,
-    pub(super) locality: Place,
+    pub(super) locality: LocalityRow,
     pub(super) snapshot: u64,
     /// Sizes of the mesh.
     pub(super) mesh: Counts,
@@ -102,9 +102,9 @@ pub(super) struct Page {
     pub(super) issuers: Vec<IssuerRow>,
     pub(super) reloads: Vec<ReloadRow>,
     /// Hostnames that discovery sent instead of addresses.
-    pub(super) hosts: status::Hosts,
+    pub(super) hosts: status::HostnameStatuses,
     /// Descriptors of the data path and their holders.
-    pub(super) descriptors: Descriptors,
+    pub(super) descriptors: DescriptorUsage,
     pub(super) services: Services,
 }
 
@@ -213,11 +213,11 @@ impl Page {
 
     fn of(state: &AdminState, wanted: Option<&str>, limit: usize) -> Self {
         let snapshot = state.reader.snapshot();
-        let view = View::new(&snapshot, &state.denies, Instant::now());
+        let view = View::new(&snapshot, &state.deny_list, Instant::now());
         let config = state.config.load_full();
         let pending = pending(&state.status, &state.lifecycle);
         let listeners = state.listeners.rows();
-        let strangers = Strangers::new(&snapshot, &listeners);
+        let strangers = AnonymousAccess::new(&snapshot, &listeners);
         let services = Services::of(&view, &strangers, wanted, limit);
         let mut page = Self {
             version: env!("CARGO_PKG_VERSION"),
@@ -227,7 +227,7 @@ impl Page {
             problems: Vec::new(),
             cluster: config.gateway.cluster.clone(),
             network: snapshot.network().to_owned(),
-            locality: Place::of(&snapshot.balancing.position),
+            locality: LocalityRow::of(&snapshot.balancing.position),
             snapshot: snapshot.version,
             mesh: Counts {
                 services: snapshot.mesh.services.len(),
@@ -252,7 +252,7 @@ impl Page {
         };
         for (what, reload) in state.status.reloads() {
             // The status of the stream has more details about a control plane.
-            if what != What::Mesh || page.source.stream.is_none() {
+            if what != ReloadSource::Mesh || page.source.stream.is_none() {
                 page.reloads.push(ReloadRow {
                     what: what.label(),
                     at: reload.at,
@@ -266,8 +266,8 @@ impl Page {
             let problem = "`trust.skip_validation`: peers of any trust domain are accepted";
             page.problems.push(problem.to_owned());
         }
-        page.problems.extend(unlisted(&state.status));
-        page.problems.extend(dead_ends(&snapshot));
+        page.problems.extend(roots_without_crl(&state.status));
+        page.problems.extend(missing_waypoints(&snapshot));
         page.problems.extend(conflicts(state.status.conflicts()));
         page.problems.extend(collisions(&snapshot));
         page
@@ -281,7 +281,7 @@ pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
 }
 
 /// Formats the number of rejected resources of a type.
-pub(super) fn how_many(kind: &ResourceType) -> String {
+pub(super) fn format_rejected(kind: &ResourceType) -> String {
     let at_least = if kind.at_least { "at least " } else { "" };
     format!("{at_least}{}", kind.rejected)
 }
@@ -296,7 +296,7 @@ fn problems(page: &Page) -> Vec<String> {
         }
         problems.extend(stream.from_disk.clone());
         for kind in stream.types.iter().filter(|kind| kind.rejected > 0) {
-            let count = how_many(kind);
+            let count = format_rejected(kind);
             problems.push(format!("{count} of {} are rejected", kind.name));
         }
     }
@@ -306,7 +306,7 @@ fn problems(page: &Page) -> Vec<String> {
             problems.extend(lines.map(|line| format!("{}: {line}", reload.what)));
         }
     }
-    problems.extend(names(&page.hosts));
+    problems.extend(hostname_problems(&page.hosts));
     for crl in page.crls.iter().filter(|crl| crl.stale) {
         let (issuer, file) = (&crl.issuer, &crl.file);
         problems.push(format!(
@@ -331,7 +331,7 @@ fn problems(page: &Page) -> Vec<String> {
 }
 
 /// Returns the problems of hostnames that have no address or an outdated one.
-fn names(hosts: &status::Hosts) -> Vec<String> {
+fn hostname_problems(hosts: &status::HostnameStatuses) -> Vec<String> {
     let mut problems = Vec::new();
     let mut failing = hosts.list.iter().filter(|host| host.error.is_some());
     if let Some(first) = failing.next() {
@@ -352,7 +352,7 @@ fn names(hosts: &status::Hosts) -> Vec<String> {
 }
 
 /// Returns the trusted roots whose peers are refused because `trust.crl` has no list of the root.
-fn unlisted(status: &status::Status) -> impl Iterator<Item = String> {
+fn roots_without_crl(status: &status::Status) -> impl Iterator<Item = String> {
     let roots = status.unlisted_roots().into_iter();
     roots.map(|root| format!("`trust.crl` has no list of {root}: peers below {root} are refused"))
 }
@@ -368,7 +368,7 @@ fn conflicts(mut all: Vec<String>) -> Vec<String> {
 }
 
 /// Reports services whose tunnels are all rejected, because their waypoint is missing.
-fn dead_ends(snapshot: &Snapshot) -> Option<String> {
+fn missing_waypoints(snapshot: &Snapshot) -> Option<String> {
     let services = snapshot.mesh.services.sorted().into_iter();
     let mut lost = services.filter(|service| snapshot.lacks_waypoint(service));
     let first = lost.next()?;
@@ -453,13 +453,18 @@ impl CrlRow {
 }
 
 impl Services {
-    fn of(view: &View<'_>, strangers: &Strangers<'_>, wanted: Option<&str>, limit: usize) -> Self {
+    fn of(
+        view: &View<'_>,
+        strangers: &AnonymousAccess<'_>,
+        wanted: Option<&str>,
+        limit: usize,
+    ) -> Self {
         let wanted_host = wanted.map(without_port);
         let aliased: Vec<_> = wanted_host.map_or_else(Vec::new, |name| {
-            hosts_called(view.snapshot, &name.to_ascii_lowercase())
+            hosts_named(view.snapshot, &name.to_ascii_lowercase())
         });
         let is_wanted = |service: &&Service| {
-            let is_its = |name| is_called(service, name) || aliased.contains(&service.hostname);
+            let is_its = |name| matches_name(service, name) || aliased.contains(&service.hostname);
             wanted_host.is_none_or(is_its)
         };
         let mut services: Vec<_> = view.services().filter(is_wanted).collect();
@@ -478,14 +483,14 @@ impl Services {
 }
 
 /// Returns the hostnames of the services with this name, hostname or alias.
-fn hosts_called(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
-    let exposed = snapshot.exposure.hosts_called(name);
-    let aliases = snapshot.names.called(name).iter();
+fn hosts_named(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
+    let exposed = snapshot.exposure.hosts_with_alias(name);
+    let aliases = snapshot.names.aliases_of(name).iter();
     let targets = aliases.flat_map(|alias| alias.targets());
     let hosts = exposed
         .chain(targets.map(|(host, _)| &**host))
         .chain([name]);
-    let services = hosts.filter_map(|host| snapshot.called(host));
+    let services = hosts.filter_map(|host| snapshot.service_by_name(host));
     services
         .map(|service| Arc::clone(&service.hostname))
         .collect()
@@ -500,7 +505,7 @@ fn without_port(name: &str) -> &str {
 }
 
 /// Compares with the name or hostname, with or without `NAMESPACE/`.
-fn is_called(service: &Service, name: &str) -> bool {
+fn matches_name(service: &Service, name: &str) -> bool {
     let (namespace, name) = match name.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, name),
@@ -529,7 +534,7 @@ impl ServiceRow {
         let tunnels = found.map(|found| found.state.in_flight()).sum();
         let rows: usize = members.iter().map(|member| member.ports.len()).sum();
         let more = endpoints.map_or(0, |limit| rows.saturating_sub(limit));
-        let rows = members.into_iter().flat_map(EndpointRow::all);
+        let rows = members.into_iter().flat_map(EndpointRow::for_member);
         Self {
             service: key_of(service),
             ports: service.ports.keys().copied().collect(),
@@ -544,7 +549,7 @@ impl ServiceRow {
 }
 
 impl EndpointRow {
-    fn all(member: Member<'_>) -> impl Iterator<Item = Self> {
+    fn for_member(member: Member<'_>) -> impl Iterator<Item = Self> {
         let (uid, weight) = (&member.workload.uid, member.workload.capacity);
         member.ports.into_iter().map(move |port| Self {
             port: port.port,

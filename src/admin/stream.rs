@@ -13,10 +13,10 @@ const PIECES_MAX: usize = 4;
 
 /// Returns the body that `write` produces on a blocking thread. If the client disconnects, the
 /// writer returns an error.
-pub(super) fn body(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> Body {
+pub(super) fn body(write: impl FnOnce(&mut BodyWriter) -> io::Result<()> + Send + 'static) -> Body {
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     tokio::task::spawn_blocking(move || {
-        let mut pieces = Pieces {
+        let mut pieces = BodyWriter {
             sender,
             piece: Vec::new(),
         };
@@ -31,12 +31,12 @@ pub(super) fn body(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 's
 }
 
 /// Writer that sends its bytes in pieces.
-pub(super) struct Pieces {
+pub(super) struct BodyWriter {
     sender: mpsc::Sender<io::Result<Bytes>>,
     piece: Vec<u8>,
 }
 
-impl Write for Pieces {
+impl Write for BodyWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.piece.extend_from_slice(bytes);
         if self.piece.len() >= PIECE_BYTES {

@@ -13,7 +13,7 @@ use crate::config::{Log, LogFormat};
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Service, Template, Waypoint, Workload};
 use crate::snapshot::{Exposure, ExposureTable, InFlight, Protocol, Publisher};
-use crate::status::{Certificate, CertificateInfo, What};
+use crate::status::{Certificate, CertificateInfo, ReloadSource};
 use crate::telemetry::logging;
 
 /// State of the routers. The log exists as long as its subscriber.
@@ -55,17 +55,19 @@ pub(super) fn fixture() -> Fixture {
         lifecycle: Lifecycle::new(),
         log,
         config: Arc::new(ArcSwap::from_pointee(config())),
-        denies: Denies::new(|address| address.ip().is_loopback().then_some("a loopback address")),
-        holders: Holders::new(|_| Descriptors::default()),
-        issuers: Issuers::new(Vec::new),
-        explains: Explains::new(|asked| {
+        deny_list: DenyLookup::new(|address| {
+            address.ip().is_loopback().then_some("a loopback address")
+        }),
+        holders: DescriptorUsageSource::new(|_| DescriptorUsage::default()),
+        issuers: IssuerSource::new(Vec::new),
+        explains: ExplainHandler::new(|asked| {
             let asked = format!("{asked:?}");
             match asked.contains("wrong") {
                 true => Err("write it right".to_owned()),
                 false => Ok(Box::new(move |to| to.write_all(asked.as_bytes()))),
             }
         }),
-        listeners: Listeners::new(|| {
+        listeners: ListenerSource::new(|| {
             let listeners = config().listeners.into_iter();
             let row = |listener: crate::config::Listener| ListenerRow {
                 address: listener.bind,
@@ -110,8 +112,8 @@ async fn readiness_names_what_is_pending() {
     let (status, body) = ask(router.clone(), "GET", "/healthz/ready").await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(body, "not ready, pending: certificates, mesh\n");
-    state.status.ready("certificates");
-    state.status.ready("mesh");
+    state.status.clear_pending("certificates");
+    state.status.clear_pending("mesh");
     let (status, body) = ask(router, "GET", "/healthz/ready").await;
     assert_eq!((status, body.as_str()), (StatusCode::OK, "ready\n"));
 }
@@ -119,8 +121,8 @@ async fn readiness_names_what_is_pending() {
 #[tokio::test(start_paused = true)]
 async fn readiness_fails_as_soon_as_the_process_is_on_its_way_out() {
     let Fixture { state, .. } = fixture();
-    state.status.ready("certificates");
-    state.status.ready("mesh");
+    state.status.clear_pending("certificates");
+    state.status.clear_pending("mesh");
     let router = admin_router(state.clone());
     let (status, body) = ask(router.clone(), "POST", "/quitquitquit").await;
     assert_eq!((status, body.as_str()), (StatusCode::OK, "shutting down\n"));
@@ -128,7 +130,7 @@ async fn readiness_fails_as_soon_as_the_process_is_on_its_way_out() {
     let life = state.lifecycle.clone();
     let running = tokio::spawn(async move { life.run(hour, hour).await });
     let mut phases = state.lifecycle.phases();
-    crate::lifecycle::reached(&mut phases, Phase::Lag).await;
+    crate::lifecycle::wait_for_phase(&mut phases, Phase::Lag).await;
     let (status, body) = ask(router, "GET", "/ready").await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(body, "not ready, pending: draining\n");
@@ -322,7 +324,9 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
     };
     let _in_flight = InFlight::new(&endpoint_state);
     endpoint_state.eject(tokio::time::Instant::now());
-    state.status.set_reload(What::Mesh, Err("line 3".into()));
+    state
+        .status
+        .set_reload(ReloadSource::Mesh, Err("line 3".into()));
     state.status.set_certificate(certificate());
     let (status, body) = ask(admin_router(state), "GET", "/config_dump").await;
     assert_eq!(status, StatusCode::OK);
@@ -476,7 +480,7 @@ fn exposure_says_to_whom_and_by_which_rule() {
             ..Change::default()
         });
         let snapshot = publisher.reader().snapshot();
-        let strangers = listeners::Strangers::new(&snapshot, &[]);
+        let strangers = listeners::AnonymousAccess::new(&snapshot, &[]);
         reach::exposed_to(&snapshot, &strangers, snapshot.mesh.services.sorted()[0])
     };
     assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
@@ -507,10 +511,10 @@ fn exposure_says_to_whom_and_by_which_rule() {
         let mut table = ExposureTable::new(true);
         let entry = Exposure {
             port: Some(80),
-            to,
+            audiences: to,
             ..Exposure::default()
         };
-        table.expose("echo.app", &entry, []);
+        table.add_entry("echo.app", &entry, []);
         table
     };
     assert_eq!(
@@ -524,13 +528,13 @@ fn exposure_says_to_whom_and_by_which_rule() {
     let mut of_other = ExposureTable::new(true);
     let entry = Exposure {
         namespace: Some("other".into()),
-        to: vec![Audience {
+        audiences: vec![Audience {
             anyone: true,
             ..Audience::default()
         }],
         ..Exposure::default()
     };
-    of_other.expose("echo.app", &entry, []);
+    of_other.add_entry("echo.app", &entry, []);
     assert_eq!(
         said(of_other, &[]),
         ["nobody, as `exposure` names the service of namespace other"]
@@ -554,7 +558,7 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
         port: Some(80),
         ..Exposure::default()
     };
-    exposure.expose("echo.app", &entry, [("echo.global", None)]);
+    exposure.add_entry("echo.app", &entry, [("echo.global", None)]);
     let mut lost = (**mesh().services.sorted()[0]).clone();
     let gateway = GatewayAddress {
         place: Place::Name("app/nobody.app".into()),
@@ -579,7 +583,7 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
     assert_eq!(status, StatusCode::NOT_FOUND);
     state
         .status
-        .set_reload(What::Mesh, Err("a:1: x\na:2: y".into()));
+        .set_reload(ReloadSource::Mesh, Err("a:1: x\na:2: y".into()));
     let (_, text) = ask(router(), "GET", "/status").await;
     let lost = "  tunnels to app/echo.app are refused: its waypoint app/nobody.app is unknown";
     assert!(text.contains(lost), "{text}");

@@ -9,20 +9,22 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
-use crate::snapshot::{self, Endpoint, Snapshot, unused};
+use crate::snapshot::{self, Endpoint, Snapshot, exclusion_reason};
 
 /// Lookup in the deny list of the data path. Returns the rule that denies an address.
 #[derive(Clone)]
-pub struct Denies(Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>);
+pub struct DenyLookup(Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>);
 
-impl Denies {
+impl DenyLookup {
     /// Wraps the lookup.
-    pub fn new(say: impl Fn(SocketAddr) -> Option<&'static str> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(say))
+    pub fn new(
+        lookup: impl Fn(SocketAddr) -> Option<&'static str> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(lookup))
     }
 }
 
-impl fmt::Debug for Denies {
+impl fmt::Debug for DenyLookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Denies")
     }
@@ -31,7 +33,7 @@ impl fmt::Debug for Denies {
 /// View of a snapshot.
 pub(super) struct View<'a> {
     pub(super) snapshot: &'a Snapshot,
-    denies: &'a Denies,
+    denies: &'a DenyLookup,
     now: Instant,
     /// By `namespace/hostname`.
     by_service: HashMap<&'a str, Vec<&'a Workload>>,
@@ -42,11 +44,11 @@ pub(super) struct Member<'a> {
     pub(super) workload: &'a Workload,
     /// Service port to target port, as defined by the workload.
     pub(super) targets: &'a Ports,
-    pub(super) ports: Vec<Port<'a>>,
+    pub(super) ports: Vec<MemberPort<'a>>,
 }
 
 /// State of a workload for one service port.
-pub(super) struct Port<'a> {
+pub(super) struct MemberPort<'a> {
     pub(super) port: u16,
     /// Endpoint that is dialled, if there is one.
     pub(super) endpoint: Option<&'a Endpoint>,
@@ -56,7 +58,7 @@ pub(super) struct Port<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn new(snapshot: &'a Snapshot, denies: &'a Denies, now: Instant) -> Self {
+    pub(super) fn new(snapshot: &'a Snapshot, denies: &'a DenyLookup, now: Instant) -> Self {
         let mut by_service: HashMap<&str, Vec<&Workload>> = HashMap::new();
         for workload in workloads(&snapshot.mesh) {
             for service in workload.services.keys() {
@@ -97,11 +99,11 @@ impl<'a> View<'a> {
             let ports = targets.keys().map(|&port| {
                 let found = sets.get(&port).and_then(|set| set.get(&*workload.uid));
                 let endpoint = found.copied();
-                Port {
+                MemberPort {
                     port,
                     endpoint,
                     ejected: endpoint.is_some_and(|found| found.state.is_ejected(self.now)),
-                    unused: self.why(service, built, workload, port, endpoint),
+                    unused: self.unused_reason(service, built, workload, port, endpoint),
                 }
             });
             Some(Member {
@@ -113,7 +115,7 @@ impl<'a> View<'a> {
         members.collect()
     }
 
-    fn why(
+    fn unused_reason(
         &self,
         service: &Service,
         built: Option<&Arc<snapshot::Service>>,
@@ -121,7 +123,7 @@ impl<'a> View<'a> {
         port: u16,
         endpoint: Option<&Endpoint>,
     ) -> Option<String> {
-        if let Some(why) = unused(self.snapshot, service, workload, port) {
+        if let Some(why) = exclusion_reason(self.snapshot, service, workload, port) {
             return Some(why.to_string());
         }
         let Some(endpoint) = endpoint else {

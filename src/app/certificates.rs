@@ -10,39 +10,43 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Identity, Source, pod};
-use crate::datapath::Gateway;
+use crate::datapath::DataPath;
 use crate::snapshot::Publisher;
 use crate::status::{Certificate, Status};
 use crate::tls::issue::cache::Cache;
-use crate::tls::issue::istio::Authority;
-use crate::tls::issue::{News, workload_api};
-use crate::tls::{self, Crls, Material, PeerTrust, Served, TlsError, TrustedDomain};
+use crate::tls::issue::istio::IstioAuthority;
+use crate::tls::issue::{CertificateEvent, workload_api};
+use crate::tls::{self, Crls, IdentityMaterial, PeerTrust, ServerTls, TlsError, TrustedDomain};
 
 use super::CERTIFICATES;
 
 /// Interval of clock checks. Timers do not advance while the host is suspended.
-const LOOK: Duration = Duration::from_secs(60);
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Starts the task that obtains certificates. With certificates in files the receiver never
 /// returns one. `back` is notified when the control plane is reachable again.
-fn source(source: &Source, config: &Config, back: Arc<Notify>) -> mpsc::Receiver<News> {
-    let (news, told) = mpsc::channel(1);
+fn start_issuance(
+    source: &Source,
+    config: &Config,
+    back: Arc<Notify>,
+) -> mpsc::Receiver<CertificateEvent> {
+    let (news, receiver) = mpsc::channel(1);
     match &config.identity {
         Identity::Files(_) => {}
         Identity::IstioCa(ca) => {
             let id = source.who(config).identity(&ca.trust_domain);
             let cache = ca.cache.clone().map(|folder| Cache {
-                folder,
+                directory: folder,
                 id: id.clone(),
                 roots: ca.plane.roots.clone(),
             });
-            let authority = Authority {
+            let authority = IstioAuthority {
                 plane: ca.plane.clone(),
                 cluster: config.gateway.cluster.clone(),
                 id,
                 ttl: ca.ttl,
                 cache,
-                back,
+                reachable: back,
             };
             tokio::spawn(authority.run(news));
         }
@@ -51,22 +55,22 @@ fn source(source: &Source, config: &Config, back: Arc<Notify>) -> mpsc::Receiver
             tokio::spawn(workload_api::run(socket, news));
         }
     }
-    told
+    receiver
 }
 
 /// Certificates shared by their two writers. A task of the control path receives new certificates
 /// and checks expiry. The thread that reads files may block on one of them.
 #[derive(Clone)]
-pub(super) struct Shared(Arc<Mutex<Certificates>>);
+pub(super) struct SharedCertificates(Arc<Mutex<Certificates>>);
 
-impl Shared {
+impl SharedCertificates {
     /// Starts the task of the control path.
     pub(super) fn new(
         certificates: Certificates,
         (source, config): (&Source, &Config),
         back: Arc<Notify>,
     ) -> Self {
-        let news = self::source(source, config, back);
+        let news = start_issuance(source, config, back);
         let replaced = Arc::clone(&certificates.replaced);
         let shared = Self(Arc::new(Mutex::new(certificates)));
         tokio::spawn(shared.clone().run(news, replaced));
@@ -81,16 +85,16 @@ impl Shared {
     /// use. A reload replaces both under one lock. Returns the next expiry.
     fn look_at_trust(&self) -> Option<SystemTime> {
         let mut certificates = self.lock();
-        certificates.name_unlisted();
-        certificates.end()
+        certificates.report_roots_without_crl();
+        certificates.next_expiry()
     }
 
-    async fn run(self, mut news: mpsc::Receiver<News>, replaced: Arc<Notify>) {
+    async fn run(self, mut news: mpsc::Receiver<CertificateEvent>, replaced: Arc<Notify>) {
         loop {
             let end = self.look_at_trust();
             tokio::select! {
-                Some(news) = news.recv() => self.lock().hear(news),
-                () = passes(end) => self.lock().look(),
+                Some(news) = news.recv() => self.lock().handle_news(news),
+                () = wait_until(end) => self.lock().check_expiry(),
                 () = replaced.notified() => {}
             }
         }
@@ -99,18 +103,18 @@ impl Shared {
 
 /// Verifies the chains of open connections again after every change of certificates or trust.
 /// Connections detect a refusal through their chain, tunnels through the snapshot's generation.
-pub(super) async fn recheck(gateway: Arc<Gateway>, publisher: Arc<Publisher>) {
+pub(super) async fn recheck(gateway: Arc<DataPath>, publisher: Arc<Publisher>) {
     loop {
-        gateway.tls.changed().await;
+        gateway.tls.recheck_requested().await;
         let (gateway, publisher) = (Arc::clone(&gateway), Arc::clone(&publisher));
         // Ten thousand chains take a second.
         let rechecked = spawn_blocking(move || {
             gateway.tls.recheck(|batch| {
                 for lost in batch {
-                    let (reason, why) = (lost.refusal.label(), &lost.why);
+                    let (reason, why) = (lost.refusal.label(), &lost.cause);
                     warn!(peer = %lost.identity, reason, %why, "open connections lose trust");
                 }
-                publisher.rejudge();
+                publisher.reevaluate_tunnels();
             });
         });
         if let Err(error) = rechecked.await {
@@ -120,43 +124,43 @@ pub(super) async fn recheck(gateway: Arc<Gateway>, publisher: Arc<Publisher>) {
 }
 
 /// Waits until the clock has passed a time. Never returns without one.
-async fn passes(end: Option<SystemTime>) {
+async fn wait_until(end: Option<SystemTime>) {
     let Some(end) = end else {
         return std::future::pending().await;
     };
     while let Ok(left) = end.duration_since(SystemTime::now()) {
-        sleep(left.min(LOOK)).await;
+        sleep(left.min(CLOCK_CHECK_INTERVAL)).await;
     }
 }
 
 /// Certificate in use and trust domains in use. Together they determine the configuration of new
 /// handshakes.
 pub(super) struct Certificates {
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     status: Arc<Status>,
-    material: Option<Arc<Material>>,
+    material: Option<Arc<IdentityMaterial>>,
     trust: PeerTrust,
     /// Time of the last report of stale revocation lists.
-    looked: SystemTime,
+    stale_checked_at: SystemTime,
     /// Notified when the certificate or the trust is replaced.
     replaced: Arc<Notify>,
     /// Notified when there is a certificate for the first time.
-    first: Option<oneshot::Sender<()>>,
+    first_certificate: Option<oneshot::Sender<()>>,
     /// Own identity, or `unknown`.
     identity: String,
     /// Error of the last attempt to get a certificate, if it failed.
     failure: Option<String>,
-    has_ended: bool,
+    has_expired: bool,
     /// Domains without roots in the last warning.
-    rootless: Vec<String>,
+    domains_without_roots: Vec<String>,
     /// Roots without a revocation list in the last warning.
-    unlisted: BTreeSet<String>,
+    roots_without_crl: BTreeSet<String>,
 }
 
 impl Certificates {
     /// Creates the state without a certificate; `first` announces the first one.
     pub(super) fn new(
-        gateway: Arc<Gateway>,
+        gateway: Arc<DataPath>,
         status: Arc<Status>,
         (from, config): (&Source, &Config),
         trust: PeerTrust,
@@ -171,56 +175,59 @@ impl Certificates {
             status,
             material: None,
             trust,
-            looked: SystemTime::UNIX_EPOCH,
+            stale_checked_at: SystemTime::UNIX_EPOCH,
             replaced: Arc::default(),
-            first: Some(first),
+            first_certificate: Some(first),
             identity,
             failure: None,
-            has_ended: false,
-            rootless: Vec::new(),
-            unlisted: BTreeSet::new(),
+            has_expired: false,
+            domains_without_roots: Vec::new(),
+            roots_without_crl: BTreeSet::new(),
         };
-        new.show();
-        new.show_domains();
-        new.name_stale();
+        new.update_status();
+        new.update_domain_status();
+        new.report_stale_crls();
         new
     }
 
     /// Returns the next expiry of the certificate in use or of a revocation list.
-    fn end(&self) -> Option<SystemTime> {
+    fn next_expiry(&self) -> Option<SystemTime> {
         let crls = self.trust.crls.as_ref();
-        let stale = crls.and_then(|crls| crls.next_stale(self.looked));
-        self.own_end().into_iter().chain(stale).min()
+        let stale = crls.and_then(|crls| crls.next_stale(self.stale_checked_at));
+        self.own_expiry().into_iter().chain(stale).min()
     }
 
-    fn own_end(&self) -> Option<SystemTime> {
-        let material = self.material.as_ref().filter(|_| !self.has_ended);
+    fn own_expiry(&self) -> Option<SystemTime> {
+        let material = self.material.as_ref().filter(|_| !self.has_expired);
         material.map(|material| material.identity.not_after)
     }
 
-    fn hear(&mut self, news: News) {
+    fn handle_news(&mut self, news: CertificateEvent) {
         match news {
-            News::Issued(material) => self.issued(material),
-            News::Restored(material) => self.restored(material),
-            News::Failed(why) => self.failed(why),
+            CertificateEvent::Issued(material) => self.issued(material),
+            CertificateEvent::Restored(material) => self.restored(material),
+            CertificateEvent::Failed(why) => self.failed(why),
         }
     }
 
     /// Handles the expiry of the certificate in use or of a revocation list.
-    fn look(&mut self) {
-        if self.name_stale() {
-            self.gateway.tls.recheck_soon();
+    fn check_expiry(&mut self) {
+        if self.report_stale_crls() {
+            self.gateway.tls.request_recheck();
         }
-        if self.own_end().is_some_and(|end| end <= SystemTime::now()) {
-            self.has_ended = true;
+        if self
+            .own_expiry()
+            .is_some_and(|end| end <= SystemTime::now())
+        {
+            self.has_expired = true;
             error!(identity = self.identity, "our certificate has ended");
             self.status.pending(CERTIFICATES);
-            self.show();
+            self.update_status();
         }
     }
 
-    fn issued(&mut self, material: Arc<Material>) {
-        let served = tls::serve(&material, &self.trust);
+    fn issued(&mut self, material: Arc<IdentityMaterial>) {
+        let served = tls::listener_server_config(&material, &self.trust);
         match served {
             Ok(served) => {
                 self.gateway.metrics.certificate_fetched(true);
@@ -231,8 +238,8 @@ impl Certificates {
     }
 
     /// Uses a certificate from the disk cache until the authority has answered.
-    fn restored(&mut self, material: Arc<Material>) {
-        match tls::serve(&material, &self.trust) {
+    fn restored(&mut self, material: Arc<IdentityMaterial>) {
+        match tls::listener_server_config(&material, &self.trust) {
             Ok(served) => {
                 info!("serving with the certificate on disk");
                 self.replace(material, served);
@@ -252,11 +259,11 @@ impl Certificates {
         };
         warn!(identity = self.identity, %why, rest, "no new certificate");
         self.failure = Some(why);
-        self.show();
+        self.update_status();
     }
 
     /// Uses a certificate for all handshakes from now on.
-    pub(super) fn replace(&mut self, material: Arc<Material>, served: Served) {
+    pub(super) fn replace(&mut self, material: Arc<IdentityMaterial>, served: ServerTls) {
         self.gateway.tls.replace(served);
         let identity = material.identity.uri.to_string();
         if identity != self.identity {
@@ -265,48 +272,51 @@ impl Certificates {
         let end = humantime::Timestamp::from(material.identity.not_after);
         info!(identity, expires = %end, "certificate in force");
         (self.identity, self.material) = (identity, Some(material));
-        (self.failure, self.has_ended) = (None, false);
-        self.show();
-        self.show_ends();
-        self.name_rootless();
-        self.status.ready(CERTIFICATES);
+        (self.failure, self.has_expired) = (None, false);
+        self.update_status();
+        self.export_expiry();
+        self.report_domains_without_roots();
+        self.status.clear_pending(CERTIFICATES);
         self.replaced.notify_one();
-        if let Some(first) = self.first.take() {
+        if let Some(first) = self.first_certificate.take() {
             // The receiver may have stopped.
             let _ = first.send(());
         }
     }
 
     /// Returns the configuration of handshakes with this trust; none without a certificate.
-    pub(super) fn served_with(&self, trust: &PeerTrust) -> Result<Option<Served>, TlsError> {
+    pub(super) fn server_config_with(
+        &self,
+        trust: &PeerTrust,
+    ) -> Result<Option<ServerTls>, TlsError> {
         let material = self.material.as_ref();
         material
-            .map(|material| tls::serve(material, trust))
+            .map(|material| tls::listener_server_config(material, trust))
             .transpose()
     }
 
-    /// Uses new trust, with the configuration that [`Certificates::served_with`] created from it.
-    pub(super) fn trust(&mut self, trust: PeerTrust, served: Option<Served>) {
+    /// Uses new trust, with the configuration that [`Certificates::server_config_with`] created from it.
+    pub(super) fn replace_trust(&mut self, trust: PeerTrust, served: Option<ServerTls>) {
         for before in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.forget_certificate(&before.identity);
         }
-        (self.trust, self.looked) = (trust, SystemTime::UNIX_EPOCH);
-        self.show_domains();
-        self.show_ends();
+        (self.trust, self.stale_checked_at) = (trust, SystemTime::UNIX_EPOCH);
+        self.update_domain_status();
+        self.export_expiry();
         if let Some(served) = served {
             self.gateway.tls.replace(served);
         }
-        self.name_rootless();
-        self.name_stale();
+        self.report_domains_without_roots();
+        self.report_stale_crls();
         // The next expiry may have changed.
         self.replaced.notify_one();
     }
 
     /// Logs the revocation lists that became stale since the last call, and counts all lists.
     /// Returns true if there is a new stale list.
-    fn name_stale(&mut self) -> bool {
+    fn report_stale_crls(&mut self) -> bool {
         let now = SystemTime::now();
-        let before = std::mem::replace(&mut self.looked, now);
+        let before = std::mem::replace(&mut self.stale_checked_at, now);
         let lists = self
             .trust
             .crls
@@ -324,33 +334,33 @@ impl Certificates {
         self.gateway.metrics.crls(fresh, stale.len());
         self.gateway
             .metrics
-            .validation_skipped(self.trust.skip_validation);
+            .set_validation_skipped(self.trust.skip_validation);
         self.status.set_crls(lists);
         count > 0
     }
 
     /// Logs the trusted domains without roots, if they have changed.
-    fn name_rootless(&mut self) {
+    fn report_domains_without_roots(&mut self) {
         let Some(material) = &self.material else {
             return;
         };
-        let lacks = |domain: &&TrustedDomain| domain.roots_with(material).is_none();
+        let lacks = |domain: &&TrustedDomain| domain.effective_roots(material).is_none();
         let rootless = self.trust.domains.iter().filter(lacks);
         let rootless: Vec<_> = rootless.map(|domain| domain.name.clone()).collect();
-        if rootless != self.rootless && !rootless.is_empty() {
+        if rootless != self.domains_without_roots && !rootless.is_empty() {
             warn!(
                 domains = rootless.join(","),
                 "the Workload API has no bundle for these trust domains: their peers are refused; \
                  federate with them, or write trust.domains[].roots"
             );
         }
-        self.rootless = rootless;
+        self.domains_without_roots = rootless;
     }
 
     /// Logs the new trusted roots for which `trust.crl` requires a list but has none.
-    fn name_unlisted(&mut self) {
-        let unlisted = self.trust.unlisted_roots(self.material.as_deref());
-        for root in unlisted.difference(&self.unlisted) {
+    fn report_roots_without_crl(&mut self) {
+        let unlisted = self.trust.roots_without_crl(self.material.as_deref());
+        for root in unlisted.difference(&self.roots_without_crl) {
             warn!(
                 root,
                 "`trust.crl` has no list of a trusted root: peers below it are refused; add its \
@@ -359,18 +369,18 @@ impl Certificates {
         }
         self.status
             .set_unlisted_roots(unlisted.iter().cloned().collect());
-        self.unlisted = unlisted;
+        self.roots_without_crl = unlisted;
     }
 
     /// Shows the roots of the trust domains that have their own.
-    fn show_domains(&self) {
+    fn update_domain_status(&self) {
         for shown in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.set_certificate(shown);
         }
     }
 
     /// Exports the expiry times of everything in use.
-    fn show_ends(&self) {
+    fn export_expiry(&self) {
         let own = self
             .material
             .iter()
@@ -382,11 +392,13 @@ impl Certificates {
         let ends = own.chain(domains.map(|end| ("domain_root", end)));
         let ends = ends.chain(crls.map(|end| ("crl", end)));
         let ends: Vec<_> = ends.collect();
-        self.gateway.metrics.certificates_end(&self.identity, &ends);
+        self.gateway
+            .metrics
+            .set_certificate_expiry(&self.identity, &ends);
     }
 
     /// Updates the status of the own certificate.
-    fn show(&self) {
+    fn update_status(&self) {
         let mut shown = match &self.material {
             Some(material) => material.status(),
             None => Certificate {
@@ -396,8 +408,8 @@ impl Certificates {
         };
         shown.state = match (&self.material, &self.failure) {
             (None, None) => "Initializing".to_owned(),
-            (Some(_), None) if !self.has_ended => "Available".to_owned(),
-            (Some(_), Some(why)) if !self.has_ended => {
+            (Some(_), None) if !self.has_expired => "Available".to_owned(),
+            (Some(_), Some(why)) if !self.has_expired => {
                 format!("Available: no new certificate: {why}")
             }
             (_, Some(why)) => format!("Unavailable: {why}"),

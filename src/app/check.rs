@@ -4,7 +4,7 @@
 use crate::config::{Discovery, Examined, Identity, Source};
 use crate::yaml::Severity;
 
-use super::inputs::{Report, complete};
+use super::inputs::{Report, load_and_check};
 
 /// Maximum number of absent files in the warning.
 const NAMED_MAX: usize = 8;
@@ -14,22 +14,22 @@ const NAMED_MAX: usize = 8;
 pub fn check(source: &Source) -> Report {
     let examined = source.examine_without_keys();
     match has_credential(&examined) {
-        true => complete(source, examined.strict()),
-        false => tolerant(source, examined),
+        true => load_and_check(source, examined.strict()),
+        false => check_with_absent_files(source, examined),
     }
 }
 
 /// Checks all files like a start, which requires that all exist.
 pub fn check_as_run(source: &Source) -> Report {
-    complete(source, source.examine())
+    load_and_check(source, source.examine())
 }
 
 /// Checks all files for a command that needs no certificates; missing ones are a warning.
 pub fn check_without_keys(source: &Source) -> Report {
-    tolerant(source, source.examine_without_keys())
+    check_with_absent_files(source, source.examine_without_keys())
 }
 
-fn tolerant(source: &Source, mut examined: Examined) -> Report {
+fn check_with_absent_files(source: &Source, mut examined: Examined) -> Report {
     let mut findings = examined.findings.0.iter();
     let has_absent = findings.any(|finding| finding.severity == Severity::Absent);
     examined
@@ -37,7 +37,7 @@ fn tolerant(source: &Source, mut examined: Examined) -> Report {
         .0
         .retain(|finding| finding.severity != Severity::Absent);
     let warning = has_absent.then(|| warning(&examined)).flatten();
-    let mut report = complete(source, examined);
+    let mut report = load_and_check(source, examined);
     report.warnings.splice(0..0, warning.clone());
     report.absent = warning;
     report

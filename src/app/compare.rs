@@ -7,7 +7,7 @@ use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Policies, Scope, Service, Snapshot};
+use crate::snapshot::{Policies, Service, ServiceVisibility, Snapshot};
 
 use super::inputs::{exposure_table, name_table};
 use super::{names, routes, traffic};
@@ -16,7 +16,7 @@ use super::{names, routes, traffic};
 /// file: under a control plane they may appear later.
 pub(super) fn run(
     config: &Config,
-    (mesh, scope): (&Mesh, &Scope),
+    (mesh, scope): (&Mesh, &ServiceVisibility),
     policies: &Policies,
 ) -> Vec<String> {
     let snapshot = snapshot_of(config, mesh, scope);
@@ -27,7 +27,7 @@ pub(super) fn run(
     for exposed in &config.exposure.services {
         let at = format!("{}:{}", config.file.display(), exposed.line);
         let host = &exposed.service.host;
-        if snapshot.called(host).is_none() {
+        if snapshot.service_by_name(host).is_none() {
             let of = exposed.namespace.iter();
             let of: String = of.map(|of| format!("namespace {of} in ")).collect();
             warnings.push(format!(
@@ -45,9 +45,9 @@ pub(super) fn run(
         }
     }
     warnings.extend(traffic::unknown(config, mesh));
-    warnings.extend(undialled(config, &snapshot));
-    warnings.extend(routes::dead_ends(config, &snapshot));
-    warnings.extend(names::findings(config, &snapshot));
+    warnings.extend(check_dialable(config, &snapshot));
+    warnings.extend(routes::check_routes(config, &snapshot));
+    warnings.extend(names::check_names(config, &snapshot));
     if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
         warnings.push(format!(
             "{}: warning: its {} authorization policies are not enforced at this gateway; write \
@@ -60,7 +60,7 @@ pub(super) fn run(
 }
 
 /// Builds the snapshot of the mesh under the configuration.
-fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
+fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snapshot {
     let network = config.gateway.network.as_str().into();
     let change = Change {
         mesh: Some((mesh.clone(), network)),
@@ -74,7 +74,7 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
 }
 
 /// Returns warnings about exposed services whose tunnels could not be dialled at present.
-fn undialled(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     let network = config.gateway.network.as_str();
     let own = config
@@ -85,7 +85,7 @@ fn undialled(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let deny = DenyList::new(config.dial.allow.clone(), own);
     for exposed in &config.exposure.services {
         let HostPort { host, port } = &exposed.service;
-        let Some(service) = snapshot.called(host) else {
+        let Some(service) = snapshot.service_by_name(host) else {
             continue;
         };
         let asked = |of: &u16| port.is_none_or(|only| only == *of);

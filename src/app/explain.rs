@@ -5,12 +5,12 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
-use crate::admin::{Explains, Written};
+use crate::admin::{AnswerWriter, ExplainHandler};
 use crate::config::{Config, Discovery};
-use crate::datapath::Gateway;
+use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
-use crate::datapath::explain::{self, Answer, Places, Question, World};
-use crate::datapath::listener::Rules;
+use crate::datapath::explain::{self, Answer, ConfigPositions, Question, World};
+use crate::datapath::listener::ListenerRules;
 use crate::snapshot::{Snapshot, builder};
 
 use super::Inputs;
@@ -44,9 +44,12 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
 }
 
 /// Answers from the current snapshot, loads and ejections.
-pub(super) fn running(gateway: &Arc<Gateway>, config: &Arc<ArcSwap<Config>>) -> Explains {
+pub(super) fn for_gateway(
+    gateway: &Arc<DataPath>,
+    config: &Arc<ArcSwap<Config>>,
+) -> ExplainHandler {
     let (gateway, config) = (Arc::clone(gateway), Arc::clone(config));
-    Explains::new(move |parameters| {
+    ExplainHandler::new(move |parameters| {
         let question = Question::parse(parameters)?;
         let config = config.load();
         let world = World {
@@ -58,27 +61,27 @@ pub(super) fn running(gateway: &Arc<Gateway>, config: &Arc<ArcSwap<Config>>) -> 
             now: Instant::now(),
         };
         let answer = explain::run(&world, &question)?;
-        let written: Written =
+        let written: AnswerWriter =
             Box::new(move |to| serde_json::to_writer(to, &answer).map_err(Into::into));
         Ok(written)
     })
 }
 
-fn listeners(config: &Config) -> Vec<(String, Rules)> {
+fn listeners(config: &Config) -> Vec<(String, ListenerRules)> {
     let listeners = config.listeners.iter();
-    let named = listeners.map(|listener| (listener.name.clone(), Rules::new(listener)));
+    let named = listeners.map(|listener| (listener.name.clone(), ListenerRules::new(listener)));
     named.collect()
 }
 
 /// Returns the lines of the configuration entries that an answer may name.
-fn places(config: &Config) -> Places {
+fn places(config: &Config) -> ConfigPositions {
     let services = config.exposure.services.iter().map(|entry| entry.line);
     let aliases = config.names.aliases.iter().enumerate();
     let aliases = aliases.map(|(index, alias)| {
         let label = Arc::clone(inputs::alias(alias).label());
         (label, (index, alias.line.0))
     });
-    Places {
+    ConfigPositions {
         services: services.collect(),
         aliases: aliases.collect(),
     }

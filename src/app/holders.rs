@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::admin::{Descriptors, Holders};
-use crate::datapath::Gateway;
+use crate::admin::{DescriptorUsage, DescriptorUsageSource};
+use crate::datapath::DataPath;
 
 /// Returns the source of the descriptor usage of the running gateway.
-pub(super) fn running(gateway: &Arc<Gateway>) -> Holders {
+pub(super) fn running(gateway: &Arc<DataPath>) -> DescriptorUsageSource {
     let gateway = Arc::clone(gateway);
-    Holders::new(move |most| {
+    DescriptorUsageSource::new(move |most| {
         let usage = gateway.admission.pool.usage(most);
         let holders = usage.holders.iter();
-        Descriptors {
+        DescriptorUsage {
             used: usage.used,
             max: usage.max,
             holders: holders

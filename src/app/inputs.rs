@@ -14,17 +14,17 @@ use crate::grpc::channel;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope,
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, ServiceVisibility,
 };
-use crate::tls::{self, Material, PeerTrust, TlsError};
+use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
 use crate::yaml::{Findings, Place, Severity};
 
-use super::told::Told;
+use super::told::MeshFiles;
 use super::{compare, revocation, traffic, trust};
 
 /// Permission bits of users who are neither the owner nor in the group of the file.
-const OTHERS: u32 = 0o007;
+const OTHER_USERS_MODE: u32 = 0o007;
 
 /// Content of all files.
 #[derive(Debug)]
@@ -34,24 +34,24 @@ pub struct Inputs {
     /// Mesh.
     pub mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
-    pub scope: Scope,
+    pub scope: ServiceVisibility,
     /// Content of the mesh's files before the join with the configuration, including
     /// authorization policies.
-    pub(super) told: Told,
+    pub(super) mesh_files: MeshFiles,
     /// Own certificate, key and roots, if they are in files.
-    pub material: Option<Material>,
+    pub material: Option<IdentityMaterial>,
     /// Trust domains, roots and revocation lists that peers are verified against.
     pub trust: PeerTrust,
     /// Warnings about settings that are allowed.
     pub warnings: Vec<String>,
     /// Mistakes in objects that are skipped.
-    pub(super) passed_over: Vec<String>,
+    pub(super) skipped_objects: Vec<String>,
     /// Claims of objects that have no effect because of other claims.
     pub(super) conflicts: Vec<String>,
 }
 
 /// Own certificate, if it is in files, and the trust that peers are verified against.
-pub(super) type Certificates = (Option<Material>, PeerTrust);
+pub(super) type Certificates = (Option<IdentityMaterial>, PeerTrust);
 
 /// Findings of `strait check`.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ pub struct Report {
     /// Mistakes, one line each.
     pub errors: Vec<String>,
     /// Mistakes in objects, one line each. The objects are skipped, and the rest is used.
-    pub passed_over: Vec<String>,
+    pub skipped_objects: Vec<String>,
     /// Warnings, one line each.
     pub warnings: Vec<String>,
     /// Warning that certificates, keys or tokens do not exist here; `warnings` contains it too.
@@ -74,9 +74,9 @@ impl Inputs {
     /// # Errors
     /// All mistakes, one line each.
     pub(super) fn load(source: &Source, examined: Examined) -> anyhow::Result<Self> {
-        let mut report = complete(source, examined);
+        let mut report = load_and_check(source, examined);
         let inputs = report.inputs.take();
-        report.refusal()?;
+        report.into_result()?;
         inputs.context("not every file could be read")
     }
 
@@ -92,7 +92,7 @@ impl Inputs {
             trust: Some(trust::set(&self.config, &self.trust)),
             exposure: Some(exposure_table(&self.config)),
             names: Some(name_table(&self.config)),
-            policies: self.told_policies(),
+            policies: self.received_policies(),
             enforcement: Some(enforcement(&self.config)),
             scope: Some(self.scope.clone()),
             exports: None,
@@ -100,15 +100,15 @@ impl Inputs {
             direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
             listeners: false,
             position: Some(traffic::position(&self.config, None)),
-            traffic: Some(traffic::table(&self.config)),
+            traffic: Some(traffic::traffic_rules(&self.config)),
             overrides: None,
         }
     }
 
     /// Returns the policies, if the source has provided them by now.
-    pub(super) fn told_policies(&self) -> Option<Policies> {
+    pub(super) fn received_policies(&self) -> Option<Policies> {
         match self.config.discovery {
-            Discovery::File { .. } => Some(self.told.policies.clone()),
+            Discovery::File { .. } => Some(self.mesh_files.policies.clone()),
             // An Envoy control plane has none.
             Discovery::Envoy { .. } => Some(Policies::default()),
             Discovery::Istio { .. } => None,
@@ -118,11 +118,11 @@ impl Inputs {
 
 /// Reads everything and reports the mistakes of all files together. A mistake in one file hides
 /// none in the others, if the key that names them can be read.
-pub(super) fn complete(source: &Source, examined: Examined) -> Report {
-    let mut report = Report::of(&examined.findings);
+pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
+    let mut report = Report::from_findings(&examined.findings);
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => {
-            let loaded = report.keep(xds::file::load(path));
+            let loaded = report.record_errors(xds::file::load(path));
             loaded.map(|(mesh, findings)| {
                 report.note(&findings);
                 mesh
@@ -134,37 +134,37 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
         }
         None => None,
     };
-    let objects = report.objects(&examined.objects);
-    let certificates = report.certificates(source, &examined);
-    report.control_planes(source.path(), &examined);
-    report.own_domain(&examined, certificates.as_ref());
+    let objects = report.load_objects(&examined.objects);
+    let certificates = report.load_certificates(source, &examined);
+    report.check_control_planes(source.path(), &examined);
+    report.check_own_domain(&examined, certificates.as_ref());
     let own_issuer = trust::own_issuer(&examined, certificates.as_ref());
     report.warnings.extend(own_issuer);
     let revocation = revocation::warnings(source.path(), &examined, certificates.as_ref());
     if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)
     {
-        let told = Told {
+        let told = MeshFiles {
             mesh,
             policies,
             objects,
         };
-        let joined = told.joined(&config);
+        let joined = told.join(&config);
         report.warnings.extend(joined.warnings);
         let files = (&joined.mesh, &joined.scope);
         report
             .warnings
             .extend(compare::run(&config, files, &told.policies));
-        let (warnings, passed_over) = (report.warnings.clone(), report.passed_over.clone());
+        let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,
             mesh: joined.mesh,
             scope: joined.scope,
-            told,
+            mesh_files: told,
             material,
             trust,
             warnings,
-            passed_over,
+            skipped_objects: passed_over,
             conflicts: joined.conflicts,
         });
     }
@@ -174,7 +174,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
 
 impl Report {
     /// Creates a report of the findings about the configuration itself.
-    pub(super) fn of(findings: &Findings) -> Self {
+    pub(super) fn from_findings(findings: &Findings) -> Self {
         let mut report = Self::default();
         report.note(findings);
         report
@@ -184,7 +184,7 @@ impl Report {
         for finding in &findings.0 {
             let lines = match finding.severity {
                 Severity::Error | Severity::Absent => &mut self.errors,
-                Severity::PassedOver => &mut self.passed_over,
+                Severity::PassedOver => &mut self.skipped_objects,
                 Severity::Warning => &mut self.warnings,
             };
             lines.push(finding.to_string());
@@ -195,14 +195,14 @@ impl Report {
     ///
     /// # Errors
     /// All mistakes, one line each.
-    pub(super) fn refusal(&self) -> anyhow::Result<()> {
+    pub(super) fn into_result(&self) -> anyhow::Result<()> {
         match self.errors.is_empty() {
             true => Ok(()),
             false => Err(anyhow::Error::msg(self.errors.join("\n"))),
         }
     }
 
-    fn keep<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
+    fn record_errors<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
         result
             .map_err(|error| {
                 self.errors
@@ -212,21 +212,21 @@ impl Report {
     }
 
     /// Loads the Kubernetes objects.
-    pub(super) fn objects(&mut self, paths: &[PathBuf]) -> Option<Objects> {
-        let (objects, findings) = self.keep(xds::objects::load(paths))?;
+    pub(super) fn load_objects(&mut self, paths: &[PathBuf]) -> Option<Objects> {
+        let (objects, findings) = self.record_errors(xds::objects::load(paths))?;
         self.note(&findings);
         Some(objects)
     }
 
     /// Loads the certificates and checks that they match. Certificates from an authority are not
     /// requested: a machine that only checks may have no token.
-    fn certificates(&mut self, source: &Source, examined: &Examined) -> Option<Certificates> {
+    fn load_certificates(&mut self, source: &Source, examined: &Examined) -> Option<Certificates> {
         let path = source.path();
-        let trust = self.trust(path, examined);
+        let trust = self.load_trust(path, examined);
         let files = match examined.identity.as_ref()? {
             Identity::Files(files) => files,
             Identity::IstioCa(ca) => {
-                self.identity(source, examined.config.as_ref()?, ca);
+                self.check_identity(source, examined.config.as_ref()?, ca);
                 return Some((None, trust?));
             }
             Identity::Spiffe { .. } => return Some((None, trust?)),
@@ -236,24 +236,26 @@ impl Report {
             return Some((None, trust?));
         }
         let located = |error: TlsError| located(&error, path, Some(files), &examined.named);
-        let material = self.keep(Material::load(files).map_err(located))?;
-        self.private(path, &files.key, &examined.named);
+        let material = self.record_errors(IdentityMaterial::load(files).map_err(located))?;
+        self.check_key_permissions(path, &files.key, &examined.named);
         // The gateway's own files can be checked without the domains.
         let nothing = PeerTrust::default();
-        let judged = trust.as_ref().unwrap_or(&nothing);
-        self.keep(tls::serve(&material, judged).map_err(located))?;
+        let effective_trust = trust.as_ref().unwrap_or(&nothing);
+        self.record_errors(
+            tls::listener_server_config(&material, effective_trust).map_err(located),
+        )?;
         Some((Some(material), trust?))
     }
 
     /// Reads the roots and tokens of the connections to control planes, each file once.
-    fn control_planes(&mut self, path: &Path, examined: &Examined) {
+    fn check_control_planes(&mut self, path: &Path, examined: &Examined) {
         let authority = match &examined.identity {
-            Some(Identity::IstioCa(ca)) => channel::check(&ca.plane),
+            Some(Identity::IstioCa(ca)) => channel::check_files(&ca.plane),
             _ => Vec::new(),
         };
         let source = match &examined.discovery {
             Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => {
-                channel::check(plane)
+                channel::check_files(plane)
             }
             _ => Vec::new(),
         };
@@ -268,7 +270,7 @@ impl Report {
     }
 
     /// Warns if the trust domains do not include the gateway's own, which is rarely intended.
-    fn own_domain(&mut self, examined: &Examined, certificates: Option<&Certificates>) {
+    fn check_own_domain(&mut self, examined: &Examined, certificates: Option<&Certificates>) {
         let material = certificates.and_then(|(material, _)| material.as_ref());
         let own = match &examined.identity {
             Some(Identity::IstioCa(ca)) => Some(&*ca.trust_domain),
@@ -290,7 +292,7 @@ impl Report {
 
     /// Rejects an invalid identity for certificate requests: the environment may contain only a
     /// part.
-    fn identity(&mut self, source: &Source, config: &Config, ca: &IstioCa) {
+    fn check_identity(&mut self, source: &Source, config: &Config, ca: &IstioCa) {
         let id = source.who(config).identity(&ca.trust_domain);
         for (said, key, variable) in [
             (&ca.namespace, "namespace", "POD_NAMESPACE"),
@@ -315,7 +317,7 @@ impl Report {
 
     /// Loads the trust domains with their roots, the issuers and the revocation lists. Domains,
     /// issuers and lists whose files do not exist are omitted; the findings contain them.
-    pub(super) fn trust(&mut self, path: &Path, examined: &Examined) -> Option<PeerTrust> {
+    pub(super) fn load_trust(&mut self, path: &Path, examined: &Examined) -> Option<PeerTrust> {
         let mut trust = examined.trust.clone()?;
         trust.domains.retain(|domain| {
             let mut roots = domain.roots.iter();
@@ -329,13 +331,13 @@ impl Report {
             crl.files.retain(|file| !examined.is_absent(file));
         }
         let loaded = PeerTrust::load(&trust);
-        self.keep(loaded.map_err(|error| located(&error, path, None, &examined.named)))
+        self.record_errors(loaded.map_err(|error| located(&error, path, None, &examined.named)))
     }
 
     /// Warns of a private key that every user of the machine may read or write.
-    fn private(&mut self, path: &Path, key: &Path, named: &[(PathBuf, Place)]) {
+    fn check_key_permissions(&mut self, path: &Path, key: &Path, named: &[(PathBuf, Place)]) {
         let mode = key.metadata().map_or(0, |metadata| metadata.mode());
-        if mode & OTHERS == 0 {
+        if mode & OTHER_USERS_MODE == 0 {
             return;
         }
         self.warnings.push(format!(
@@ -356,7 +358,7 @@ fn located(
     own: Option<&IdentityFiles>,
     named: &[(PathBuf, Place)],
 ) -> String {
-    let (file, is_said) = match error {
+    let (file, names_file) = match error {
         TlsError::Pem { file, .. }
         | TlsError::BadRoot { file, .. }
         | TlsError::BadLeaf { file, .. }
@@ -371,7 +373,7 @@ fn located(
     let place = place_of(file.map_or(path, PathBuf::as_path), path, named);
     let at = format!("{place}: error: ");
     match file {
-        Some(file) if !is_said => format!("{at}{}: {error}", file.display()),
+        Some(file) if !names_file => format!("{at}{}: {error}", file.display()),
         _ => format!("{at}{error}"),
     }
 }
@@ -438,16 +440,16 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
             index,
             port: entry.service.port,
             namespace: entry.namespace.as_deref().map(Into::into),
-            to: to.collect(),
-            workloads: entry.workloads,
+            audiences: to.collect(),
+            exposes_workloads: entry.workloads,
             route_by: entry.route_by,
         };
         // A name without a port has the port of the service.
         let names = entry.names.iter();
         let names = names.map(|name| (name.host.as_str(), name.port.or(exposure.port)));
-        table.expose(&entry.service.host, &exposure, names);
+        table.add_entry(&entry.service.host, &exposure, names);
     }
     let routes = config.listeners.iter().flat_map(Listener::routes);
-    table.route(routes.map(|route| route.to.host.as_str()));
+    table.add_passthrough_hosts(routes.map(|route| route.to.host.as_str()));
     table
 }

@@ -16,15 +16,15 @@ use tracing::info;
 
 use crate::admin::{ListenerRow, ListenerState};
 use crate::config::{self, Config};
-use crate::datapath::accept::{self, Accepted, Registered, Worker};
+use crate::datapath::accept::{self, AcceptedConnection, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
-use crate::datapath::{Gateway, serve};
+use crate::datapath::{DataPath, serve};
 
 use super::spawn_thread;
 
 /// Listeners of the data path.
 pub(super) struct Listeners {
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     /// Time for which connections of a removed listener may continue.
     deadline: Duration,
     /// Addresses of the other ports, which are never dialled either.
@@ -37,25 +37,25 @@ struct State {
     entries: Vec<Entry>,
     removed: Vec<Removed>,
     /// Present once there is a certificate.
-    data_path: Option<DataPath>,
+    threads: Option<DataPathThreads>,
 }
 
 /// Listener of the configuration.
 pub(super) struct Entry {
     config: config::Listener,
-    place: Place,
+    socket: SocketState,
 }
 
-enum Place {
+enum SocketState {
     /// Not open, for this reason.
     Closed(String),
     /// Bound, but not listening: the kernel refuses connections.
-    Reserved(Socket),
+    Bound(Socket),
     Open(Open),
 }
 
 struct Open {
-    socket: Arc<Registered>,
+    socket: Arc<RegisteredListener>,
     address: SocketAddr,
     listener: Arc<Listener>,
 }
@@ -68,28 +68,28 @@ struct Removed {
 }
 
 /// Threads that accept and serve.
-struct DataPath {
+struct DataPathThreads {
     /// Runtime of all acceptors.
     acceptors: Handle,
-    workers: Vec<Worker>,
+    workers: Vec<WorkerHandle>,
 }
 
 /// Binds the addresses of all listeners without listening.
 ///
 /// # Errors
 /// An address is in use or does not belong to this host.
-pub(super) fn reserve(listeners: &[config::Listener]) -> anyhow::Result<Vec<Entry>> {
+pub(super) fn bind_all(listeners: &[config::Listener]) -> anyhow::Result<Vec<Entry>> {
     let reserved = listeners.iter().map(|listener| {
         Ok(Entry {
             config: listener.clone(),
-            place: Place::Reserved(reserved(listener)?),
+            socket: SocketState::Bound(bind(listener)?),
         })
     });
     reserved.collect()
 }
 
 /// Adds the address and the configuration key to a bind error.
-pub(super) fn explained<T>(
+pub(super) fn with_bind_context<T>(
     bound: std::io::Result<T>,
     key: &str,
     address: SocketAddr,
@@ -99,23 +99,23 @@ pub(super) fn explained<T>(
     })
 }
 
-fn reserved(listener: &config::Listener) -> anyhow::Result<Socket> {
+fn bind(listener: &config::Listener) -> anyhow::Result<Socket> {
     let key = format!("bind of {}", listener.name);
-    explained(accept::reserve(listener.bind), &key, listener.bind)
+    with_bind_context(accept::reserve(listener.bind), &key, listener.bind)
 }
 
 /// Returns the addresses that are bound for listeners.
 pub(super) fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
-    entries.iter().filter_map(|entry| match &entry.place {
-        Place::Closed(_) => None,
-        Place::Reserved(socket) => socket.local_addr().ok()?.as_socket(),
-        Place::Open(open) => Some(open.address),
+    entries.iter().filter_map(|entry| match &entry.socket {
+        SocketState::Closed(_) => None,
+        SocketState::Bound(socket) => socket.local_addr().ok()?.as_socket(),
+        SocketState::Open(open) => Some(open.address),
     })
 }
 
 impl Listeners {
     pub(super) fn new(
-        gateway: &Arc<Gateway>,
+        gateway: &Arc<DataPath>,
         entries: Vec<Entry>,
         others: Vec<SocketAddr>,
         deadline: Duration,
@@ -123,7 +123,7 @@ impl Listeners {
         let state = State {
             entries,
             removed: Vec::new(),
-            data_path: None,
+            threads: None,
         };
         Self {
             gateway: Arc::clone(gateway),
@@ -144,7 +144,7 @@ impl Listeners {
     /// The system lacks threads, or another process already listens on an address.
     pub(super) fn open(&self, workers: usize) -> anyhow::Result<()> {
         let mut state = self.lock();
-        state.data_path = Some(start_workers(&self.gateway, workers)?);
+        state.threads = Some(start_workers(&self.gateway, workers)?);
         match state.listen(&self.gateway).into_iter().next() {
             Some(error) => Err(anyhow::Error::msg(error)),
             None => Ok(()),
@@ -153,14 +153,14 @@ impl Listeners {
 
     /// Applies new sources and routing to the listeners that stay. Returns true if any has
     /// changed, so that open tunnels have to be evaluated again.
-    pub(super) fn revise(&self, config: &Config) -> bool {
+    pub(super) fn update_in_place(&self, config: &Config) -> bool {
         let mut has_changed = false;
         for entry in &mut self.lock().entries {
             let mut new = config.listeners.iter();
             let new = new.find(|new| entry.config.is_same_socket(new));
             if let Some(new) = new.filter(|new| **new != entry.config) {
-                if let Place::Open(open) = &entry.place {
-                    open.listener.revise(new);
+                if let SocketState::Open(open) = &entry.socket {
+                    open.listener.replace_rules(new);
                     has_changed = true;
                 }
                 entry.config = new.clone();
@@ -177,10 +177,10 @@ impl Listeners {
         let entry = |new: &config::Listener| {
             let mut known = old.iter();
             let known = known.position(|entry| entry.config.is_same_socket(new));
-            let known = known.map(|place| old.swap_remove(place).place);
+            let known = known.map(|place| old.swap_remove(place).socket);
             Entry {
                 config: new.clone(),
-                place: known.unwrap_or(Place::Closed(String::new())),
+                socket: known.unwrap_or(SocketState::Closed(String::new())),
             }
         };
         let mut entries: Vec<_> = config.listeners.iter().map(entry).collect();
@@ -189,10 +189,10 @@ impl Listeners {
             self.remove(&mut state, entry);
         }
         for entry in &mut entries {
-            if let Place::Closed(_) = entry.place {
-                entry.place = match reserved(&entry.config) {
-                    Ok(socket) => Place::Reserved(socket),
-                    Err(error) => Place::Closed(format!("{error:#}")),
+            if let SocketState::Closed(_) = entry.socket {
+                entry.socket = match bind(&entry.config) {
+                    Ok(socket) => SocketState::Bound(socket),
+                    Err(error) => SocketState::Closed(format!("{error:#}")),
                 };
             }
         }
@@ -200,10 +200,13 @@ impl Listeners {
         let own = addresses(&state.entries).chain(self.others.iter().copied());
         self.gateway.deny.set_own(own.collect());
         state.listen(&self.gateway);
-        let closed = state.entries.iter().filter_map(|entry| match &entry.place {
-            Place::Closed(why) => Some((&entry.config, why)),
-            Place::Reserved(_) | Place::Open(_) => None,
-        });
+        let closed = state
+            .entries
+            .iter()
+            .filter_map(|entry| match &entry.socket {
+                SocketState::Closed(why) => Some((&entry.config, why)),
+                SocketState::Bound(_) | SocketState::Open(_) => None,
+            });
         let file = config.file.display();
         let closed = closed.map(|(listener, why)| {
             let (line, name) = (listener.line.0, &listener.name);
@@ -217,19 +220,19 @@ impl Listeners {
 
     /// Stops accepting, drains the connections, and resets the remaining ones at the deadline.
     fn remove(&self, state: &mut State, entry: Entry) {
-        let (Place::Open(open), Some(data_path)) = (entry.place, &state.data_path) else {
+        let (SocketState::Open(open), Some(threads)) = (entry.socket, &state.threads) else {
             return;
         };
-        open.listener.stop.drain();
+        open.listener.drain.drain();
         open.socket.stop();
         let (name, address) = (&entry.config.name, open.address);
         info!(listener = name, %address, "listener removed; its connections drain");
         let listener = Arc::downgrade(&open.listener);
         let (left, deadline) = (Weak::clone(&listener), self.deadline);
-        data_path.acceptors.spawn(async move {
+        threads.acceptors.spawn(async move {
             sleep(deadline).await;
             if let Some(listener) = left.upgrade() {
-                listener.stop.close();
+                listener.drain.close();
             }
         });
         state.removed.push(Removed {
@@ -247,13 +250,13 @@ impl Listeners {
         state.removed.retain(is_left);
         let own = state.entries.iter().map(|entry| {
             let bind = entry.config.bind;
-            let (address, state, error) = match &entry.place {
-                Place::Closed(why) => (bind, ListenerState::Failed, Some(why.clone())),
-                Place::Reserved(_) => (bind, ListenerState::Waiting, None),
-                Place::Open(open) if open.listener.stop.is_draining() => {
+            let (address, state, error) = match &entry.socket {
+                SocketState::Closed(why) => (bind, ListenerState::Failed, Some(why.clone())),
+                SocketState::Bound(_) => (bind, ListenerState::Waiting, None),
+                SocketState::Open(open) if open.listener.drain.is_draining() => {
                     (open.address, ListenerState::Draining, None)
                 }
-                Place::Open(open) => (open.address, ListenerState::Open, None),
+                SocketState::Open(open) => (open.address, ListenerState::Open, None),
             };
             ListenerRow {
                 listener: entry.config.clone(),
@@ -275,26 +278,24 @@ impl Listeners {
 impl State {
     /// Listens on each bound address, if the data path has started. Returns the errors of the
     /// listeners that fail.
-    fn listen(&mut self, gateway: &Arc<Gateway>) -> Vec<String> {
+    fn listen(&mut self, gateway: &Arc<DataPath>) -> Vec<String> {
         self.removed
             .retain(|removed| removed.listener.strong_count() > 0);
-        let Some(data_path) = &self.data_path else {
+        let Some(threads) = &self.threads else {
             return Vec::new();
         };
         let mut failed = Vec::new();
         for entry in &mut self.entries {
-            let place = std::mem::replace(&mut entry.place, Place::Closed(String::new()));
-            entry.place = match place {
-                Place::Reserved(socket) => {
-                    match opened(gateway, data_path, &entry.config, socket) {
-                        Ok(open) => Place::Open(open),
-                        Err(error) => {
-                            let error = format!("{error:#}");
-                            failed.push(error.clone());
-                            Place::Closed(error)
-                        }
+            let place = std::mem::replace(&mut entry.socket, SocketState::Closed(String::new()));
+            entry.socket = match place {
+                SocketState::Bound(socket) => match open(gateway, threads, &entry.config, socket) {
+                    Ok(open) => SocketState::Open(open),
+                    Err(error) => {
+                        let error = format!("{error:#}");
+                        failed.push(error.clone());
+                        SocketState::Closed(error)
                     }
-                }
+                },
                 other => other,
             };
         }
@@ -303,22 +304,22 @@ impl State {
 }
 
 /// Listens and accepts. Fails if another process that had bound the same address listens already.
-fn opened(
-    gateway: &Arc<Gateway>,
-    data_path: &DataPath,
+fn open(
+    gateway: &Arc<DataPath>,
+    threads: &DataPathThreads,
     config: &config::Listener,
     socket: Socket,
 ) -> anyhow::Result<Open> {
-    let socket = listening(config, socket)?;
+    let socket = listen(config, socket)?;
     let address = socket.local_addr()?;
     let registered = {
-        let _runtime = data_path.acceptors.enter();
-        Arc::new(accept::registered(socket)?)
+        let _runtime = threads.acceptors.enter();
+        Arc::new(accept::register(socket)?)
     };
     let listener = Arc::new(Listener::new(config, gateway.lifecycle.part()));
     let (socket, gateway) = (Arc::clone(&registered), Arc::clone(gateway));
-    let (accepting, workers) = (Arc::clone(&listener), data_path.workers.clone());
-    data_path.acceptors.spawn(async move {
+    let (accepting, workers) = (Arc::clone(&listener), threads.workers.clone());
+    threads.acceptors.spawn(async move {
         accept::run(&gateway, &socket, accepting, workers).await;
     });
     info!(listener = config.name, %address, "listener opened");
@@ -329,32 +330,32 @@ fn opened(
     })
 }
 
-fn listening(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListener> {
+fn listen(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListener> {
     let listening = accept::listen(socket, config.is_tls());
-    explained(listening, "listeners[].bind", config.bind)
+    with_bind_context(listening, "listeners[].bind", config.bind)
 }
 
 /// Starts the workers. The first also accepts, and passes each socket to the least loaded worker.
-fn start_workers(gateway: &Arc<Gateway>, workers: usize) -> anyhow::Result<DataPath> {
+fn start_workers(gateway: &Arc<DataPath>, workers: usize) -> anyhow::Result<DataPathThreads> {
     let count = match workers {
         0 => std::thread::available_parallelism()?.get(),
         count => count,
     };
-    let (workers, queues): (Vec<_>, Vec<_>) = (0..count).map(|_| Worker::new()).unzip();
+    let (workers, queues): (Vec<_>, Vec<_>) = (0..count).map(|_| WorkerHandle::new()).unzip();
     let spawn = |(index, queue)| spawn_worker(gateway, index, queue);
     let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
     let acceptors = handles?.into_iter().next().context("no worker")?;
-    Ok(DataPath { acceptors, workers })
+    Ok(DataPathThreads { acceptors, workers })
 }
 
 fn spawn_worker(
-    gateway: &Arc<Gateway>,
+    gateway: &Arc<DataPath>,
     index: usize,
-    queue: mpsc::Receiver<Accepted>,
+    queue: mpsc::Receiver<AcceptedConnection>,
 ) -> anyhow::Result<Handle> {
     let gateway = Arc::clone(gateway);
     let run = async move {
-        serve::worker(gateway, queue).await;
+        serve::run_worker(gateway, queue).await;
         // The queue has ended, but connections may remain until the process ends.
         std::future::pending::<()>().await;
     };
@@ -376,12 +377,12 @@ mod tests {
                 route_by: crate::wire::sni::RouteBy::default(),
             },
         };
-        let first = reserved(&listener(0)).unwrap();
+        let first = bind(&listener(0)).unwrap();
         let address = first.local_addr().unwrap().as_socket().unwrap();
         let config = listener(address.port());
-        let second = reserved(&config).unwrap();
-        let _first = listening(&config, first).unwrap();
-        let error = listening(&config, second).unwrap_err();
+        let second = bind(&config).unwrap();
+        let _first = listen(&config, first).unwrap();
+        let error = listen(&config, second).unwrap_err();
         let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
         assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }

@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::warn;
 
-use crate::datapath::Gateway;
+use crate::datapath::DataPath;
 
 /// Assumed limit in bytes if none can be read: the least that a gateway is given.
-const UNKNOWN: u64 = 128 << 20;
+const DEFAULT_LIMIT: u64 = 128 << 20;
 /// Interval of the measurements.
 const PERIOD: Duration = Duration::from_millis(100);
 
@@ -31,9 +31,9 @@ pub(super) struct Memory {
 
 /// Limits that follow from a measurement, in bytes: for buffers, and for further descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shares {
+struct MemoryLimits {
     buffers: usize,
-    room: usize,
+    descriptors: usize,
 }
 
 impl Memory {
@@ -41,15 +41,15 @@ impl Memory {
     pub(super) fn measure(root: &Path) -> Self {
         let machine = kib_of(&root.join("proc/meminfo"), "MemTotal:");
         let cgroups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
-        let groups = cgroups.lines().filter_map(|line| Group::of(root, line));
+        let groups = cgroups.lines().filter_map(|line| Cgroup::parse(root, line));
         let resident = || kib_of(&root.join("proc/self/status"), "VmRSS:").unwrap_or(0);
-        let limited = groups.flat_map(|group| group.measured(resident));
+        let limited = groups.flat_map(|group| group.measure(resident));
         let limited = limited.filter(|own| machine.is_none_or(|machine| own.limit < machine));
         // Of several limits the one with the least left counts: other processes share the limits
         // of parent groups.
         let nearest = limited.min_by_key(|own| own.limit.saturating_sub(own.used));
         nearest.unwrap_or_else(|| Self {
-            limit: machine.unwrap_or(UNKNOWN),
+            limit: machine.unwrap_or(DEFAULT_LIMIT),
             used: resident(),
         })
     }
@@ -66,19 +66,19 @@ impl Memory {
     ///
     /// Buffers may grow up to seven eighths of the memory limit, and always to a sixteenth,
     /// because freed memory may stay resident for ten seconds.
-    fn shares(self, held: usize, configured: Option<usize>) -> Shares {
+    fn shares(self, held: usize, configured: Option<usize>) -> MemoryLimits {
         let other = self.used.saturating_sub(held as u64);
         let growth = (self.limit / 8 * 7).saturating_sub(other);
         let most = configured.unwrap_or_else(|| self.buffers());
-        Shares {
+        MemoryLimits {
             buffers: bytes(growth.max(self.limit / 16)).min(most),
-            room: bytes((self.limit / 4 * 3).saturating_sub(self.used)),
+            descriptors: bytes((self.limit / 4 * 3).saturating_sub(self.used)),
         }
     }
 }
 
 /// Measures periodically, and adapts the descriptor pool and the buffer budget. Never returns.
-pub(super) async fn watch(gateway: Arc<Gateway>, configured: Option<usize>) {
+pub(super) async fn watch(gateway: Arc<DataPath>, configured: Option<usize>) {
     let mut was_full = false;
     loop {
         let memory = Memory::measure(Path::new("/"));
@@ -99,16 +99,16 @@ pub(super) async fn watch(gateway: Arc<Gateway>, configured: Option<usize>) {
 }
 
 /// Adapts the descriptor pool and the buffer budget to a measurement.
-pub(super) fn adapt(gateway: &Gateway, memory: Memory, configured: Option<usize>) {
+pub(super) fn adapt(gateway: &DataPath, memory: Memory, configured: Option<usize>) {
     let shares = memory.shares(gateway.budget.held(), configured);
-    gateway.admission.pool.set_memory(shares.room);
+    gateway.admission.pool.set_memory(shares.descriptors);
     gateway.budget.set_limit(shares.buffers);
-    gateway.metrics.buffers(shares.buffers);
-    gateway.metrics.memory(memory.limit, memory.used);
+    gateway.metrics.set_buffer_limit(shares.buffers);
+    gateway.metrics.set_memory(memory.limit, memory.used);
 }
 
 /// Memory cgroup of version 1 or 2.
-struct Group {
+struct Cgroup {
     mount: PathBuf,
     own: PathBuf,
     limits: &'static [&'static str],
@@ -116,10 +116,10 @@ struct Group {
     cache: [&'static str; 2],
 }
 
-impl Group {
+impl Cgroup {
     /// Parses a line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`. Returns none for other
     /// controllers.
-    fn of(root: &Path, line: &str) -> Option<Self> {
+    fn parse(root: &Path, line: &str) -> Option<Self> {
         let mut parts = line.splitn(3, ':');
         let (controllers, path) = (parts.nth(1)?, parts.next()?);
         let mount = match controllers {
@@ -158,7 +158,7 @@ impl Group {
 
     /// Returns the limits of this group and of its ancestors, each with the use of that group. If
     /// a group does not report its use, that of its nearest descendant counts.
-    fn measured(&self, resident: impl Fn() -> u64) -> Vec<Memory> {
+    fn measure(&self, resident: impl Fn() -> u64) -> Vec<Memory> {
         let mut used = None;
         let mut measured = Vec::new();
         for group in self.ancestors() {
@@ -315,7 +315,7 @@ mod tests {
         };
         let shares = |used, held: u64, configured: Option<u64>| {
             let shares = memory(used).shares(bytes(held * MIB), configured.map(bytes));
-            (shares.buffers as u64 / MIB, shares.room as u64 / MIB)
+            (shares.buffers as u64 / MIB, shares.descriptors as u64 / MIB)
         };
         assert_eq!(shares(16, 0, None), (32, 80));
         assert_eq!(shares(84, 0, None), (28, 12));

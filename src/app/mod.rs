@@ -34,26 +34,26 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, oneshot};
 use tracing::{info, warn};
 
-use crate::admin::{self, AdminState, Denies, Limits};
+use crate::admin::{self, AdminState, DenyLookup, Limits};
 use crate::config::{Config, Discovery, Source};
-use crate::datapath::Gateway;
+use crate::datapath::DataPath;
 use crate::datapath::accept;
 use crate::datapath::admission::Admission;
-use crate::datapath::budget::Budget;
+use crate::datapath::budget::BufferBudget;
 use crate::datapath::dial::DenyList;
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
-use crate::tls::{self, Inbound, Material, PeerTrust};
+use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
 use crate::xds::dns::{self, Dns};
-use crate::xds::stream::{self, Feed, Kind};
+use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
-use certificates::{Certificates, Shared};
-use listeners::{Listeners, explained};
+use certificates::{Certificates, SharedCertificates};
+use listeners::{Listeners, with_bind_context};
 use memory::Memory;
-use reload::{AtStart, Seen};
+use reload::{Fingerprints, InitialState};
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
@@ -75,7 +75,7 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     let Some(config) = examined.config.clone() else {
         return Inputs::load(source, examined).map(|_| ());
     };
-    seen.extend(reload::fingerprints(&reload::named(&examined)));
+    seen.extend(reload::fingerprints(&reload::named_files(&examined)));
     let log = logging::init(&config.log)?;
     if let Some(notice) = notice {
         info!("{notice}");
@@ -84,7 +84,7 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     let done = control.block_on(async {
         // First, because a process with the id 1 ignores signals without a handler.
         let mut signals = Signals::new().context("cannot watch for signals")?;
-        let front = Front::open(&config)?;
+        let front = ReadinessServer::open(&config)?;
         let from = source.clone();
         let loading = tokio::task::spawn_blocking(move || Inputs::load(&from, examined));
         let inputs = tokio::select! {
@@ -95,7 +95,7 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
             inputs = loading => inputs??,
         };
         let (app, certificate) = App::start(source, inputs, seen, front, log.clone())?;
-        app.until_stopped(signals, certificate).await
+        app.run_until_stopped(signals, certificate).await
     });
     // Queued lines are written before the process ends; files that are still loading are not
     // awaited.
@@ -105,13 +105,13 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
 }
 
 /// Readiness server, which starts before anything is loaded and reports the missing parts.
-struct Front {
+struct ReadinessServer {
     status: Arc<Status>,
     lifecycle: Lifecycle,
     address: SocketAddr,
 }
 
-impl Front {
+impl ReadinessServer {
     fn open(config: &Config) -> anyhow::Result<Self> {
         let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
         let lifecycle = Lifecycle::new();
@@ -136,12 +136,12 @@ impl Front {
 /// Running gateway from the view of its control path.
 struct App {
     config: Arc<ArcSwap<Config>>,
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     status: Arc<Status>,
     publisher: Arc<Publisher>,
     listeners: Arc<Listeners>,
     /// Notified when the control plane is reachable again.
-    back: Arc<Notify>,
+    reconnected: Arc<Notify>,
 }
 
 /// Creates the metrics of this process, which include the lines that the log drops.
@@ -150,7 +150,7 @@ fn new_metrics(config: &Config, log: &LogHandle) -> Arc<Metrics> {
     if let Some(drops) = log.drops() {
         metrics.count_log_drops(drops);
     }
-    metrics.log_access(config.log.access);
+    metrics.set_access_mode(config.log.access);
     metrics
 }
 
@@ -160,8 +160,8 @@ impl App {
     fn start(
         source: &Source,
         inputs: Inputs,
-        seen: Seen,
-        front: Front,
+        seen: Fingerprints,
+        front: ReadinessServer,
         log: LogHandle,
     ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
         let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
@@ -174,20 +174,23 @@ impl App {
             ..inputs.change()
         });
         if let Discovery::File { .. } = inputs.config.discovery {
-            status.ready(DISCOVERY);
+            status.clear_pending(DISCOVERY);
         }
         status.set_conflicts(inputs.conflicts);
-        let entries = listeners::reserve(&inputs.config.listeners)?;
+        let entries = listeners::bind_all(&inputs.config.listeners)?;
         let sockets = Sockets::bind(&inputs.config)?;
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
         let buffers = configured.unwrap_or_else(|| memory.buffers());
-        let budget = Arc::new(Budget::new(buffers, metrics.buffers(buffers)));
+        let budget = Arc::new(BufferBudget::new(
+            buffers,
+            metrics.set_buffer_limit(buffers),
+        ));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
-        let gateway = Arc::new(Gateway {
+        let gateway = Arc::new(DataPath {
             reader: publisher.reader(),
-            tls: Inbound::new(tls::serve_nobody()?),
+            tls: InboundTls::new(tls::rejecting_server_config()?),
             metrics: Arc::clone(&metrics),
             lifecycle: front.lifecycle,
             admission: Admission::new(raise_descriptor_limit()),
@@ -203,7 +206,7 @@ impl App {
             status,
             publisher,
             listeners: Arc::new(listeners),
-            back: Arc::default(),
+            reconnected: Arc::default(),
         };
         sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
@@ -214,12 +217,12 @@ impl App {
         tokio::spawn(async move { budget.run().await });
         tokio::spawn(async move { metrics.run().await });
         tokio::spawn(memory::watch(Arc::clone(&app.gateway), configured));
-        app.discover(source)?;
-        app.look_up()?;
-        let read = AtStart {
-            told: inputs.told,
+        app.start_discovery(source)?;
+        app.start_dns()?;
+        let read = InitialState {
+            mesh_files: inputs.mesh_files,
             warnings: inputs.warnings,
-            passed_over: inputs.passed_over,
+            skipped_objects: inputs.skipped_objects,
             seen,
         };
         let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);
@@ -231,11 +234,11 @@ impl App {
     fn certificates(
         &self,
         source: &Source,
-        (material, trust): (Option<Material>, PeerTrust),
+        (material, trust): (Option<IdentityMaterial>, PeerTrust),
         first: oneshot::Sender<()>,
-    ) -> anyhow::Result<Shared> {
+    ) -> anyhow::Result<SharedCertificates> {
         let served = material.map(|material| {
-            let served = tls::serve(&material, &trust)?;
+            let served = tls::listener_server_config(&material, &trust)?;
             anyhow::Ok((Arc::new(material), served))
         });
         let (gateway, status) = (Arc::clone(&self.gateway), Arc::clone(&self.status));
@@ -249,24 +252,28 @@ impl App {
             Arc::clone(&self.gateway),
             Arc::clone(&self.publisher),
         ));
-        let back = Arc::clone(&self.back);
-        Ok(Shared::new(certificates, (source, &config), back))
+        let back = Arc::clone(&self.reconnected);
+        Ok(SharedCertificates::new(
+            certificates,
+            (source, &config),
+            back,
+        ))
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:
     /// processing 100,000 workloads must not delay signals, readiness and the budget.
-    fn discover(&self, source: &Source) -> anyhow::Result<()> {
+    fn start_discovery(&self, source: &Source) -> anyhow::Result<()> {
         let config = self.config.load();
         let (plane, cache, kind) = match &config.discovery {
             Discovery::File { .. } => return Ok(()),
-            Discovery::Istio { plane, cache } => (plane, cache, Kind::Istio),
+            Discovery::Istio { plane, cache } => (plane, cache, ControlPlaneKind::Istio),
             Discovery::Envoy {
                 plane,
                 cache,
                 node,
                 clusters,
             } => {
-                let kind = Kind::Envoy {
+                let kind = ControlPlaneKind::Envoy {
                     node: node.clone(),
                     locality: config.gateway.locality.clone(),
                     clusters: clusters.clone(),
@@ -283,13 +290,13 @@ impl App {
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
-            connected: Arc::clone(&self.back),
+            connected: Arc::clone(&self.reconnected),
         });
         spawn_thread("strait-discovery", discovery).map(drop)
     }
 
     /// Starts lookups of the hostnames in the mesh, whatever its source.
-    fn look_up(&self) -> anyhow::Result<()> {
+    fn start_dns(&self) -> anyhow::Result<()> {
         let names = dns::run(Dns {
             publisher: Arc::clone(&self.publisher),
             status: Arc::clone(&self.status),
@@ -299,7 +306,7 @@ impl App {
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and completes the drain.
-    async fn until_stopped(
+    async fn run_until_stopped(
         self,
         mut signals: Signals,
         certificate: oneshot::Receiver<()>,
@@ -317,7 +324,7 @@ impl App {
         let mut stopped = pin!(lifecycle.run(drain.lag, drain.deadline));
         let left = tokio::select! {
             biased;
-            opened = self.open(certificate) => {
+            opened = self.open_data_path(certificate) => {
                 opened?;
                 stopped.await
             }
@@ -329,11 +336,11 @@ impl App {
     }
 
     /// Accepts connections once there is a certificate.
-    async fn open(&self, certificate: oneshot::Receiver<()>) -> anyhow::Result<()> {
+    async fn open_data_path(&self, certificate: oneshot::Receiver<()>) -> anyhow::Result<()> {
         certificate.await?;
         let config = self.config.load();
         self.listeners.open(config.workers)?;
-        self.status.ready(LISTENERS);
+        self.status.clear_pending(LISTENERS);
         let binds = config.listeners.iter();
         let binds = binds.map(|listener| listener.bind.to_string());
         let metrics = config.metrics.bind.iter().map(ToString::to_string);
@@ -406,14 +413,14 @@ impl Sockets {
             lifecycle: gateway.lifecycle.clone(),
             log: log.clone(),
             config: Arc::clone(&app.config),
-            denies: Denies::new({
+            deny_list: DenyLookup::new({
                 let gateway = Arc::clone(gateway);
                 move |address| gateway.deny.denies(address)
             }),
             holders: holders::running(gateway),
             issuers: trust::issuers(gateway),
-            explains: explain::running(gateway, &app.config),
-            listeners: admin::Listeners::new({
+            explains: explain::for_gateway(gateway, &app.config),
+            listeners: admin::ListenerSource::new({
                 let listeners = Arc::clone(&app.listeners);
                 move || listeners.rows()
             }),
@@ -431,7 +438,7 @@ impl Sockets {
 }
 
 fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    explained(accept::bind(address), key, address)
+    with_bind_context(accept::bind(address), key, address)
 }
 
 /// Runs a future on a thread and a runtime of its own, and returns the handle of the runtime.
@@ -513,7 +520,7 @@ mod tests {
         let source = Source::pod(environment, &Flags::default(), None, &usual);
         let seen = reload::fingerprints(std::slice::from_ref(&usual));
         let examined = source.examine();
-        let front = Front::open(examined.config.as_ref().unwrap()).unwrap();
+        let front = ReadinessServer::open(examined.config.as_ref().unwrap()).unwrap();
         let inputs = Inputs::load(&source, examined).unwrap();
         let built = logging::build(&Log::default(), std::io::sink, false, None);
         let (_subscriber, log) = built.unwrap();

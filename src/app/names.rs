@@ -5,7 +5,7 @@ use crate::snapshot::{Audience, Snapshot};
 
 /// Returns warnings about aliases, and about entries of `exposure` that another one hides. The
 /// snapshot contains the mesh and the configuration.
-pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     let file = config.file.display();
     for alias in &config.names.aliases {
@@ -16,12 +16,12 @@ pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
                  name that no service has"
             ));
         }
-        let wrong = dead_ends(alias, snapshot).into_iter();
+        let wrong = missing_targets(alias, snapshot).into_iter();
         warnings.extend(wrong.map(|wrong| format!("{at}: warning: the alias {host} {wrong}")));
     }
     for entry in &config.exposure.services {
         let own = &*entry.service.host;
-        let Some(service) = snapshot.called(own) else {
+        let Some(service) = snapshot.service_by_name(own) else {
             continue;
         };
         let host = &*service.hostname;
@@ -39,14 +39,14 @@ pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 /// Returns warnings about aliases whose consumers may not reach a service behind them. A control
 /// plane may export a service, so under one only services with an entry of their own are checked.
 pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> {
-    let is_told = matches!(config.discovery, Discovery::File { .. });
+    let is_from_file = matches!(config.discovery, Discovery::File { .. });
     let aliases = config.names.aliases.iter();
-    let good = aliases.filter(|alias| !is_told || dead_ends(alias, snapshot).is_empty());
+    let good = aliases.filter(|alias| !is_from_file || missing_targets(alias, snapshot).is_empty());
     let warnings = good.flat_map(|alias| {
         let at = format!("{}:{}", config.file.display(), alias.line.0);
         let name = &alias.name.host;
-        let wrong = unlinked(config, alias, snapshot).into_iter();
-        let wrong = wrong.chain(shut_out(config, alias, snapshot, is_told));
+        let wrong = unlinked_consumers(config, alias, snapshot).into_iter();
+        let wrong = wrong.chain(shut_out(config, alias, snapshot, is_from_file));
         let warn = |wrong| format!("{at}: warning: the alias {name} {wrong}");
         wrong.map(warn).collect::<Vec<_>>()
     });
@@ -54,7 +54,7 @@ pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> 
 }
 
 /// Returns the problems of consumers whose clusters have no link to this one.
-fn unlinked(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
+fn unlinked_consumers(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
     let linked = |of: &String| {
         let linked = snapshot.scope.linked.as_ref();
         linked.is_none_or(|linked| linked.contains(of.as_str()))
@@ -78,7 +78,7 @@ fn shut_out(config: &Config, alias: &Alias, snapshot: &Snapshot, is_told: bool) 
     let mut wrong = Vec::new();
     for target in &alias.to {
         let port = target.port.or(alias.name.port);
-        let service = snapshot.called(&target.host);
+        let service = snapshot.service_by_name(&target.host);
         let host = service.map_or(&*target.host, |service| &*service.hostname);
         let exposed = |of: &&Option<&str>| is_exposed(snapshot, (host, port), **of, is_told);
         for consumer in consumers.iter().filter(|of| !exposed(of)) {
@@ -99,11 +99,11 @@ fn is_exposed(
     cluster: Option<&str>,
     is_told: bool,
 ) -> bool {
-    let entry = snapshot.entry_of(host);
+    let entry = snapshot.exposure_host(host);
     let entries = snapshot.exposure.entries(&entry).iter();
     let mut to = entries
-        .filter(|entry| port.is_none_or(|port| entry.is_about(port)))
-        .flat_map(|entry| &entry.to);
+        .filter(|entry| port.is_none_or(|port| entry.applies_to(port)))
+        .flat_map(|entry| &entry.audiences);
     let admits = |to: &Audience| {
         let is_its = |own: &str| cluster.is_none_or(|cluster| *own == *cluster);
         to.anyone || to.cluster.as_deref().is_none_or(is_its)
@@ -113,7 +113,7 @@ fn is_exposed(
         let exposed = snapshot.is_exposed_by_default(host);
         exposed || !is_told || snapshot.is_exported(host, port.unwrap_or_default())
     };
-    !snapshot.is_kept(host) && (to.any(admits) || (is_silent() && is_exported()))
+    !snapshot.is_cluster_local(host) && (to.any(admits) || (is_silent() && is_exported()))
 }
 
 /// Returns the remedy for an alias whose service is not exposed to a cluster.
@@ -123,7 +123,7 @@ fn remedy(
     (host, port): (&str, Option<u16>),
     cluster: Option<&str>,
 ) -> String {
-    if snapshot.is_kept(host) {
+    if snapshot.is_cluster_local(host) {
         return "remove the alias, or the label or annotation by which the Service stays in its \
                 cluster"
             .to_owned();
@@ -132,9 +132,9 @@ fn remedy(
         Some(cluster) => format!("{{cluster: {cluster}}}"),
         None => "its peers".to_owned(),
     };
-    let entry = snapshot.entry_of(host);
+    let entry = snapshot.exposure_host(host);
     let mut entries = snapshot.exposure.entries(&entry).iter();
-    let about = entries.find(|entry| port.is_none_or(|port| entry.is_about(port)));
+    let about = entries.find(|entry| port.is_none_or(|port| entry.applies_to(port)));
     let line = about.and_then(|about| {
         let entry = config.exposure.services.get(about.index)?;
         Some((about.index, entry.line))
@@ -151,11 +151,11 @@ fn remedy(
 }
 
 /// Returns the problems of targets or of the region of an alias that the mesh does not have.
-fn dead_ends(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
+fn missing_targets(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
     let mut wrong = Vec::new();
     for target in &alias.to {
         let port = target.port.or(alias.name.port);
-        match snapshot.called(&target.host) {
+        match snapshot.service_by_name(&target.host) {
             None => wrong.push(format!(
                 "leads to {}, which is no service of the mesh; write the hostname of one",
                 target.host
@@ -171,7 +171,10 @@ fn dead_ends(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
         }
     }
     if let Some(region) = alias.region.as_ref().filter(|_| wrong.is_empty()) {
-        let services = alias.to.iter().filter_map(|to| snapshot.called(&to.host));
+        let services = alias
+            .to
+            .iter()
+            .filter_map(|to| snapshot.service_by_name(&to.host));
         let sets = services.flat_map(|service| service.ports.values());
         let mut endpoints = sets.flat_map(|set| &set.endpoints);
         if !endpoints.any(|one| *one.definition.locality.region == **region) {

@@ -15,35 +15,35 @@ use arc_swap::ArcSwap;
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source};
-use crate::datapath::Gateway;
+use crate::datapath::DataPath;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
-use crate::status::{Status, What};
+use crate::status::{ReloadSource, Status};
 use crate::telemetry::LogHandle;
-use crate::tls::{self, Material, PeerTrust};
+use crate::tls::{self, IdentityMaterial, PeerTrust};
 use crate::watch::FileWatcher;
-use crate::xds::{self, objects::contents};
+use crate::xds::{self, objects::object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
 use super::App;
-use super::certificates::Shared;
+use super::certificates::SharedCertificates;
 use super::compare;
 use super::inputs::{self, Report};
 use super::listeners::Listeners;
-use super::told::{Joined, Told};
+use super::told::{Joined, MeshFiles};
 use super::{traffic, trust};
 
 /// Fingerprints of the files when they were last read. They are taken before the reading, so that
 /// a concurrent change is found afterwards.
-pub(super) type Seen = BTreeMap<PathBuf, u64>;
+pub(super) type Fingerprints = BTreeMap<PathBuf, u64>;
 
 /// Result of the reading before the start.
-pub(super) struct AtStart {
-    pub(super) told: Told,
+pub(super) struct InitialState {
+    pub(super) mesh_files: MeshFiles,
     pub(super) warnings: Vec<String>,
     /// Mistakes in objects that are skipped.
-    pub(super) passed_over: Vec<String>,
-    pub(super) seen: Seen,
+    pub(super) skipped_objects: Vec<String>,
+    pub(super) seen: Fingerprints,
 }
 
 /// Watches the four kinds of files and applies their changes, one at a time. It has a dedicated
@@ -51,22 +51,22 @@ pub(super) struct AtStart {
 pub(super) struct Reloader {
     source: Source,
     config: Arc<ArcSwap<Config>>,
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     status: Arc<Status>,
     publisher: Arc<Publisher>,
     listeners: Arc<Listeners>,
     log: LogHandle,
-    certificates: Shared,
-    seen: Seen,
+    certificates: SharedCertificates,
+    seen: Fingerprints,
     /// Content of the files of the mesh before the join with the configuration.
-    told: Told,
+    mesh_files: MeshFiles,
     /// Error of the last reload of each kind that failed.
-    failed: BTreeMap<What, String>,
+    failed: BTreeMap<ReloadSource, String>,
     /// Files that a rejected configuration names: the configuration may become valid with one of
     /// them.
-    named: Vec<PathBuf>,
+    files_of_rejected: Vec<PathBuf>,
     /// Last warnings.
-    warned: HashSet<String>,
+    last_warnings: HashSet<String>,
     /// Mistakes in the objects in use, which are skipped.
     passed_over: Vec<String>,
 }
@@ -75,12 +75,12 @@ impl Reloader {
     pub(super) fn new(
         source: Source,
         app: &App,
-        read: AtStart,
-        certificates: Shared,
+        read: InitialState,
+        certificates: SharedCertificates,
         log: LogHandle,
     ) -> Self {
         let config = app.config.load();
-        for what in What::ALL {
+        for what in ReloadSource::ALL {
             if !files(&config, what).is_empty() {
                 app.status.set_reload(what, Ok(()));
             }
@@ -95,13 +95,13 @@ impl Reloader {
             log,
             certificates,
             seen: read.seen,
-            told: read.told,
+            mesh_files: read.mesh_files,
             failed: BTreeMap::new(),
-            named: Vec::new(),
-            warned: read.warnings.into_iter().collect(),
+            files_of_rejected: Vec::new(),
+            last_warnings: read.warnings.into_iter().collect(),
             passed_over: Vec::new(),
         };
-        reloader.note_objects(read.passed_over);
+        reloader.record_skipped_objects(read.skipped_objects);
         reloader
     }
 
@@ -135,8 +135,12 @@ impl Reloader {
     /// Returns all files whose changes matter.
     fn files(&self) -> Vec<PathBuf> {
         let config = self.config.load();
-        let in_force = What::ALL.iter().flat_map(|&what| files(&config, what));
-        let all: BTreeSet<_> = in_force.chain(self.named.iter().cloned()).collect();
+        let in_force = ReloadSource::ALL
+            .iter()
+            .flat_map(|&what| files(&config, what));
+        let all: BTreeSet<_> = in_force
+            .chain(self.files_of_rejected.iter().cloned())
+            .collect();
         all.into_iter().collect()
     }
 
@@ -144,7 +148,7 @@ impl Reloader {
     /// before are tried again after every change, because they may depend on it: a root on its
     /// file, a configuration on a file that it names. `again` is true right after another reload,
     /// which may have read the same changes.
-    fn apply_changes(&mut self, again: bool) -> bool {
+    fn apply_changes(&mut self, is_second_pass: bool) -> bool {
         let files = self.files();
         let now = fingerprints(&files);
         let is_new = |(file, print): &(&PathBuf, &u64)| self.seen.get(*file) != Some(*print);
@@ -159,22 +163,22 @@ impl Reloader {
             let mut own = self::files(&config, what).into_iter();
             own.any(|file| changed.contains(&file))
         };
-        let is_due = |what: &What| has_changed(*what) || self.failed.contains_key(what);
-        let is_news = |what| !again && has_changed(what);
-        let mut due: Vec<_> = What::ALL.into_iter().filter(is_due).collect();
+        let is_due = |what: &ReloadSource| has_changed(*what) || self.failed.contains_key(what);
+        let is_news = |what| !is_second_pass && has_changed(what);
+        let mut due: Vec<_> = ReloadSource::ALL.into_iter().filter(is_due).collect();
         loop {
             let tried = due.len();
             let mut failures = Vec::new();
             for what in std::mem::take(&mut due) {
                 match self.reload(what) {
-                    Ok(left) if left.is_empty() => self.succeeded(what),
-                    Ok(left) => self.succeeded_in_part(what, left.join("\n"), is_news(what)),
+                    Ok(unused) if unused.is_empty() => self.record_success(what),
+                    Ok(left) => self.record_partial_success(what, left.join("\n"), is_news(what)),
                     Err(error) => failures.push((what, format!("{error:#}"))),
                 }
             }
             if failures.is_empty() || failures.len() == tried {
                 for (what, error) in failures {
-                    self.failed(what, error, is_news(what));
+                    self.record_failure(what, error, is_news(what));
                 }
                 return true;
             }
@@ -182,7 +186,7 @@ impl Reloader {
         }
     }
 
-    fn succeeded(&mut self, what: What) {
+    fn record_success(&mut self, what: ReloadSource) {
         info!(what = what.label(), "reloaded");
         self.failed.remove(&what);
         self.gateway.metrics.reload(what, true);
@@ -190,7 +194,7 @@ impl Reloader {
     }
 
     /// Reports a failure, unless it repeats the last one and `is_news` is false.
-    fn failed(&mut self, what: What, error: String, is_news: bool) {
+    fn record_failure(&mut self, what: ReloadSource, error: String, is_news: bool) {
         if self.failed.get(&what) == Some(&error) && !is_news {
             return;
         }
@@ -205,63 +209,68 @@ impl Reloader {
 
     /// Reports the parts of a source that are not in use. They are tried again after every
     /// change; objects only after a change of theirs, as they depend on nothing else.
-    fn succeeded_in_part(&mut self, what: What, left: String, is_news: bool) {
+    fn record_partial_success(&mut self, what: ReloadSource, left: String, is_news: bool) {
         if self.failed.get(&what) == Some(&left) && !is_news {
             return;
         }
         error!(what = what.label(), error = %left, "a file is in use, but not all of it");
         self.gateway.metrics.reload(what, false);
-        self.status.set_reload_in_part(what, left.clone());
+        self.status.set_partial_reload(what, left.clone());
         match what {
-            What::Objects => self.failed.remove(&what),
+            ReloadSource::Objects => self.failed.remove(&what),
             _ => self.failed.insert(what, left),
         };
     }
 
     /// Reports the mistakes in objects that were read together with another file.
-    fn note_objects(&mut self, passed_over: Vec<String>) {
+    fn record_skipped_objects(&mut self, passed_over: Vec<String>) {
         if passed_over == self.passed_over {
             return;
         }
         match passed_over.is_empty() {
-            true => self.succeeded(What::Objects),
-            false => self.succeeded_in_part(What::Objects, passed_over.join("\n"), true),
+            true => self.record_success(ReloadSource::Objects),
+            false => {
+                self.record_partial_success(ReloadSource::Objects, passed_over.join("\n"), true)
+            }
         }
         self.passed_over = passed_over;
     }
 
     /// Reloads a source. Returns the parts of the new state that are not in use, one line each.
-    fn reload(&mut self, what: What) -> anyhow::Result<Vec<String>> {
+    fn reload(&mut self, what: ReloadSource) -> anyhow::Result<Vec<String>> {
         match what {
-            What::Config => return self.reload_config(),
-            What::Mesh => self.reload_mesh(),
-            What::Objects => return self.reload_objects(),
-            What::Certificates => self.reload_certificates(),
+            ReloadSource::Config => return self.reload_config(),
+            ReloadSource::Mesh => self.reload_mesh(),
+            ReloadSource::Objects => return self.reload_objects(),
+            ReloadSource::Certificates => self.reload_certificates(),
         }?;
         Ok(Vec::new())
     }
 
     fn reload_config(&mut self) -> anyhow::Result<Vec<String>> {
         let old = self.config.load_full();
-        self.named = named(&self.source.examine());
-        for (file, print) in fingerprints(&self.named) {
+        self.files_of_rejected = named_files(&self.source.examine());
+        for (file, print) in fingerprints(&self.files_of_rejected) {
             self.seen.entry(file).or_insert(print);
         }
         let examined = self.source.examine();
-        let mut report = Report::of(&examined.findings);
-        let trust = report.trust(&old.file, &examined);
-        let objects = report.objects(&examined.objects);
+        let mut report = Report::from_findings(&examined.findings);
+        let trust = report.load_trust(&old.file, &examined);
+        let objects = report.load_objects(&examined.objects);
         let restart_only = examined
             .config
             .as_ref()
             .map(|new| old.restart_only_changes(new));
-        let new = examined.config.map(|new| in_force(&old, new)).zip(objects);
+        let new = examined
+            .config
+            .map(|new| without_restart_only(&old, new))
+            .zip(objects);
         let new = new.map(|(new, objects)| {
-            let told = Told {
+            let told = MeshFiles {
                 objects,
-                ..self.told.clone()
+                ..self.mesh_files.clone()
             };
-            let joined = told.joined(&new);
+            let joined = told.join(&new);
             report.warnings.extend(joined.warnings.iter().cloned());
             let files = (&joined.mesh, &joined.scope);
             report
@@ -269,21 +278,21 @@ impl Reloader {
                 .extend(compare::run(&new, files, &told.policies));
             (new, told, joined)
         });
-        report.refusal()?;
+        report.into_result()?;
         let ((new, told, joined), trust) = new.zip(trust).context("it could not be read")?;
         let mut certificates = self.certificates.lock();
-        let served = certificates.served_with(&trust)?;
+        let served = certificates.server_config_with(&trust)?;
         if new.log.level != old.log.level {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
         }
-        self.gateway.metrics.log_access(new.log.access);
+        self.gateway.metrics.set_access_mode(new.log.access);
         let set = trust::set(&new, &trust);
-        certificates.trust(trust, served);
+        certificates.replace_trust(trust, served);
         drop(certificates);
         // Before the snapshot update, whose generation causes open tunnels to be evaluated with
         // them.
-        let listeners = self.listeners.revise(&new);
+        let listeners = self.listeners.update_in_place(&new);
         self.publisher.update(Change {
             direct: Some(new.listeners.iter().any(Listener::is_tls)),
             listeners,
@@ -291,7 +300,7 @@ impl Reloader {
             exposure: Some(inputs::exposure_table(&new)),
             names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
-            traffic: Some(traffic::table(&new)),
+            traffic: Some(traffic::traffic_rules(&new)),
             ..self.change(&new, joined)
         });
         // After the snapshot update, which contains the targets of a new listener.
@@ -301,11 +310,11 @@ impl Reloader {
         left.extend(keys.map(|key| {
             format!("{file}: `{key}` needs a restart; its value of the start stays in force")
         }));
-        self.told = told;
+        self.mesh_files = told;
         self.config.store(Arc::new(new));
-        self.named.clear();
+        self.files_of_rejected.clear();
         self.warn(report.warnings);
-        self.note_objects(report.passed_over);
+        self.record_skipped_objects(report.skipped_objects);
         Ok(left)
     }
 
@@ -315,31 +324,31 @@ impl Reloader {
             return Ok(());
         };
         let ((mesh, policies), findings) = xds::file::load(&path)?;
-        let told = Told {
+        let told = MeshFiles {
             mesh,
             policies,
-            objects: self.told.objects.clone(),
+            objects: self.mesh_files.objects.clone(),
         };
-        self.apply(&config, told, Report::of(&findings).warnings);
+        self.apply(&config, told, Report::from_findings(&findings).warnings);
         Ok(())
     }
 
     fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
         let config = self.config.load_full();
         let (objects, findings) = xds::objects::load(&config.exposure.files)?;
-        let told = Told {
+        let told = MeshFiles {
             objects,
-            ..self.told.clone()
+            ..self.mesh_files.clone()
         };
-        let report = Report::of(&findings);
+        let report = Report::from_findings(&findings);
         self.apply(&config, told, report.warnings);
-        self.passed_over.clone_from(&report.passed_over);
-        Ok(report.passed_over)
+        self.passed_over.clone_from(&report.skipped_objects);
+        Ok(report.skipped_objects)
     }
 
     /// Applies the new content of the mesh's files.
-    fn apply(&mut self, config: &Config, told: Told, mut warnings: Vec<String>) {
-        let joined = told.joined(config);
+    fn apply(&mut self, config: &Config, told: MeshFiles, mut warnings: Vec<String>) {
+        let joined = told.join(config);
         warnings.extend(joined.warnings.iter().cloned());
         let files = (&joined.mesh, &joined.scope);
         warnings.extend(compare::run(config, files, &told.policies));
@@ -350,7 +359,7 @@ impl Reloader {
             },
             ..self.change(config, joined)
         });
-        self.told = told;
+        self.mesh_files = told;
         self.warn(warnings);
     }
 
@@ -372,11 +381,11 @@ impl Reloader {
     /// Logs the warnings that were not among the last ones.
     fn warn(&mut self, warnings: Vec<String>) {
         for warning in &warnings {
-            if !self.warned.contains(warning) {
+            if !self.last_warnings.contains(warning) {
                 warn!("{warning}");
             }
         }
-        self.warned = warnings.into_iter().collect();
+        self.last_warnings = warnings.into_iter().collect();
     }
 
     fn reload_certificates(&self) -> anyhow::Result<()> {
@@ -385,16 +394,16 @@ impl Reloader {
         let set = trust::set(&config, &trust);
         match &config.identity {
             Identity::Files(files) => {
-                let material = Material::load(files)?;
-                let served = tls::serve(&material, &trust)?;
+                let material = IdentityMaterial::load(files)?;
+                let served = tls::listener_server_config(&material, &trust)?;
                 let mut certificates = self.certificates.lock();
-                certificates.trust(trust, None);
+                certificates.replace_trust(trust, None);
                 certificates.replace(Arc::new(material), served);
             }
             Identity::IstioCa(_) | Identity::Spiffe { .. } => {
                 let mut certificates = self.certificates.lock();
-                let served = certificates.served_with(&trust)?;
-                certificates.trust(trust, served);
+                let served = certificates.server_config_with(&trust)?;
+                certificates.replace_trust(trust, served);
             }
         }
         // Files of issuers define clusters; few changes of certificates affect them.
@@ -410,7 +419,7 @@ impl Reloader {
 
 /// Returns the new configuration as far as it can be applied at run time. Keys that need a
 /// restart keep their old value, so that every page shows the values in use.
-fn in_force(old: &Config, new: Config) -> Config {
+fn without_restart_only(old: &Config, new: Config) -> Config {
     Config {
         trust: new.trust,
         listeners: new.listeners,
@@ -429,15 +438,15 @@ fn in_force(old: &Config, new: Config) -> Config {
 }
 
 /// Returns the files of each kind that the configuration in use names.
-fn files(config: &Config, what: What) -> Vec<PathBuf> {
+fn files(config: &Config, what: ReloadSource) -> Vec<PathBuf> {
     match what {
-        What::Config => vec![config.file.clone()],
-        What::Mesh => match &config.discovery {
+        ReloadSource::Config => vec![config.file.clone()],
+        ReloadSource::Mesh => match &config.discovery {
             Discovery::File { path } => vec![path.clone()],
             Discovery::Istio { .. } | Discovery::Envoy { .. } => Vec::new(),
         },
-        What::Objects => with_contents(&config.exposure.files),
-        What::Certificates => {
+        ReloadSource::Objects => with_contents(&config.exposure.files),
+        ReloadSource::Certificates => {
             let own = match &config.identity {
                 Identity::Files(own) => vec![&own.chain, &own.key, &own.roots],
                 // Read again for each certificate.
@@ -450,7 +459,7 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
 }
 
 /// Returns the files that a configuration names, whether it is in use or not.
-pub(super) fn named(examined: &Examined) -> Vec<PathBuf> {
+pub(super) fn named_files(examined: &Examined) -> Vec<PathBuf> {
     let paths = examined.named.iter().map(|(path, _)| path.clone());
     with_contents(&paths.collect::<Vec<_>>())
 }
@@ -459,19 +468,19 @@ pub(super) fn named(examined: &Examined) -> Vec<PathBuf> {
 fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
     let files = paths
         .iter()
-        .flat_map(|path| contents(path).unwrap_or_default());
+        .flat_map(|path| object_files(path).unwrap_or_default());
     files.chain(paths.iter().cloned()).collect()
 }
 
 /// Returns the fingerprints of the files.
-pub(super) fn fingerprints(files: &[PathBuf]) -> Seen {
+pub(super) fn fingerprints(files: &[PathBuf]) -> Fingerprints {
     let print = |file: &PathBuf| (file.clone(), fingerprint(file));
     files.iter().map(print).collect()
 }
 
 /// Reads at most one byte more than the size limit: a larger file is rejected, so the rest is not
 /// needed.
-fn beginning(file: &Path) -> std::io::Result<Vec<u8>> {
+fn read_limited(file: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let opened = File::open(file)?;
     opened
@@ -486,9 +495,9 @@ fn fingerprint(file: &Path) -> u64 {
     let contents = file
         .metadata()
         .and_then(|metadata| match metadata.is_file() {
-            true => beginning(file),
+            true => read_limited(file),
             false if metadata.is_dir() => {
-                let names = contents(file)?.into_iter().map(PathBuf::into_os_string);
+                let names = object_files(file)?.into_iter().map(PathBuf::into_os_string);
                 Ok(names
                     .collect::<Vec<_>>()
                     .join(OsStr::new("/"))

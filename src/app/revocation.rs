@@ -36,7 +36,7 @@ pub(super) fn warnings(
     }
     let first = config.files.first().map_or(path, PathBuf::as_path);
     let place = place_of(first, path, &examined.named);
-    let roots = trust.unlisted_roots(material.as_ref()).into_iter();
+    let roots = trust.roots_without_crl(material.as_ref()).into_iter();
     warnings.extend(roots.map(|root| {
         format!(
             "{place}: warning: `trust.crl` has no list of the root {root}: peers below {root} are \

@@ -12,7 +12,7 @@ use crate::wire::{Authority, Host};
 
 /// Returns warnings about routes to services that are missing or that are gateways. Also warns of
 /// listeners with Istio's names if no service is exposed to anyone.
-pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let routes = config.listeners.iter().flat_map(|one| one.routes());
     let gateways = Gateways::new(config, snapshot);
     let wrong = routes.filter_map(|route| {
@@ -71,12 +71,12 @@ impl Gateways {
     /// Returns a warning if an endpoint of the route's service is a gateway. If that gateway
     /// routes back, one ClientHello loops.
     fn reached_by(&self, snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
-        let asked = Authority {
+        let authority = Authority {
             host: Host::Name(route.to.host.as_str().into()),
             port: route.to.port?,
         };
-        let found = snapshot.find(Caller::UNKNOWN, &asked)?;
-        let endpoints = &found.service.direct.get(&found.port)?.endpoints;
+        let found = snapshot.find(Caller::UNKNOWN, &authority)?;
+        let endpoints = &found.service.passthrough_ports.get(&found.port)?.endpoints;
         let mut addresses = endpoints.iter().map(|endpoint| endpoint.address);
         let gateway = addresses.find(|address| self.has(*address))?;
         Some(format!(
@@ -105,7 +105,7 @@ fn wrong(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
     if route.to.port.is_some_and(found) {
         return None;
     }
-    Some(match snapshot.called(host) {
+    Some(match snapshot.service_by_name(host) {
         Some(_) => format!(
             "{} is no port of the service; write one that it has",
             route.to

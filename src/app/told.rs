@@ -5,13 +5,13 @@ use std::collections::HashSet;
 
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Policies, Scope};
+use crate::snapshot::{Policies, ServiceVisibility};
 use crate::xds::objects::{Objects, join};
 use crate::yaml::Findings;
 
 /// Content of the mesh file and of the files of objects.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct MeshFiles {
     /// Mesh of the mesh file; empty if a control plane provides the mesh.
     pub(super) mesh: Mesh,
     /// Policies of the mesh file.
@@ -27,16 +27,16 @@ pub(super) struct Joined {
     /// services and endpoints.
     pub(super) mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
-    pub(super) scope: Scope,
+    pub(super) scope: ServiceVisibility,
     /// Warnings, including the conflicts, one line each.
     pub(super) warnings: Vec<String>,
     /// Claims of objects that have no effect because of other claims, one line each.
     pub(super) conflicts: Vec<String>,
 }
 
-impl Told {
+impl MeshFiles {
     /// Joins mesh and objects under a configuration.
-    pub(super) fn joined(&self, config: &Config) -> Joined {
+    pub(super) fn join(&self, config: &Config) -> Joined {
         let joined = join(&self.mesh, &self.objects, config);
         let lines = |findings: Findings| findings.0.iter().map(ToString::to_string).collect();
         let (mesh, conflicts): (_, Vec<_>) = match config.discovery {
@@ -46,10 +46,10 @@ impl Told {
         };
         Joined {
             mesh,
-            scope: Scope {
+            scope: ServiceVisibility {
                 exported: joined.exported,
                 local: joined.local,
-                linked: linked(config),
+                linked: linked_clusters(config),
             },
             warnings: [conflicts.clone(), lines(joined.warnings)].concat(),
             conflicts,
@@ -59,7 +59,7 @@ impl Told {
 
 /// Returns the clusters whose peers are permitted: this one and those with a link to it. None
 /// without `links`, which permits all.
-fn linked(config: &Config) -> Option<HashSet<Box<str>>> {
+fn linked_clusters(config: &Config) -> Option<HashSet<Box<str>>> {
     let own = config.gateway.cluster.as_str();
     let links = config.links.as_ref()?.iter();
     let here = links

@@ -6,14 +6,14 @@ use std::path::Path;
 use crate::config::pod::Pod;
 use crate::config::{Config, Discovery, Distribution, LocalityOrigin};
 use crate::snapshot::mesh::{Locality, Mesh, Scope};
-use crate::snapshot::traffic::{Position, Regions, Rule, Spill, Traffic};
+use crate::snapshot::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
 use crate::wire::RegionPattern;
 
 /// Returns the position of this gateway from the configuration, or from the pod until the mesh
 /// contains its record. Only istiod sends records of pods.
 pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     let gateway = &config.gateway;
-    let (locality, is_told) = (
+    let (locality, is_istiod) = (
         &gateway.locality,
         matches!(config.discovery, Discovery::Istio { .. }),
     );
@@ -22,10 +22,10 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
         LocalityOrigin::Configuration => ("gateway.locality", true),
         LocalityOrigin::Pod(by) => (by.as_str(), false),
     };
-    let record = pod.filter(|_| is_told && !is_final);
+    let record = pod.filter(|_| is_istiod && !is_final);
     Position {
         origin: origin.into(),
-        record: record.and_then(|pod| Some(pod.record.as_deref()?.into())),
+        own_uid: record.and_then(|pod| Some(pod.record.as_deref()?.into())),
         cluster: config.gateway.cluster.as_str().into(),
         locality: Locality {
             region: locality.region.as_str().into(),
@@ -36,8 +36,8 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
 }
 
 /// Returns the balancing rules of the configuration.
-pub(super) fn table(config: &Config) -> Traffic {
-    let (mut services, mut every) = (Vec::new(), Rule::default());
+pub(super) fn traffic_rules(config: &Config) -> Traffic {
+    let (mut services, mut every) = (Vec::new(), TrafficRule::default());
     for entry in &config.traffic {
         let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
             Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
@@ -46,11 +46,11 @@ pub(super) fn table(config: &Config) -> Traffic {
             Distribution::Any => &[],
         });
         let weights = entry.regions.iter();
-        let rule = Rule {
+        let rule = TrafficRule {
             preferences,
             spill: entry.spill_below.map(Spill::below),
             regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
-            latency: entry.latency,
+            by_latency: entry.latency,
         };
         match &entry.service {
             Some(service) => services.push((service.as_str().into(), rule)),
@@ -81,7 +81,7 @@ fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
     let entries = config.traffic.iter();
     let weights = entries.flat_map(|entry| entry.regions.iter().map(|one| (entry.line, one)));
     let unknown = weights
-        .filter(|(_, one)| one.weight > 0 && one.region.depth() > 0 && !is_known(&one.region))
+        .filter(|(_, one)| one.weight > 0 && one.region.part_count() > 0 && !is_known(&one.region))
         .map(|(line, one)| {
             format!(
                 "{}:{line}: warning: `traffic` names region {}, in which no workload of {} is; \

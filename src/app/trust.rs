@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::admin::{IssuerRow, Issuers};
+use crate::admin::{IssuerRow, IssuerSource};
 use crate::config::{Config, Examined};
-use crate::datapath::Gateway;
+use crate::datapath::DataPath;
 use crate::snapshot::TrustSet;
 use crate::tls::{Issuer, PeerTrust};
 
@@ -47,9 +47,9 @@ pub(super) fn own_issuer(
 
 /// Returns the source of the issuers that the running gateway has seen, with their current
 /// clusters.
-pub(super) fn issuers(gateway: &Arc<Gateway>) -> Issuers {
+pub(super) fn issuers(gateway: &Arc<DataPath>) -> IssuerSource {
     let gateway = Arc::clone(gateway);
-    Issuers::new(move || {
+    IssuerSource::new(move || {
         let seen = gateway.tls.issuers().into_iter();
         let snapshot = gateway.reader.load();
         seen.map(|seen| IssuerRow {

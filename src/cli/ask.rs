@@ -17,9 +17,9 @@ use tokio_stream::StreamExt;
 /// Deadline for the head of an answer, and for each piece of its body.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Default of `admin.bind`.
-const DEFAULT: &str = "127.0.0.1:15000";
+const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:15000";
 /// Limit of an answer that is held in memory: the size of about a million endpoints.
-const WHOLE_BYTES_MAX: usize = 256 << 20;
+const RESPONSE_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Debug, Args)]
 pub(super) struct Admin {
@@ -28,8 +28,8 @@ pub(super) struct Admin {
         long,
         value_name = "ADDR",
         num_args = 0..=1,
-        default_value = DEFAULT,
-        default_missing_value = DEFAULT
+        default_value = DEFAULT_ADMIN_ADDRESS,
+        default_missing_value = DEFAULT_ADMIN_ADDRESS
     )]
     admin: String,
 }
@@ -62,20 +62,20 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
     query.extend(
         args.service
             .as_ref()
-            .map(|name| format!("service={}", encoded(name))),
+            .map(|name| format!("service={}", percent_encode(name))),
     );
     query.extend(args.all.then(|| "all".to_owned()));
     query.extend(args.json.then(|| "format=json".to_owned()));
     query.extend((color && !args.json).then(|| "color".to_owned()));
     let path = format!("/status?{}", query.join("&"));
     answered(async {
-        let page = args.admin.ask(Method::GET, &path).await?;
+        let page = args.admin.request(Method::GET, &path).await?;
         // The body of a 404 names the missing service; a 404 without a body is not from strait.
         if page.status == StatusCode::NOT_FOUND && args.service.is_some() {
-            return page.refused().await;
+            return page.print_refusal().await;
         }
-        page.printed().await?;
-        let ready = args.admin.ask(Method::GET, "/ready").await?;
+        page.print_success().await?;
+        let ready = args.admin.request(Method::GET, "/ready").await?;
         Ok(match ready.status {
             StatusCode::OK => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
@@ -85,21 +85,21 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
 
 pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     answered(async {
-        let dump = args.admin.ask(Method::GET, "/config_dump").await?;
-        dump.printed().await?;
+        let dump = args.admin.request(Method::GET, "/config_dump").await?;
+        dump.print_success().await?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
 /// Requests `path` by GET and passes the result to `done`: the whole body for status 200, the
 /// gateway's error message for 400.
-pub(super) fn whole(
+pub(super) fn fetch_whole(
     admin: &Admin,
     path: &str,
     done: impl FnOnce(Result<Vec<u8>, String>) -> anyhow::Result<ExitCode>,
 ) -> ExitCode {
     answered(async {
-        let answer = admin.ask(Method::GET, path).await?;
+        let answer = admin.request(Method::GET, path).await?;
         let status = answer.status;
         match status {
             StatusCode::OK => done(Ok(answer.read().await?)),
@@ -107,7 +107,7 @@ pub(super) fn whole(
                 let why = answer.read().await?;
                 done(Err(String::from_utf8_lossy(&why).into_owned()))
             }
-            _ => Err(stranger(status)),
+            _ => Err(unexpected_server(status)),
         }
     })
 }
@@ -127,14 +127,18 @@ pub(super) fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -
 }
 
 /// Answer with a body that is still arriving.
-pub(super) struct Answer {
+pub(super) struct AdminResponse {
     pub(super) status: StatusCode,
     body: BodyDataStream,
 }
 
 impl Admin {
     /// Sends a request and returns as soon as the head of the answer has arrived.
-    pub(super) async fn ask(&self, method: Method, path: &str) -> anyhow::Result<Answer> {
+    pub(super) async fn request(
+        &self,
+        method: Method,
+        path: &str,
+    ) -> anyhow::Result<AdminResponse> {
         let admin = self.admin.as_str();
         let asking = async {
             let stream = TcpStream::connect(admin).await?;
@@ -159,46 +163,46 @@ impl Admin {
         )
     })?;
         let (head, body) = answer.into_parts();
-        Ok(Answer {
+        Ok(AdminResponse {
             status: head.status,
             body: Body::new(body).into_data_stream(),
         })
     }
 }
 
-fn stranger(status: StatusCode) -> anyhow::Error {
+fn unexpected_server(status: StatusCode) -> anyhow::Error {
     anyhow!(
         "what answers there is no admin port of this version of strait ({status}); --admin names \
          another place, as its `admin.bind` does"
     )
 }
 
-impl Answer {
+impl AdminResponse {
     /// Prints the body of a successful answer to stdout.
-    pub(super) async fn printed(self) -> anyhow::Result<()> {
+    pub(super) async fn print_success(self) -> anyhow::Result<()> {
         match self.status {
             StatusCode::OK => self.print(&mut std::io::stdout()).await,
-            status => Err(stranger(status)),
+            status => Err(unexpected_server(status)),
         }
     }
 
     /// Prints the gateway's refusal to stderr; the exit code is 1. An answer without a body is not
     /// from strait, and is an error.
-    pub(super) async fn refused(mut self) -> anyhow::Result<ExitCode> {
-        let Some(piece) = self.piece().await? else {
-            return self.printed().await.map(|()| ExitCode::FAILURE);
+    pub(super) async fn print_refusal(mut self) -> anyhow::Result<ExitCode> {
+        let Some(piece) = self.next_chunk().await? else {
+            return self.print_success().await.map(|()| ExitCode::FAILURE);
         };
         std::io::stderr().write_all(&piece)?;
         self.print(&mut std::io::stderr()).await?;
         Ok(ExitCode::FAILURE)
     }
 
-    /// Reads the whole body, up to [`WHOLE_BYTES_MAX`].
+    /// Reads the whole body, up to [`RESPONSE_BYTES_MAX`].
     async fn read(mut self) -> anyhow::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        while let Some(piece) = self.piece().await? {
-            if bytes.len() + piece.len() > WHOLE_BYTES_MAX {
-                bail!("the answer is longer than {WHOLE_BYTES_MAX} bytes; leave --all out");
+        while let Some(piece) = self.next_chunk().await? {
+            if bytes.len() + piece.len() > RESPONSE_BYTES_MAX {
+                bail!("the answer is longer than {RESPONSE_BYTES_MAX} bytes; leave --all out");
             }
             bytes.extend_from_slice(&piece);
         }
@@ -207,7 +211,7 @@ impl Answer {
 
     /// Writes the body as it arrives. A reader that closes the pipe is not an error.
     async fn print(mut self, to: &mut impl Write) -> anyhow::Result<()> {
-        while let Some(piece) = self.piece().await? {
+        while let Some(piece) = self.next_chunk().await? {
             match to.write_all(&piece).and_then(|()| to.flush()) {
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
                 written => written?,
@@ -216,7 +220,7 @@ impl Answer {
         Ok(())
     }
 
-    async fn piece(&mut self) -> anyhow::Result<Option<Bytes>> {
+    async fn next_chunk(&mut self) -> anyhow::Result<Option<Bytes>> {
         let piece = timeout(DEADLINE, self.body.next()).await;
         let piece =
             piece.map_err(|_| anyhow!("the gateway stopped in the middle of its answer"))?;
@@ -225,7 +229,7 @@ impl Answer {
 }
 
 /// Percent-encodes `text` for a query string.
-pub(super) fn encoded(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

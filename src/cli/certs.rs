@@ -36,10 +36,10 @@ pub struct Args {
 
 /// Makes the certificates, writes them, and lists the files on standard output.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    write_set(args, &mut io::stdout().lock())
+    write_certificates(args, &mut io::stdout().lock())
 }
 
-fn write_set(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
+fn write_certificates(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     let files = files(&args.clusters)?;
     if !args.force {
         refuse_to_overwrite(&args.dir, &files)?;
@@ -51,14 +51,14 @@ fn write_set(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
         write_file(&args.dir, file).with_context(|| format!("cannot write {}", path.display()))?;
     }
     // Print after writing: a reader that closes the pipe must not cause a partial set.
-    match say(args, &files, out) {
+    match print_summary(args, &files, out) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         said => Ok(said?),
     }
 }
 
 /// Prints the files and the next steps.
-fn say(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {
+fn print_summary(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {
     for file in files {
         writeln!(
             out,
@@ -162,8 +162,8 @@ fn leaves(clusters: &[String]) -> anyhow::Result<Vec<(String, Leaves)>> {
         }
         set.push((cluster.clone(), leaves));
     }
-    let stranger = format!("spiffe://stranger.example/{CLIENT}");
-    let leaves = vec![("stranger".to_owned(), stranger)];
+    let untrusted_id = format!("spiffe://stranger.example/{CLIENT}");
+    let leaves = vec![("stranger".to_owned(), untrusted_id)];
     set.push(("stranger".to_owned(), leaves));
     Ok(set)
 }
@@ -234,7 +234,7 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().join("new/certs");
         let mut out = Vec::new();
-        write_set(&args(&dir, &["east", "west"], false), &mut out).unwrap();
+        write_certificates(&args(&dir, &["east", "west"], false), &mut out).unwrap();
 
         let expected = [
             "client.crt",
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn keys_are_for_their_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
-        write_set(&args(dir.path(), &["east", "west"], false), &mut Vec::new()).unwrap();
+        write_certificates(&args(dir.path(), &["east", "west"], false), &mut Vec::new()).unwrap();
         for name in names(dir.path())
             .iter()
             .filter(|name| name.ends_with(".key"))
@@ -282,18 +282,20 @@ mod tests {
     fn an_earlier_set_is_kept_unless_forced() {
         let dir = tempfile::tempdir().unwrap();
         let set = args(dir.path(), &["east", "west"], false);
-        write_set(&set, &mut Vec::new()).unwrap();
+        write_certificates(&set, &mut Vec::new()).unwrap();
         let root = || fs::read_to_string(dir.path().join("root.crt")).unwrap();
         let before = root();
 
-        let refusal = write_set(&set, &mut Vec::new()).unwrap_err().to_string();
+        let refusal = write_certificates(&set, &mut Vec::new())
+            .unwrap_err()
+            .to_string();
         assert!(
             refusal.contains("root.crt") && refusal.contains("--force"),
             "{refusal}"
         );
         assert_eq!(root(), before);
 
-        write_set(&Args { force: true, ..set }, &mut Vec::new()).unwrap();
+        write_certificates(&Args { force: true, ..set }, &mut Vec::new()).unwrap();
         assert_ne!(root(), before);
     }
 
@@ -322,7 +324,9 @@ mod tests {
             ("east", "twice"),
         ] {
             let set = args(dir.path(), &["east", cluster], false);
-            let refusal = write_set(&set, &mut Vec::new()).unwrap_err().to_string();
+            let refusal = write_certificates(&set, &mut Vec::new())
+                .unwrap_err()
+                .to_string();
             assert!(refusal.contains(word), "{refusal}");
         }
         assert_eq!(names(dir.path()), [""; 0]);
@@ -334,7 +338,7 @@ mod tests {
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
         let dir = tempfile::tempdir().unwrap();
-        write_set(&args(dir.path(), &["east", "west"], false), &mut Vec::new()).unwrap();
+        write_certificates(&args(dir.path(), &["east", "west"], false), &mut Vec::new()).unwrap();
         let mut roots = rustls::RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_file(dir.path().join("root.crt")).unwrap())

@@ -8,21 +8,21 @@ use crate::config::{Discovery, Source};
 
 /// Validates the configuration and its files, and prints every mistake.
 pub(super) fn run(source: &Source) -> ExitCode {
-    printed(source, &app::check(source))
+    print_report(source, &app::check(source))
 }
 
 /// Prints the report and returns the exit code for it.
-pub(super) fn printed(source: &Source, report: &Report) -> ExitCode {
+pub(super) fn print_report(source: &Source, report: &Report) -> ExitCode {
     let label = source.label();
     for line in &report.warnings {
         eprintln!("{line}");
     }
-    for line in report.passed_over.iter().chain(&report.errors) {
+    for line in report.skipped_objects.iter().chain(&report.errors) {
         eprintln!("{line}");
     }
     match (
         &report.inputs,
-        report.passed_over.len() + report.errors.len(),
+        report.skipped_objects.len() + report.errors.len(),
     ) {
         (Some(inputs), 0) => {
             let Inputs { config, mesh, .. } = inputs;
@@ -68,6 +68,6 @@ fn by_objects(Inputs { config, scope, .. }: &Inputs) -> String {
 fn count(of: usize, what: &str) -> String {
     match of {
         1 => format!("1 {what}"),
-        of => format!("{of} {what}s"),
+        number => format!("{number} {what}s"),
     }
 }

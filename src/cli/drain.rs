@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use http::{Method, StatusCode};
 
-use super::ask::{Admin, answered, encoded};
+use super::ask::{Admin, answered, percent_encode};
 use crate::wire::RegionPattern;
 
 #[derive(Debug, Subcommand)]
@@ -46,31 +46,31 @@ pub(super) struct Region {
 }
 
 fn region(text: &str) -> Result<RegionPattern, String> {
-    let region = RegionPattern::parse(text).filter(|region| region.depth() > 0);
+    let region = RegionPattern::parse(text).filter(|region| region.part_count() > 0);
     region.ok_or_else(|| "write a region, REGION/ZONE or REGION/ZONE/SUBZONE".to_owned())
 }
 
 /// Sends the command to the gateway and prints the result.
 pub(super) fn run(command: &Command) -> ExitCode {
-    let Command::Region(of) = command;
-    let more = match (of.undo, of.force) {
+    let Command::Region(args) = command;
+    let more = match (args.undo, args.force) {
         (true, _) => "&undo",
         (false, true) => "&force",
         (false, false) => "",
     };
-    let region = encoded(&of.region.to_string());
+    let region = percent_encode(&args.region.to_string());
     let path = format!("/drain/region?region={region}{more}");
     // A gateway without support for dry runs rejects GET, and changes nothing.
-    let method = match of.dry_run {
+    let method = match args.dry_run {
         true => Method::GET,
         false => Method::POST,
     };
     answered(async {
-        let answer = of.admin.ask(method, &path).await?;
+        let answer = args.admin.request(method, &path).await?;
         // The body of a refusal has its reason; a refusal without a body is not from strait.
         match answer.status {
-            StatusCode::NOT_FOUND | StatusCode::CONFLICT => answer.refused().await,
-            _ => answer.printed().await.map(|()| ExitCode::SUCCESS),
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT => answer.print_refusal().await,
+            _ => answer.print_success().await.map(|()| ExitCode::SUCCESS),
         }
     })
 }

@@ -120,11 +120,11 @@ struct ConfigArgs {
     )]
     config: PathBuf,
     /// Positional file, a common mistake. Its parser returns an error that names `-c`.
-    #[arg(hide = true, value_parser = without_option)]
-    misplaced: Option<String>,
+    #[arg(hide = true, value_parser = reject_positional_file)]
+    positional_file: Option<String>,
 }
 
-fn without_option(file: &str) -> Result<String, String> {
+fn reject_positional_file(file: &str) -> Result<String, String> {
     Err(format!("the file is named by an option: write `-c {file}`"))
 }
 

@@ -16,15 +16,15 @@ use crate::config::Source;
 use crate::config::pod::{Environment, Flags, truth};
 
 /// Default path of the file that is merged over the pod's defaults, if it exists.
-const USUAL: &str = "/etc/strait/strait.yaml";
+const DEFAULT_OVERLAY: &str = "/etc/strait/strait.yaml";
 
 /// Flags of Istio that take no value.
 const SWITCHES: [&str; 2] = ["--log_as_json", "--profiling"];
 
 /// Options of strait. No option of Istio is spelled similarly.
-const OWN: [&str; 3] = ["--print-config", "--config", "--help"];
+const OWN_OPTIONS: [&str; 3] = ["--print-config", "--config", "--help"];
 /// Limit of the edit distance at which an unknown argument is reported as a misspelled option.
-const SLIPS_MAX: usize = 2;
+const EDIT_DISTANCE_MAX: usize = 2;
 
 const HELP: &str = "\
 Options, anywhere after the role:
@@ -77,19 +77,21 @@ fn role(text: &str) -> Result<Role, String> {
         .map_err(|_| "write one of waypoint, router and ztunnel; they make no difference".into())
 }
 
-/// Returns true if the edit distance of the words is at most [`SLIPS_MAX`].
-fn is_near(word: &str, wanted: &str) -> bool {
-    let mut row: Vec<usize> = (0..=wanted.len()).collect();
+/// Returns true if the edit distance of the words is at most [`EDIT_DISTANCE_MAX`].
+fn is_misspelling_of(word: &str, wanted: &str) -> bool {
+    let mut distances: Vec<usize> = (0..=wanted.len()).collect();
     // Bounds the cost. A prefix of triple length already exceeds the distance.
     for (index, byte) in word.bytes().take(3 * wanted.len()).enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
+        let mut diagonal = std::mem::replace(&mut distances[0], index + 1);
         for (column, other) in wanted.bytes().enumerate() {
             let changed = diagonal + usize::from(byte != other);
-            diagonal = row[column + 1];
-            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+            diagonal = distances[column + 1];
+            distances[column + 1] = changed.min(diagonal + 1).min(distances[column] + 1);
         }
     }
-    row.last().is_some_and(|slips| *slips <= SLIPS_MAX)
+    distances
+        .last()
+        .is_some_and(|slips| *slips <= EDIT_DISTANCE_MAX)
 }
 
 /// Parsed arguments.
@@ -97,8 +99,8 @@ fn is_near(word: &str, wanted: &str) -> bool {
 struct Arguments {
     config: Option<PathBuf>,
     flags: Flags,
-    prints: bool,
-    helps: bool,
+    print_config: bool,
+    help: bool,
     ignored: Vec<String>,
 }
 
@@ -107,8 +109,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Arguments {
         config,
         flags,
-        prints,
-        helps,
+        print_config: prints,
+        help: helps,
         ignored,
     } = Arguments::parse(&args.arguments)?;
     if helps {
@@ -121,7 +123,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let config = config.or_else(|| std::env::var_os("STRAIT_CONFIG").map(PathBuf::from));
     let environment = Environment::of_process();
-    let source = Source::pod(environment, &flags, config.as_deref(), Path::new(USUAL));
+    let source = Source::pod(
+        environment,
+        &flags,
+        config.as_deref(),
+        Path::new(DEFAULT_OVERLAY),
+    );
     if prints {
         return Ok(print(&source));
     }
@@ -137,7 +144,7 @@ fn print(source: &Source) -> ExitCode {
         Err(_) => println!("# nothing: the file cannot be read"),
     }
     // `--print-config` runs in the pod, so files that are missing there are missing for `run` too.
-    super::check::printed(source, &app::check_as_run(source))
+    super::check::print_report(source, &app::check_as_run(source))
 }
 
 impl Arguments {
@@ -166,8 +173,8 @@ impl Arguments {
                     .map(|value| value.to_string_lossy().into_owned())
             };
             match name {
-                "-h" | "--help" => read.helps = true,
-                "--print-config" => read.prints = true,
+                "-h" | "--help" => read.help = true,
+                "--print-config" => read.print_config = true,
                 "-c" | "--config" => match value {
                     Some(file) => read.config = Some(file.into()),
                     None => bail!("{name} names no file; write `{name} FILE`"),
@@ -177,7 +184,7 @@ impl Arguments {
                 }
                 "--log_output_level" => levels.0 = word().and_then(|word| agent_level(&word)),
                 "--proxyLogLevel" => levels.1 = word().and_then(|word| proxy_level(&word)),
-                name => match OWN.iter().find(|own| is_near(name, own)) {
+                name => match OWN_OPTIONS.iter().find(|own| is_misspelling_of(name, own)) {
                     Some(own) => bail!("there is no {name}; did you mean {own}?"),
                     None => read.ignored.push(name.to_owned()),
                 },
@@ -248,7 +255,7 @@ mod tests {
             read.flags.level,
             Some(("warn".into(), "--log_output_level"))
         );
-        assert!(read.flags.json && !read.prints && read.config.is_none());
+        assert!(read.flags.json && !read.print_config && read.config.is_none());
     }
 
     #[test]
@@ -259,7 +266,7 @@ mod tests {
         ] {
             let read = parse(line);
             assert_eq!(read.config.as_deref(), Some(Path::new("a")), "{line}");
-            assert!(read.prints, "{line}");
+            assert!(read.print_config, "{line}");
             assert_eq!(read.ignored, ["--x"], "{line}");
         }
         let error = Arguments::parse(&["--config".into(), "--domain".into()]).unwrap_err();

@@ -3,29 +3,29 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Handlers of SIGINT (Ctrl-C) and SIGTERM.
-pub(super) struct Stop {
+pub(super) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
     /// True if a signal has arrived.
-    pub(super) was_asked: bool,
+    pub(super) was_signalled: bool,
 }
 
-impl Stop {
+impl StopSignals {
     /// Installs the handlers. From then on, the signals no longer end the process by themselves.
     pub(super) fn new() -> std::io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
-            was_asked: false,
+            was_signalled: false,
         })
     }
 
     /// Waits for the next signal.
-    pub(super) async fn asked(&mut self) {
+    pub(super) async fn recv(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
         }
-        self.was_asked = true;
+        self.was_signalled = true;
     }
 }

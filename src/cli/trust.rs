@@ -44,8 +44,8 @@ struct Page {
 
 /// Requests the issuers and prints them.
 pub(super) fn run(command: &Command) -> ExitCode {
-    let Command::Issuers(of) = command;
-    ask::whole(&of.admin, "/status?format=json", |answer| {
+    let Command::Issuers(args) = command;
+    ask::fetch_whole(&args.admin, "/status?format=json", |answer| {
         let page = answer.map_err(anyhow::Error::msg)?;
         let page: Page = serde_json::from_slice(&page)
             .context("the gateway's answer cannot be read; is it as new?")?;
@@ -53,14 +53,14 @@ pub(super) fn run(command: &Command) -> ExitCode {
             eprintln!("no peer has connected yet; ask again when one has");
             return Ok(ExitCode::FAILURE);
         }
-        print!("{}", lines(&page.issuers));
+        print!("{}", trust_section(&page.issuers));
         Ok(ExitCode::SUCCESS)
     })
 }
 
 /// Returns the section, with issuers grouped by cluster. Each issuer without a cluster gets a
 /// placeholder name of its own.
-fn lines(issuers: &[IssuerRow]) -> String {
+fn trust_section(issuers: &[IssuerRow]) -> String {
     let mut clusters: BTreeMap<String, Vec<&IssuerRow>> = BTreeMap::new();
     let mut nameless = 0;
     for row in issuers {
@@ -136,6 +136,6 @@ trust:
         # CN=c: 3 connections accepted, 1 refused
         - \"c\"
 ";
-        assert_eq!(lines(&rows), want);
+        assert_eq!(trust_section(&rows), want);
     }
 }

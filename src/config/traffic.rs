@@ -63,7 +63,7 @@ fn check(traffic: Traffic, value: Value<'_>) -> Option<Traffic> {
         return Some(traffic);
     }
     let list = value.at("traffic[]", "regions");
-    if regions.iter().any(|one| one.region.depth() == 0) {
+    if regions.iter().any(|one| one.region.part_count() == 0) {
         let what = "evacuates every region: its weights sum to 0, and `*` is one of them";
         list.error(what, "a weight above 0 for a region that is to serve");
         return None;

@@ -16,24 +16,24 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use crate::telemetry::{AcceptError, shed};
+use crate::telemetry::{AcceptError, connection_refused};
 
-use super::Gateway;
-use super::admission::Handshake;
+use super::DataPath;
+use super::admission::HandshakeSlot;
 use super::listener::Listener;
-use super::pool::{Descriptor, Full, ListenerShare};
+use super::pool::{Descriptor, LimitReached, ListenerReserve};
 
 /// A connection accepted from a downstream.
 #[derive(Debug)]
-pub struct Accepted {
+pub struct AcceptedConnection {
     /// The socket, with its options set.
     pub stream: TcpStream,
     /// Address of the peer; an IPv4-mapped IPv6 address is converted to IPv4.
     pub address: SocketAddr,
     /// Handshake slot, held until the handshake of the connection has completed.
-    pub handshake: Handshake,
+    pub handshake: HandshakeSlot,
     /// Load and descriptor, held while the connection lives.
-    pub held: Held,
+    pub resources: Held,
     /// Listener that accepted the connection.
     pub listener: Arc<Listener>,
 }
@@ -49,20 +49,20 @@ pub struct Held {
 
 /// Handle by which the acceptor reaches a worker: its queue and its load.
 #[derive(Clone, Debug)]
-pub struct Worker {
-    queue: mpsc::Sender<Accepted>,
-    load: Load,
+pub struct WorkerHandle {
+    queue: mpsc::Sender<AcceptedConnection>,
+    load: WorkerLoad,
 }
 
 /// Load of a worker: the number of its connections and tunnels.
 #[derive(Clone, Debug, Default)]
-pub struct Load(Arc<AtomicUsize>);
+pub struct WorkerLoad(Arc<AtomicUsize>);
 
 /// One connection or tunnel in the load of a worker, removed on drop.
 #[derive(Debug)]
-pub struct LoadGuard(Load);
+pub struct LoadGuard(WorkerLoad);
 
-impl Load {
+impl WorkerLoad {
     /// Counts one more connection or tunnel.
     pub fn add(&self) -> LoadGuard {
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl Load {
 
 impl LoadGuard {
     /// Counts one more tunnel of the same connection.
-    pub fn also(&self) -> Self {
+    pub fn add_tunnel(&self) -> Self {
         self.0.add()
     }
 }
@@ -91,16 +91,16 @@ const BACKLOG: i32 = 4096;
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// Poll interval at the connection limit; clients wait in the listen backlog.
-const FULL_PAUSE: Duration = Duration::from_millis(100);
+const LIMIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-impl Worker {
+impl WorkerHandle {
     /// Creates the handle of a worker and the queue that its runtime reads.
-    pub fn new() -> (Self, mpsc::Receiver<Accepted>) {
+    pub fn new() -> (Self, mpsc::Receiver<AcceptedConnection>) {
         let (queue, receiver) = mpsc::channel(QUEUE_MAX);
         (
             Self {
                 queue,
-                load: Load::default(),
+                load: WorkerLoad::default(),
             },
             receiver,
         )
@@ -121,16 +121,16 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// # Errors
 /// As [`bind`].
 pub fn reserve(address: SocketAddr) -> io::Result<Socket> {
-    or_by_ipv4(address, reserve_exactly)
+    or_ipv4_wildcard(address, reserve_exactly)
 }
 
 /// Calls `reserve`, and replaces the IPv6 wildcard by the IPv4 wildcard on a host without IPv6.
-fn or_by_ipv4<T>(
+fn or_ipv4_wildcard<T>(
     address: SocketAddr,
     reserve: impl Fn(SocketAddr) -> io::Result<T>,
 ) -> io::Result<T> {
     match reserve(address) {
-        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && is_without_ipv6(&error) => {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && is_ipv6_unavailable(&error) => {
             reserve((Ipv4Addr::UNSPECIFIED, address.port()).into())
         }
         reserved => reserved,
@@ -138,7 +138,7 @@ fn or_by_ipv4<T>(
 }
 
 /// Returns true if the kernel has no IPv6, or a setting has turned it off (`disable_ipv6`).
-fn is_without_ipv6(error: &io::Error) -> bool {
+fn is_ipv6_unavailable(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     let codes = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL];
     code.is_some_and(|code| codes.map(Errno::raw_os_error).contains(&code))
@@ -164,12 +164,12 @@ fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
 ///
 /// # Errors
 /// Fails if the address is in use.
-pub fn listen(socket: Socket, is_tls: bool) -> io::Result<TcpListener> {
-    let keepalive = match is_tls {
+pub fn listen(socket: Socket, is_passthrough: bool) -> io::Result<TcpListener> {
+    let keepalive = match is_passthrough {
         true => {
             // A tunnel that breaks in any way, including a crash of this process, ends by RST.
             socket.set_linger(Some(Duration::ZERO))?;
-            &TLS_KEEPALIVE
+            &PASSTHROUGH_KEEPALIVE
         }
         false => &HBONE_KEEPALIVE,
     };
@@ -184,18 +184,18 @@ pub fn listen(socket: Socket, is_tls: bool) -> io::Result<TcpListener> {
 /// also register each accepted socket here, in vain: accepted sockets go to the runtime of a
 /// worker.
 #[derive(Debug)]
-pub struct Registered(tokio::net::TcpStream);
+pub struct RegisteredListener(tokio::net::TcpStream);
 
 /// Registers a listening socket with this runtime.
 ///
 /// # Errors
 /// Fails if memory or descriptors are exhausted.
-pub fn registered(socket: TcpListener) -> io::Result<Registered> {
+pub fn register(socket: TcpListener) -> io::Result<RegisteredListener> {
     let socket = TcpStream::from(OwnedFd::from(socket));
-    tokio::net::TcpStream::from_std(socket).map(Registered)
+    tokio::net::TcpStream::from_std(socket).map(RegisteredListener)
 }
 
-impl Registered {
+impl RegisteredListener {
     /// Refuses connections from now on. Frees the address for another listener, even while the
     /// acceptor holds the socket.
     pub fn stop(&self) {
@@ -205,12 +205,12 @@ impl Registered {
 
 /// Accepts until the drain begins, and hands each socket to the worker with the least load.
 pub async fn run(
-    gateway: &Gateway,
-    socket: &Registered,
+    gateway: &DataPath,
+    socket: &RegisteredListener,
     listener: Arc<Listener>,
-    workers: Vec<Worker>,
+    workers: Vec<WorkerHandle>,
 ) {
-    let share = gateway.admission.pool.listener();
+    let share = gateway.admission.pool.register_listener();
     let backoff = ExponentialBuilder::default()
         .with_min_delay(BACKOFF_MIN)
         .with_max_delay(BACKOFF_MAX)
@@ -219,16 +219,16 @@ pub async fn run(
     let mut delays = backoff.build();
     loop {
         let accept = async {
-            while !share.has_room() {
+            while !share.has_free_descriptor() {
                 gateway.metrics.accept_paused();
-                sleep(FULL_PAUSE).await;
+                sleep(LIMIT_POLL_INTERVAL).await;
             }
             let accept = || accept(&socket.0);
             socket.0.async_io(Interest::READABLE, accept).await
         };
         let accepted = tokio::select! {
             accepted = accept => accepted,
-            () = listener.stop.draining() => {
+            () = listener.drain.draining() => {
                 share.release();
                 return socket.stop();
             }
@@ -236,9 +236,9 @@ pub async fn run(
         match accepted {
             Ok((stream, address)) => {
                 delays = backoff.build();
-                hand_over(gateway, (&listener, &share), &workers, stream, address);
+                dispatch(gateway, (&listener, &share), &workers, stream, address);
             }
-            Err(_) if listener.stop.is_draining() => {}
+            Err(_) if listener.drain.is_draining() => {}
             Err(error) if is_of_one_connection(&error) => {
                 gateway.metrics.accept_error(AcceptError::Connection);
                 debug!(%error, "a connection failed before it was accepted");
@@ -277,16 +277,16 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-fn hand_over(
-    gateway: &Gateway,
-    (listener, share): (&Arc<Listener>, &Arc<ListenerShare>),
-    workers: &[Worker],
+fn dispatch(
+    gateway: &DataPath,
+    (listener, share): (&Arc<Listener>, &Arc<ListenerReserve>),
+    workers: &[WorkerHandle],
     stream: TcpStream,
     address: SocketAddr,
 ) {
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     if !listener.rules().admits(address.ip()) {
-        return turn_away(gateway, &stream, "not_in_sources", None);
+        return reject(gateway, &stream, "not_in_sources", None);
     }
     let least = workers
         .iter()
@@ -294,44 +294,44 @@ fn hand_over(
     let Some(worker) = least else { return };
     let descriptor = match share.source(address.ip()).connection() {
         Ok(descriptor) => descriptor,
-        Err(full) => return turn_away(gateway, &stream, full.label(), Some((address, full))),
+        Err(full) => return reject(gateway, &stream, full.label(), Some((address, full))),
     };
-    let Some(handshake) = gateway.admission.handshake(address.ip()) else {
-        return turn_away(gateway, &stream, "source", None);
+    let Some(handshake) = gateway.admission.acquire_handshake(address.ip()) else {
+        return reject(gateway, &stream, "source", None);
     };
     let held = Held {
         load: worker.load.add(),
         descriptor,
     };
-    let accepted = Accepted {
+    let accepted = AcceptedConnection {
         stream,
         address,
         handshake,
-        held,
+        resources: held,
         listener: Arc::clone(listener),
     };
     if let Err(full) = worker.queue.try_send(accepted) {
-        turn_away(gateway, &full.into_inner().stream, "worker", None);
+        reject(gateway, &full.into_inner().stream, "worker", None);
     }
 }
 
 /// Closes a rejected connection by RST, so that no socket stays in TIME_WAIT.
-fn turn_away(
-    gateway: &Gateway,
+fn reject(
+    gateway: &DataPath,
     stream: &TcpStream,
     limit: &'static str,
-    why: Option<(SocketAddr, Full)>,
+    why: Option<(SocketAddr, LimitReached)>,
 ) {
     gateway.metrics.connection_shed(limit);
     if let Some((address, full)) = why {
-        shed(&gateway.metrics, address, limit, &full);
+        connection_refused(&gateway.metrics, address, limit, &full);
     }
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
 /// TCP keepalive settings, by which the kernel detects a dead peer.
 #[derive(Debug)]
-pub struct Keepalive {
+pub struct TcpKeepaliveSettings {
     /// Idle time before the first probe.
     pub time: Duration,
     /// Interval between probes.
@@ -342,7 +342,7 @@ pub struct Keepalive {
 
 /// Keepalive of HBONE listeners: 180 s, 180 s, 9 as in ztunnel. HTTP/2 PINGs detect a dead peer
 /// first; TCP probes are the fallback.
-const HBONE_KEEPALIVE: Keepalive = Keepalive {
+const HBONE_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
     time: Duration::from_secs(180),
     interval: Duration::from_secs(180),
     retries: 9,
@@ -350,7 +350,7 @@ const HBONE_KEEPALIVE: Keepalive = Keepalive {
 
 /// Keepalive of TLS passthrough listeners, which have no PING. It detects a dead peer within a
 /// minute.
-const TLS_KEEPALIVE: Keepalive = Keepalive {
+const PASSTHROUGH_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
     time: Duration::from_secs(30),
     interval: Duration::from_secs(10),
     retries: 3,
@@ -360,7 +360,7 @@ const TLS_KEEPALIVE: Keepalive = Keepalive {
 ///
 /// # Errors
 /// Fails if the connection is already dead.
-pub fn set_options(socket: SockRef<'_>, keepalive: &Keepalive) -> io::Result<()> {
+pub fn set_options(socket: SockRef<'_>, keepalive: &TcpKeepaliveSettings) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(
         &TcpKeepalive::new()
@@ -391,7 +391,7 @@ mod tests {
         ];
         for (address, errno, want) in rows {
             let address = address.parse().unwrap();
-            let reserved = or_by_ipv4(address, failing(errno)).ok();
+            let reserved = or_ipv4_wildcard(address, failing(errno)).ok();
             assert_eq!(reserved.as_deref(), want, "{address} {errno}");
         }
     }

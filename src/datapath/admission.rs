@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::pool::{Pool, source};
+use super::pool::{DescriptorPool, source};
 
 /// Limit of handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all. The
-/// limit is lower if files or memory are short ([`Pool::handshakes`]).
+/// limit is lower if files or memory are short ([`DescriptorPool::handshakes_max`]).
 const HANDSHAKES_MAX: usize = 1024;
 /// Divisor of the limit for one source: 128 handshakes, enforced once half of all are in flight.
 /// Many clients may share an address, and reconnect together after a restart of the gateway.
-const SOURCE_PARTS: usize = 8;
+const SOURCE_DIVISOR: usize = 8;
 /// Number of descriptors kept back for listeners, epoll, files, and 64 connections to the admin
 /// ports.
 const DESCRIPTORS_RESERVED: usize = 128;
@@ -28,7 +28,7 @@ const DESCRIPTORS_RESERVED: usize = 128;
 #[derive(Debug)]
 pub struct Admission {
     /// Descriptor pool, which divides the descriptors among their holders.
-    pub pool: Arc<Pool>,
+    pub pool: Arc<DescriptorPool>,
     handshakes: Arc<Mutex<Handshakes>>,
 }
 
@@ -36,14 +36,14 @@ pub struct Admission {
 struct Handshakes {
     all: usize,
     /// Number of handshakes so far, and serial number of the next one.
-    next: u64,
+    next_serial: u64,
     /// Handshakes of each source with their serial numbers, oldest first.
     by_source: HashMap<IpAddr, VecDeque<(u64, Arc<Notify>)>>,
 }
 
 /// Slot of a handshake in flight, released on drop.
 #[derive(Debug)]
-pub struct Handshake {
+pub struct HandshakeSlot {
     handshakes: Arc<Mutex<Handshakes>>,
     source: IpAddr,
     evicted: Arc<Notify>,
@@ -54,7 +54,7 @@ impl Admission {
     pub fn new(descriptors: u64) -> Self {
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
         Self {
-            pool: Pool::new(descriptors.saturating_sub(DESCRIPTORS_RESERVED).max(1)),
+            pool: DescriptorPool::new(descriptors.saturating_sub(DESCRIPTORS_RESERVED).max(1)),
             handshakes: Arc::default(),
         }
     }
@@ -63,24 +63,24 @@ impl Admission {
     ///
     /// At the limit, the source with the most handshakes loses its oldest one. A good
     /// client finishes within a few round trips, so an old handshake is slow on purpose.
-    pub fn handshake(&self, address: IpAddr) -> Option<Handshake> {
+    pub fn acquire_handshake(&self, address: IpAddr) -> Option<HandshakeSlot> {
         let source = source(address);
-        let max = self.pool.handshakes().clamp(1, HANDSHAKES_MAX);
+        let max = self.pool.handshakes_max().clamp(1, HANDSHAKES_MAX);
         let evicted = Arc::new(Notify::new());
         let mut handshakes = lock(&self.handshakes);
         let of_source = handshakes.by_source.get(&source).map_or(0, VecDeque::len);
-        if of_source >= max.div_ceil(SOURCE_PARTS) && handshakes.all >= max / 2 {
+        if of_source >= max.div_ceil(SOURCE_DIVISOR) && handshakes.all >= max / 2 {
             return None;
         }
         if handshakes.all >= max {
             handshakes.evict();
         }
-        let number = handshakes.next;
+        let number = handshakes.next_serial;
         let own = handshakes.by_source.entry(source).or_default();
         own.push_back((number, Arc::clone(&evicted)));
-        handshakes.next += 1;
+        handshakes.next_serial += 1;
         handshakes.all += 1;
-        Some(Handshake {
+        Some(HandshakeSlot {
             handshakes: Arc::clone(&self.handshakes),
             source,
             evicted,
@@ -92,12 +92,12 @@ impl Handshakes {
     /// Evicts the oldest handshake of the source with the most handshakes. Among sources with the
     /// same number, evicts the oldest of all.
     fn evict(&mut self) {
-        let fattest = self
+        let largest = self
             .by_source
             .iter()
             .filter_map(|(&source, own)| Some((source, own.len(), own.front()?)))
             .max_by_key(|&(_, count, &(number, _))| (count, Reverse(number)));
-        if let Some((source, _, (_, oldest))) = fattest {
+        if let Some((source, _, (_, oldest))) = largest {
             let oldest = Arc::clone(oldest);
             oldest.notify_one();
             self.remove(source, &oldest);
@@ -118,14 +118,14 @@ impl Handshakes {
     }
 }
 
-impl Handshake {
+impl HandshakeSlot {
     /// Waits until this handshake is evicted in favour of another one.
     pub async fn evicted(&self) {
         self.evicted.notified().await;
     }
 }
 
-impl Drop for Handshake {
+impl Drop for HandshakeSlot {
     fn drop(&mut self) {
         lock(&self.handshakes).remove(self.source, &self.evicted);
     }
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn one_source_leaves_room_for_the_others_and_gives_its_own_back() {
         let admission = Admission::new(10_000);
-        let take = |text: &str| admission.handshake(ip(text));
+        let take = |text: &str| admission.acquire_handshake(ip(text));
         let held: Vec<_> = (0..HANDSHAKES_MAX / 2)
             .map(|index| take(&format!("2001:db8::{index:x}")).expect("a place"))
             .collect();
@@ -167,8 +167,8 @@ mod tests {
     #[tokio::test]
     async fn where_all_places_are_taken_the_fattest_source_loses_its_oldest() {
         let admission = Admission::new(10_000);
-        let take = |text: &str| admission.handshake(ip(text)).expect("a place");
-        let evicted = |handshake: &Handshake| {
+        let take = |text: &str| admission.acquire_handshake(ip(text)).expect("a place");
+        let evicted = |handshake: &HandshakeSlot| {
             let mut context = Context::from_waker(Waker::noop());
             pin!(handshake.evicted()).poll(&mut context).is_ready()
         };

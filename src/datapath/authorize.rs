@@ -13,13 +13,13 @@ use tracing::{info, warn};
 
 use crate::snapshot::authorization::{Attributes, PeerIdentity};
 use crate::snapshot::mesh::Workload;
-use crate::snapshot::{Endpoint, Enforcement, PolicyVerdict, Protocol, Refusal, Snapshot};
+use crate::snapshot::{Endpoint, Enforcement, PolicyRejection, PolicyVerdict, Protocol, Snapshot};
 use crate::telemetry::PolicyOutcome;
 
-use super::Gateway;
+use super::DataPath;
 use super::balance::Pick;
 use super::identity::Peer;
-use super::policy::Right;
+use super::policy::Grant;
 
 /// A pick that the policies of its endpoint allow. Only [`run`] creates one, and only this type
 /// can be dialled.
@@ -38,25 +38,25 @@ impl Authorized {
 ///
 /// # Errors
 /// Under `enforce`, returns the pick, so that another endpoint can be tried, and the refusal.
-pub fn run(gateway: &Gateway, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
+pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = gateway.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
-    let verdict = verdict(&snapshot, peer, endpoint, by_waypoint);
+    let verdict = evaluate(&snapshot, peer, endpoint, by_waypoint);
     let Some(PolicyVerdict { refusal, dry_run }) = verdict else {
         return Ok(Authorized(pick));
     };
     warn_of_missing(&snapshot, gateway, endpoint);
     if let Some(why) = dry_run {
-        note(gateway, peer, endpoint, PolicyOutcome::DryRun, &why);
+        record_outcome(gateway, peer, endpoint, PolicyOutcome::DryRun, &why);
     }
     let Some(refusal) = refusal else {
         return Ok(Authorized(pick));
     };
     if snapshot.enforcement == Enforcement::Audit {
-        note(gateway, peer, endpoint, PolicyOutcome::Audited, &refusal);
+        record_outcome(gateway, peer, endpoint, PolicyOutcome::Audited, &refusal);
         return Ok(Authorized(pick));
     }
-    note(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
+    record_outcome(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
     Err((pick, refusal.to_string()))
 }
 
@@ -65,21 +65,21 @@ pub fn run(gateway: &Gateway, peer: &Peer, pick: Pick) -> Result<Authorized, (Pi
 ///
 /// # Errors
 /// Returns the refusal after a change of the policies, of their selection or of the mode.
-pub fn still_allowed(
+pub fn reevaluate(
     snapshot: &Snapshot,
-    gateway: &Gateway,
+    gateway: &DataPath,
     peer: &Peer,
-    right: &Right,
+    grant: &Grant,
 ) -> Result<(), String> {
     if snapshot.enforcement != Enforcement::Enforce {
         return Ok(());
     }
-    let endpoint = right.endpoint();
-    let verdict = verdict(snapshot, peer, endpoint, right.is_by_waypoint());
+    let endpoint = grant.endpoint();
+    let verdict = evaluate(snapshot, peer, endpoint, grant.is_by_waypoint());
     match verdict.and_then(|verdict| verdict.refusal) {
         None => Ok(()),
         Some(refusal) => {
-            note(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
+            record_outcome(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
             Err(refusal.to_string())
         }
     }
@@ -88,20 +88,21 @@ pub fn still_allowed(
 /// Returns the verdict of the policies on a tunnel to the endpoint. `by_waypoint` is true if the
 /// endpoint belongs to a waypoint. Returns `None` if enforcement is off, for an unknown peer and
 /// for a waypoint, which are not evaluated. Counts nothing.
-pub fn verdict(
+pub fn evaluate(
     snapshot: &Snapshot,
     peer: &Peer,
     endpoint: &Endpoint,
     by_waypoint: bool,
 ) -> Option<PolicyVerdict> {
     // Only the endpoint of a passthrough tunnel learns the identity of the peer (contract 2.6).
-    let looks = snapshot.enforcement != Enforcement::Off && !peer.is_unknown() && !by_waypoint;
-    looks.then(|| judge(snapshot, peer, endpoint))
+    let looks =
+        snapshot.enforcement != Enforcement::Off && !peer.is_unauthenticated() && !by_waypoint;
+    looks.then(|| evaluate_policies(snapshot, peer, endpoint))
 }
 
 /// Evaluates the policies of the snapshot. Source and port are known only for a plain TCP
 /// endpoint.
-fn judge(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict {
+fn evaluate_policies(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict {
     let is_plain = endpoint.protocol == Protocol::Tcp;
     let attributes = Attributes {
         peer: Some(PeerIdentity {
@@ -114,7 +115,7 @@ fn judge(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict
         port: is_plain.then(|| endpoint.address.port()),
     };
     let workload = workload(snapshot, endpoint);
-    snapshot.policies.judge(workload, &attributes)
+    snapshot.policies.evaluate(workload, &attributes)
 }
 
 /// Returns the workload of the endpoint. Its selection by policies may have changed since the
@@ -127,7 +128,7 @@ fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload 
         .unwrap_or(&endpoint.definition)
 }
 
-fn warn_of_missing(snapshot: &Snapshot, gateway: &Gateway, endpoint: &Endpoint) {
+fn warn_of_missing(snapshot: &Snapshot, gateway: &DataPath, endpoint: &Endpoint) {
     let workload = workload(snapshot, endpoint);
     if let Some(name) = snapshot.policies.missing(workload)
         && gateway.metrics.may_log_policy()
@@ -142,16 +143,16 @@ fn warn_of_missing(snapshot: &Snapshot, gateway: &Gateway, endpoint: &Endpoint) 
 
 /// Counts a policy outcome, and logs it at most a few times a second: the rate of requests is up
 /// to the peer.
-fn note(
-    gateway: &Gateway,
+fn record_outcome(
+    gateway: &DataPath,
     peer: &Peer,
     endpoint: &Endpoint,
     outcome: PolicyOutcome,
-    why: &Refusal,
+    refusal: &PolicyRejection,
 ) {
     gateway.metrics.policy_refused(outcome);
     if gateway.metrics.may_log_policy() {
-        let (peer, why) = (&*peer.source.principal, why.to_string());
+        let (peer, why) = (&*peer.source.principal, refusal.to_string());
         let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());
         info!(
             peer,

@@ -14,7 +14,7 @@ use super::policy::Permit;
 use super::route::Route;
 
 /// Denominator of drop overloads, which are parts per million.
-const MILLION: u32 = 1_000_000;
+const PARTS_PER_MILLION: u32 = 1_000_000;
 
 /// A permit and the endpoint to dial. Only [`pick`] creates one.
 #[derive(Debug)]
@@ -64,26 +64,26 @@ pub fn pick(permit: Permit, tried: &[Arc<Endpoint>]) -> Result<Pick, Permit> {
 
 /// Returns the drop category if a drop overload of the control plane rejects this tunnel. Each
 /// category drops its part of the tunnels that the categories before it leave.
-pub fn drops(route: &Route) -> Option<&Arc<str>> {
-    dropped(route.drops())
+pub fn draw_drop_category(route: &Route) -> Option<&Arc<str>> {
+    draw_category(route.drops())
 }
 
-/// Returns the probability that [`drops`] rejects a tunnel.
+/// Returns the probability that [`draw_drop_category`] rejects a tunnel.
 pub fn dropped_part(route: &Route) -> f64 {
-    part(route.drops())
+    combined_drop_probability(route.drops())
 }
 
-fn part(drops: &[(Arc<str>, u32)]) -> f64 {
-    let left = |(_, parts): &(Arc<str>, u32)| f64::from(MILLION.saturating_sub(*parts));
+fn combined_drop_probability(drops: &[(Arc<str>, u32)]) -> f64 {
+    let left = |(_, parts): &(Arc<str>, u32)| f64::from(PARTS_PER_MILLION.saturating_sub(*parts));
     1.0 - drops
         .iter()
-        .map(|one| left(one) / f64::from(MILLION))
+        .map(|one| left(one) / f64::from(PARTS_PER_MILLION))
         .product::<f64>()
 }
 
-fn dropped(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
+fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
     let mut drops = drops.iter();
-    let is_drawn = |(_, parts): &&(Arc<str>, u32)| fastrand::u32(..MILLION) < *parts;
+    let is_drawn = |(_, parts): &&(Arc<str>, u32)| fastrand::u32(..PARTS_PER_MILLION) < *parts;
     drops.find(is_drawn).map(|(category, _)| category)
 }
 
@@ -96,14 +96,14 @@ fn dropped(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.
-/// [`odds`](crate::snapshot::odds) computes the probabilities of this choice.
+/// [`odds`](crate::snapshot::pick_probabilities) computes the probabilities of this choice.
 pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
     // Usually no endpoint was ever ejected, and the clock is not read.
     let now = LazyCell::new(Instant::now);
     let is_ejected = |state: &EndpointState| state.was_ejected() && state.is_ejected(*now);
     let untried = |state: &Arc<EndpointState>| !tried.iter().any(|e| Arc::ptr_eq(&e.state, state));
     let healthy = |state: &Arc<EndpointState>| untried(state) && !is_ejected(state);
-    let place = match set.groups() {
+    let index = match set.groups() {
         None => {
             let whole = set.whole();
             best_of_two(whole, &healthy).or_else(|| best_of_two(whole, &untried))
@@ -119,14 +119,14 @@ pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a A
             })
         }
     };
-    set.endpoints.get(place?)
+    set.endpoints.get(index?)
 }
 
 /// Ejects an endpoint after a failure, unless more than half of the set would then be ejected.
 ///
 /// The only endpoint of a service is never ejected. A failure of the network, which affects all
 /// endpoints, leaves half of them in service.
-pub fn failed(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) {
+pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) {
     let now = Instant::now();
     let ejected = set
         .endpoints
@@ -333,16 +333,19 @@ mod tests {
         let drops = drops.map(|(category, parts)| (Arc::from(category), parts));
         let mut counts = [0_u32; 3];
         for _ in 0..DRAWS {
-            if let Some(category) = dropped(&drops) {
+            if let Some(category) = draw_category(&drops) {
                 counts["abc".find(&**category).expect("a category")] += 1;
             }
         }
         let shares = counts.map(|count| f64::from(count) / f64::from(DRAWS));
         assert_shares(&shares, &[0.2, 0.4, 0.0]);
-        assert!((part(&drops) - 0.6).abs() < 1e-9 && part(&[]) == 0.0);
-        assert_eq!(dropped(&[]), None);
-        let all = [(Arc::from("all"), MILLION)];
-        assert_eq!(dropped(&all).map(|category| &**category), Some("all"));
+        assert!(
+            (combined_drop_probability(&drops) - 0.6).abs() < 1e-9
+                && combined_drop_probability(&[]) == 0.0
+        );
+        assert_eq!(draw_category(&[]), None);
+        let all = [(Arc::from("all"), PARTS_PER_MILLION)];
+        assert_eq!(draw_category(&all).map(|category| &**category), Some("all"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -351,7 +354,7 @@ mod tests {
         for (count, most) in [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)] {
             let set = endpoints(&vec![1; count]);
             for endpoint in &set.endpoints {
-                failed(&set, endpoint, &metrics);
+                eject_after_failure(&set, endpoint, &metrics);
             }
             let now = Instant::now();
             let ejected = set

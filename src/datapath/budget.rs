@@ -19,30 +19,30 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::gate::Gate;
+use super::gate::WakeGate;
 
 /// Limit of bytes that a tunnel may hold unreported, so that small messages cost nothing. It does
 /// not exceed the memory of the tunnel itself.
-const UNTOLD_MAX: usize = 2 * 1024;
+const UNREPORTED_MAX: usize = 2 * 1024;
 /// Period after which a tunnel counts as stalled if it moved less than it holds.
-const STALL: Duration = Duration::from_secs(1);
+const STALL_PERIOD: Duration = Duration::from_secs(1);
 
 /// Minimum time between two rounds.
-const PAUSE: Duration = Duration::from_millis(10);
+const ROUND_PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// Number of rounds of [`STALL`] in which only stalled tunnels are reset.
-const PATIENT_ROUNDS: u32 = 4;
+/// Number of rounds of [`STALL_PERIOD`] in which only stalled tunnels are reset.
+const STALLED_ONLY_ROUNDS: u32 = 4;
 
 /// Bytes that all tunnels hold, and their limit.
 #[derive(Debug)]
-pub struct Budget {
+pub struct BufferBudget {
     limit: AtomicUsize,
     held: Gauge,
-    pressed: Notify,
+    over_limit: Notify,
     /// Notified when the limit is exceeded by more than a quarter.
-    urgent: Notify,
+    exhausted: Notify,
     /// Tunnels that have reported bytes to the budget or have paused their endpoint.
-    listed: Mutex<Vec<Weak<Account>>>,
+    accounts: Mutex<Vec<Weak<BufferAccount>>>,
 }
 
 /// Account of the bytes that one tunnel holds.
@@ -50,14 +50,14 @@ pub struct Budget {
 /// A tunnel and its connection live on one thread. Only this thread writes the counters; others
 /// read them.
 #[derive(Debug)]
-pub struct Account {
-    budget: Arc<Budget>,
+pub struct BufferAccount {
+    budget: Arc<BufferBudget>,
     held: AtomicUsize,
     /// Part of `held` that was reported to the budget.
-    told: AtomicUsize,
+    reported: AtomicUsize,
     /// Number of bytes given back so far; it wraps.
-    moved: AtomicUsize,
-    listed: AtomicBool,
+    released: AtomicUsize,
+    is_registered: AtomicBool,
     evicted: AtomicBool,
     /// True if the task waits until nothing is held.
     draining: AtomicBool,
@@ -66,16 +66,16 @@ pub struct Account {
     /// True if h2 has dropped bytes that it had not written.
     dropped: AtomicBool,
     /// Gate in front of the events that may end the tunnel from outside.
-    gate: Gate,
+    gate: WakeGate,
 }
 
 /// Bytes on their way to the peer. They are on the account of their tunnel until h2 has written or
 /// dropped them.
 #[derive(Debug)]
-pub struct Charged {
+pub struct ChargedBytes {
     bytes: Bytes,
     size: usize,
-    account: Arc<Account>,
+    account: Arc<BufferAccount>,
 }
 
 /// The tunnel must end: all tunnels together hold too much, and this one is among the largest.
@@ -83,20 +83,20 @@ pub struct Charged {
 pub struct Evicted;
 
 /// Progress of an account at an earlier time.
-struct Mark {
-    account: Arc<Account>,
+struct ProgressMark {
+    account: Arc<BufferAccount>,
     moved: usize,
 }
 
-impl Budget {
+impl BufferBudget {
     /// Creates a budget of `limit` bytes. The gauge counts the bytes that are held.
     pub fn new(limit: usize, held: Gauge) -> Self {
         Self {
             limit: AtomicUsize::new(limit),
             held,
-            pressed: Notify::new(),
-            urgent: Notify::new(),
-            listed: Mutex::default(),
+            over_limit: Notify::new(),
+            exhausted: Notify::new(),
+            accounts: Mutex::default(),
         }
     }
 
@@ -119,36 +119,36 @@ impl Budget {
     /// Replaces the limit after a change of the free memory.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
-        self.press();
+        self.notify_if_over_limit();
     }
 
     fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Wakes [`Budget::run`] if the limit is exceeded.
-    fn press(&self) {
+    /// Wakes [`BufferBudget::run`] if the limit is exceeded.
+    fn notify_if_over_limit(&self) {
         if !self.has_room() {
-            self.pressed.notify_one();
+            self.over_limit.notify_one();
         }
         if self.is_exhausted() {
-            self.urgent.notify_one();
+            self.exhausted.notify_one();
         }
     }
 
     /// Creates the account of a new tunnel.
-    pub fn account(self: &Arc<Self>) -> Arc<Account> {
-        Arc::new(Account {
+    pub fn account(self: &Arc<Self>) -> Arc<BufferAccount> {
+        Arc::new(BufferAccount {
             budget: Arc::clone(self),
             held: AtomicUsize::new(0),
-            told: AtomicUsize::new(0),
-            moved: AtomicUsize::new(0),
-            listed: AtomicBool::new(false),
+            reported: AtomicUsize::new(0),
+            released: AtomicUsize::new(0),
+            is_registered: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             dropped: AtomicBool::new(false),
-            gate: Gate::default(),
+            gate: WakeGate::default(),
         })
     }
 
@@ -159,15 +159,15 @@ impl Budget {
     /// move a little, or when the limit is exceeded by more than a quarter.
     pub async fn run(&self) {
         loop {
-            self.pressed.notified().await;
+            self.over_limit.notified().await;
             let mut rounds = 0;
             loop {
-                self.resume();
+                self.resume_reads();
                 if self.has_room() {
                     break;
                 }
                 let marks = self.marks();
-                let urgent = self.wait().await || rounds >= PATIENT_ROUNDS;
+                let urgent = self.wait_for_round().await || rounds >= STALLED_ONLY_ROUNDS;
                 let reset = self.evict(&marks, urgent);
                 let (held, limit) = (self.held(), self.limit());
                 warn!(
@@ -180,11 +180,11 @@ impl Budget {
     }
 
     /// Wakes the tunnels that wait until endpoints are read again, unless the budget is exhausted.
-    fn resume(&self) {
+    fn resume_reads(&self) {
         if self.is_exhausted() {
             return;
         }
-        let listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        let listed = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         for account in listed.iter().filter_map(Weak::upgrade) {
             if account.paused.swap(false, Ordering::SeqCst) {
                 account.gate.open();
@@ -192,28 +192,28 @@ impl Budget {
         }
     }
 
-    /// Waits for [`STALL`], or until the budget is exhausted; returns true in the second case.
-    /// Waits for [`PAUSE`] at least, in which the tunnels evicted last give back their bytes.
-    async fn wait(&self) -> bool {
-        sleep(PAUSE).await;
+    /// Waits for [`STALL_PERIOD`], or until the budget is exhausted; returns true in the second case.
+    /// Waits for [`ROUND_PAUSE_MIN`] at least, in which the tunnels evicted last give back their bytes.
+    async fn wait_for_round(&self) -> bool {
+        sleep(ROUND_PAUSE_MIN).await;
         let urgent = async {
             loop {
-                self.urgent.notified().await;
+                self.exhausted.notified().await;
                 if self.is_exhausted() {
                     return;
                 }
             }
         };
-        timeout(STALL, urgent).await.is_ok()
+        timeout(STALL_PERIOD, urgent).await.is_ok()
     }
 
-    fn marks(&self) -> Vec<Mark> {
-        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+    fn marks(&self) -> Vec<ProgressMark> {
+        let mut listed = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         listed.retain(|account| account.strong_count() > 0);
         let alive = listed.iter().filter_map(Weak::upgrade);
         alive
-            .map(|account| Mark {
-                moved: account.moved.load(Ordering::Relaxed),
+            .map(|account| ProgressMark {
+                moved: account.released.load(Ordering::Relaxed),
                 account,
             })
             .collect()
@@ -222,7 +222,7 @@ impl Budget {
     /// Evicts tunnels until an eighth of the limit is free, those that hold the most first. Evicts
     /// only tunnels that have stalled since `marks`, and then others if `urgent`. Returns their
     /// number.
-    fn evict(&self, marks: &[Mark], urgent: bool) -> usize {
+    fn evict(&self, marks: &[ProgressMark], urgent: bool) -> usize {
         if self.has_room() {
             return 0;
         }
@@ -231,7 +231,7 @@ impl Budget {
             .iter()
             .map(|mark| {
                 (
-                    mark.stalled(),
+                    mark.is_stalled(),
                     mark.account.held.load(Ordering::Relaxed),
                     &mark.account,
                 )
@@ -251,8 +251,8 @@ impl Budget {
         count
     }
 
-    fn list(&self, account: &Arc<Account>) {
-        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+    fn register(&self, account: &Arc<BufferAccount>) {
+        let mut listed = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         if listed.len() == listed.capacity() {
             listed.retain(|account| account.strong_count() > 0);
         }
@@ -260,42 +260,42 @@ impl Budget {
     }
 }
 
-impl Mark {
+impl ProgressMark {
     /// Returns true if the tunnel has moved less than it holds.
-    fn stalled(&self) -> bool {
+    fn is_stalled(&self) -> bool {
         let held = self.account.held.load(Ordering::Relaxed);
-        let moved = self.account.moved.load(Ordering::Relaxed);
+        let moved = self.account.released.load(Ordering::Relaxed);
         moved.wrapping_sub(self.moved) < held
     }
 }
 
-impl Account {
+impl BufferAccount {
     /// Adds bytes that the tunnel holds.
-    pub fn take(self: &Arc<Self>, bytes: usize) {
+    pub fn charge(self: &Arc<Self>, bytes: usize) {
         let held = self.held.load(Ordering::Relaxed) + bytes;
         self.held.store(held, Ordering::Relaxed);
-        if held >= self.told.load(Ordering::Relaxed) + UNTOLD_MAX {
-            self.tell(held);
+        if held >= self.reported.load(Ordering::Relaxed) + UNREPORTED_MAX {
+            self.report(held);
             self.enlist();
-            self.budget.press();
+            self.budget.notify_if_over_limit();
         }
     }
 
     fn enlist(self: &Arc<Self>) {
-        if !self.listed.swap(true, Ordering::Relaxed) {
-            self.budget.list(self);
+        if !self.is_registered.swap(true, Ordering::Relaxed) {
+            self.budget.register(self);
         }
     }
 
     /// Returns true if reads from the endpoint must pause because all tunnels hold too much. The
-    /// task in [`Account::poll_gated`] is woken once this may have changed.
-    pub fn must_pause(self: &Arc<Self>) -> bool {
+    /// task in [`BufferAccount::poll_gated`] is woken once this may have changed.
+    pub fn must_pause_reads(self: &Arc<Self>) -> bool {
         if !self.budget.is_exhausted() {
             return false;
         }
         self.paused.store(true, Ordering::SeqCst);
         self.enlist();
-        self.budget.press();
+        self.budget.notify_if_over_limit();
         // Room that was made before the store has woken no task.
         self.budget.is_exhausted()
     }
@@ -304,11 +304,11 @@ impl Account {
     pub fn give_back(&self, bytes: usize) {
         let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
         self.held.store(held, Ordering::Relaxed);
-        let moved = self.moved.load(Ordering::Relaxed).wrapping_add(bytes);
-        self.moved.store(moved, Ordering::Relaxed);
-        let told = self.told.load(Ordering::Relaxed);
-        if told > 0 && (held == 0 || held + UNTOLD_MAX <= told) {
-            self.tell(held);
+        let moved = self.released.load(Ordering::Relaxed).wrapping_add(bytes);
+        self.released.store(moved, Ordering::Relaxed);
+        let told = self.reported.load(Ordering::Relaxed);
+        if told > 0 && (held == 0 || held + UNREPORTED_MAX <= told) {
+            self.report(held);
         }
         if held == 0 && self.draining.load(Ordering::Relaxed) {
             self.gate.open();
@@ -321,8 +321,8 @@ impl Account {
     ///
     /// # Errors
     /// Fails if the tunnel is evicted.
-    pub async fn drained(self: &Arc<Self>) -> Result<(), Evicted> {
-        if self.told.load(Ordering::Relaxed) == 0 {
+    pub async fn wait_until_released(self: &Arc<Self>) -> Result<(), Evicted> {
+        if self.reported.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
         self.draining.store(true, Ordering::Relaxed);
@@ -334,16 +334,16 @@ impl Account {
         poll_fn(|cx| self.poll_gated(cx, empty)).await
     }
 
-    fn tell(&self, held: usize) {
-        let told = self.told.swap(held, Ordering::Relaxed);
-        self.budget.held.inc_by(signed(held) - signed(told));
+    fn report(&self, held: usize) {
+        let told = self.reported.swap(held, Ordering::Relaxed);
+        self.budget.held.inc_by(to_gauge(held) - to_gauge(told));
     }
 
     /// Adds bytes for the peer to the account. `size` is the memory that they keep, which is
     /// charged as long as they live.
-    pub fn hold(self: &Arc<Self>, bytes: Bytes, size: usize) -> Charged {
-        self.take(size);
-        Charged {
+    pub fn hold(self: &Arc<Self>, bytes: Bytes, size: usize) -> ChargedBytes {
+        self.charge(size);
+        ChargedBytes {
             bytes,
             size,
             account: Arc::clone(self),
@@ -382,25 +382,25 @@ impl Account {
     }
 }
 
-impl Wake for Account {
+impl Wake for BufferAccount {
     fn wake(self: Arc<Self>) {
         self.gate.open();
     }
 }
 
-impl Drop for Account {
+impl Drop for BufferAccount {
     fn drop(&mut self) {
         // Nothing should be held any more. This corrects the gauge if the sums were wrong.
-        self.tell(0);
+        self.report(0);
     }
 }
 
 /// Converts a byte count for a Prometheus gauge, which is signed.
-fn signed(bytes: usize) -> i64 {
+fn to_gauge(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-impl Drop for Charged {
+impl Drop for ChargedBytes {
     fn drop(&mut self) {
         if self.bytes.has_remaining() {
             self.account.dropped.store(true, Ordering::Relaxed);
@@ -409,7 +409,7 @@ impl Drop for Charged {
     }
 }
 
-impl Buf for Charged {
+impl Buf for ChargedBytes {
     fn remaining(&self) -> usize {
         self.bytes.remaining()
     }
@@ -429,14 +429,14 @@ mod tests {
 
     const FAT: usize = 16 * 1024;
 
-    fn evicted(account: &Arc<Account>) -> bool {
+    fn evicted(account: &Arc<BufferAccount>) -> bool {
         let never = |_: &mut Context<'_>| Poll::<()>::Pending;
         let cx = Context::from_waker(Waker::noop());
         account.poll_gated(&cx, never).is_ready()
     }
 
-    fn budget(limit: usize) -> Arc<Budget> {
-        let budget = Arc::new(Budget::new(limit, Gauge::default()));
+    fn budget(limit: usize) -> Arc<BufferBudget> {
+        let budget = Arc::new(BufferBudget::new(limit, Gauge::default()));
         let runs = Arc::clone(&budget);
         tokio::spawn(async move { runs.run().await });
         budget
@@ -447,21 +447,21 @@ mod tests {
         let budget = budget(10 * FAT);
         let [fattest, fat, moving, thin] = [4, 3, 4, 1].map(|units| {
             let account = budget.account();
-            account.take(units * FAT);
+            account.charge(units * FAT);
             account
         });
         assert!(!budget.has_room());
         let moves = Arc::clone(&moving);
         tokio::spawn(async move {
             loop {
-                sleep(STALL / 10).await;
+                sleep(STALL_PERIOD / 10).await;
                 moves.give_back(FAT);
-                moves.take(FAT);
+                moves.charge(FAT);
             }
         });
-        sleep(STALL / 2).await;
+        sleep(STALL_PERIOD / 2).await;
         assert!(!evicted(&fattest), "nobody has stalled yet");
-        sleep(STALL).await;
+        sleep(STALL_PERIOD).await;
         assert!(
             evicted(&fattest),
             "12 - 4 units are under seven eighths of 10"
@@ -470,8 +470,8 @@ mod tests {
         fattest.give_back(4 * FAT);
         assert!(budget.has_room());
 
-        thin.take(3 * FAT);
-        sleep(3 * STALL).await;
+        thin.charge(3 * FAT);
+        sleep(3 * STALL_PERIOD).await;
         assert!(evicted(&thin) && !evicted(&fat) && !evicted(&moving));
     }
 
@@ -480,24 +480,24 @@ mod tests {
         let budget = budget(10 * FAT);
         let accounts: Vec<_> = (0..50).map(|_| budget.account()).collect();
         for account in &accounts {
-            account.take(FAT / 10);
-            account.take(UNTOLD_MAX);
+            account.charge(FAT / 10);
+            account.charge(UNREPORTED_MAX);
         }
         assert!(!budget.has_room());
         let moving = accounts.clone();
         tokio::spawn(async move {
             loop {
-                sleep(STALL / 10).await;
+                sleep(STALL_PERIOD / 10).await;
                 for account in &moving {
                     account.give_back(1000);
-                    account.take(1000);
+                    account.charge(1000);
                 }
             }
         });
-        sleep(3 * STALL).await;
+        sleep(3 * STALL_PERIOD).await;
         let count = || accounts.iter().filter(|account| evicted(account)).count();
         let patient = count();
-        sleep(3 * STALL).await;
+        sleep(3 * STALL_PERIOD).await;
         assert!(patient == 0 && count() > 0, "{patient}, then {}", count());
     }
 
@@ -505,8 +505,8 @@ mod tests {
     async fn far_past_the_limit_nobody_is_waited_for() {
         let budget = budget(10 * FAT);
         let account = budget.account();
-        account.take(13 * FAT);
-        sleep(STALL / 5).await;
+        account.charge(13 * FAT);
+        sleep(STALL_PERIOD / 5).await;
         assert!(evicted(&account));
     }
 
@@ -514,18 +514,21 @@ mod tests {
     async fn a_tunnel_that_has_ended_stays_until_its_last_bytes_have_left() {
         let budget = budget(100 * FAT);
         let account = budget.account();
-        assert!(account.drained().await.is_ok(), "nothing to wait for");
+        assert!(
+            account.wait_until_released().await.is_ok(),
+            "nothing to wait for"
+        );
         let held = account.hold(Bytes::from(vec![7; FAT]), FAT);
         let waits = Arc::clone(&account);
-        let waits = tokio::spawn(async move { waits.drained().await });
-        sleep(STALL).await;
+        let waits = tokio::spawn(async move { waits.wait_until_released().await });
+        sleep(STALL_PERIOD).await;
         assert!(!waits.is_finished());
         drop(held);
         assert!(waits.await.expect("no panic").is_ok());
 
         let _held = account.hold(Bytes::from(vec![7; 101 * FAT]), 101 * FAT);
         assert!(
-            account.drained().await.is_err(),
+            account.wait_until_released().await.is_err(),
             "it is evicted like any other"
         );
     }
@@ -536,17 +539,17 @@ mod tests {
         for _ in 0..1000 {
             let account = budget.account();
             drop(account.hold(Bytes::from(vec![0; FAT]), FAT));
-            budget.account().take(0);
+            budget.account().charge(0);
         }
         assert_eq!(budget.held(), 0);
-        let listed = budget.listed.lock().expect("no panic").len();
+        let listed = budget.accounts.lock().expect("no panic").len();
         assert!(listed <= 8, "{listed} are listed");
         assert!(budget.marks().is_empty());
     }
 
     #[test]
     fn what_h2_has_written_or_dropped_is_given_back_once() {
-        let budget = Arc::new(Budget::new(100, Gauge::default()));
+        let budget = Arc::new(BufferBudget::new(100, Gauge::default()));
         let bytes = Bytes::from(vec![7; FAT]);
         let mut held = budget.account().hold(bytes, FAT);
         held.advance(FAT - 1);
@@ -558,16 +561,16 @@ mod tests {
 
     #[test]
     fn the_budget_is_told_of_all_but_a_little() {
-        let budget = Arc::new(Budget::new(100, Gauge::default()));
+        let budget = Arc::new(BufferBudget::new(100, Gauge::default()));
         let account = budget.account();
-        account.take(UNTOLD_MAX - 1);
+        account.charge(UNREPORTED_MAX - 1);
         assert_eq!(budget.held(), 0);
-        account.take(1);
-        assert_eq!(budget.held(), UNTOLD_MAX);
-        account.take(UNTOLD_MAX - 1);
-        account.give_back(UNTOLD_MAX);
-        assert_eq!(budget.held(), UNTOLD_MAX);
-        account.give_back(UNTOLD_MAX - 1);
+        account.charge(1);
+        assert_eq!(budget.held(), UNREPORTED_MAX);
+        account.charge(UNREPORTED_MAX - 1);
+        account.give_back(UNREPORTED_MAX);
+        assert_eq!(budget.held(), UNREPORTED_MAX);
+        account.give_back(UNREPORTED_MAX - 1);
         assert_eq!(budget.held(), 0, "nothing is nothing");
     }
 }

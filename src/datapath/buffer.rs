@@ -55,19 +55,19 @@ impl Drop for Buffer {
 }
 
 /// Size in bytes below which a piece that waits is copied out of its buffer.
-const SMALL: usize = 4 * 1024;
+const SMALL_PIECE_BYTES: usize = 4 * 1024;
 /// Number of pieces of any size that may keep their buffers.
-const PIECES_MAX: usize = 8;
+const UNCOMPACTED_PIECES_MAX: usize = 8;
 
 /// Merges small pieces that wait. Each is a slice of a much larger h2 buffer and keeps all of it:
 /// one byte in its own frame would hold 8 KiB.
 pub fn compact(pieces: &mut VecDeque<Bytes>) {
-    if pieces.len() <= PIECES_MAX {
+    if pieces.len() <= UNCOMPACTED_PIECES_MAX {
         return;
     }
     let mut together = BytesMut::new();
     for piece in std::mem::take(pieces) {
-        if piece.len() < SMALL {
+        if piece.len() < SMALL_PIECE_BYTES {
             together.extend_from_slice(&piece);
             continue;
         }
@@ -100,9 +100,11 @@ mod tests {
         compact(&mut pieces);
         assert!(pieces.len() == 9, "{} pieces", pieces.len());
         assert!(pieces.iter().flatten().eq(whole[..at].iter()));
-        let mut few: VecDeque<_> = (0..PIECES_MAX).map(|_| whole.slice(..1)).collect();
+        let mut few: VecDeque<_> = (0..UNCOMPACTED_PIECES_MAX)
+            .map(|_| whole.slice(..1))
+            .collect();
         compact(&mut few);
-        assert_eq!(few.len(), PIECES_MAX);
+        assert_eq!(few.len(), UNCOMPACTED_PIECES_MAX);
     }
 
     #[test]

@@ -18,15 +18,15 @@ use crate::telemetry::Record;
 use crate::wire::{Authority, baggage};
 
 use super::accept::Held;
-use super::forward::{self, Asked};
-use super::gate::Gate;
-use super::handshake::{Refused, Session};
+use super::forward::{self, ConnectRequest};
+use super::gate::WakeGate;
+use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
 use super::seal::Seal;
-use super::seam::{Owner, Seam};
-use super::tunnel::{Origin, Requested, Target};
+use super::seam::{BufferedTls, BufferedTlsOwner};
+use super::tunnel::{Origin, PendingConnect, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
-use super::{Gateway, budget, keepalive, linger};
+use super::{DataPath, budget, keepalive, linger};
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -37,10 +37,10 @@ const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
 /// Time from a GOAWAY to the first tunnel that is refused: two round trips between far regions,
 /// and the peer's own time. Without it, a peer that acknowledges no PING would open tunnels
 /// through the whole drain.
-const LEAVE_GRACE: Duration = Duration::from_secs(1);
+const GOAWAY_GRACE: Duration = Duration::from_secs(1);
 /// Time from the GOAWAY to a peer that lost trust to the end of its connection. Its tunnels are
 /// reset within a second of the GOAWAY.
-const UNTRUSTED_MAX: Duration = Duration::from_millis(1500);
+const UNTRUSTED_CLOSE_DELAY: Duration = Duration::from_millis(1500);
 /// Delay before a change of the window is retried that h2 refused while another was in flight.
 const WINDOW_RETRY: Duration = Duration::from_millis(50);
 /// Limit of received DATA frames in bytes. Larger frames would delay the bytes of other tunnels.
@@ -51,9 +51,9 @@ const SEND_BUFFER_BYTES: usize = 256 * 1024;
 const HEADER_LIST_BYTES: u32 = 16 * 1024;
 /// Header by which Istio's waypoints and gateways identify themselves. It is trusted only from the
 /// waypoints of the requested service and from `trust.waypoints`.
-const SOURCE: &str = "x-istio-source";
+const SOURCE_HEADER: &str = "x-istio-source";
 /// Header by which Istio's clients describe the source. It is a hint: no decision depends on it.
-const BAGGAGE: &str = "baggage";
+const BAGGAGE_HEADER: &str = "baggage";
 /// Limit of fields in a header list: HPACK encodes a field in one byte, and each costs an
 /// allocation.
 const HEADER_FIELDS_MAX: usize = 64;
@@ -81,31 +81,41 @@ fn settings() -> Builder {
 ///
 /// # Errors
 /// Fails if the HTTP/2 preface is invalid or late.
-pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
-    let stream = http2(gateway, session.stream, &session.held, peer).await?;
+pub async fn run(
+    gateway: &Arc<DataPath>,
+    session: Session,
+    peer: Arc<Peer>,
+) -> Result<(), HandshakeError> {
+    let stream = serve_stream(gateway, session.stream, &session.resources, peer).await?;
     if let Some(stream) = stream {
-        linger::close(stream.into_inner().0.into_inner(), linger::PEER).await;
+        linger::close(
+            stream.into_inner().0.into_inner(),
+            linger::PEER_DRAIN_LIMITS,
+        )
+        .await;
     }
     Ok(())
 }
 
 /// Serves CONNECTs as [`run`] does, on any byte stream to the peer. Returns the stream unless h2
 /// still holds it.
-pub async fn http2<S>(
-    gateway: &Arc<Gateway>,
+pub async fn serve_stream<S>(
+    gateway: &Arc<DataPath>,
     stream: S,
     held: &Held,
     peer: Arc<Peer>,
-) -> Result<Option<S>, Refused>
+) -> Result<Option<S>, HandshakeError>
 where
     S: AsyncRead + Seal,
 {
-    let (seam, owner) = Seam::new(stream);
+    let (seam, owner) = BufferedTls::new(stream);
     let handshake = timeout(PREFACE_DEADLINE, settings().handshake(seam));
     let connection = Box::pin(owner.run(handshake))
         .await
-        .map_err(|_| Refused::new(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s"))?
-        .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
+        .map_err(|_| {
+            HandshakeError::new(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s")
+        })?
+        .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let _open = gateway.metrics.connection_opened();
     let server = Server {
         gateway,
@@ -121,28 +131,28 @@ where
 }
 
 /// Event of a connection other than input from its peer. All events are rare.
-enum Event {
+enum ConnectionEvent {
     /// The frame credit is used up.
-    Exhausted,
+    CreditExhausted,
     /// The peer does not answer PING.
-    Lost,
+    PeerDead,
     /// The deadline for the first CONNECT has passed.
-    Unused,
+    FirstConnectTimeout,
     /// GOAWAY is due.
-    Leave,
+    GoAwayDue,
     /// The certificate of the peer is no longer trusted.
     Untrusted(HandshakeRefusal),
     /// The time to leave has passed, and the tunnels have been reset.
     Closed,
     /// A tunnel requests a larger window.
-    Window,
+    WindowRequested,
 }
 
 /// Events that have not occurred yet.
-struct Events(Vec<Pin<Box<dyn Future<Output = Event> + Send>>>);
+struct PendingEvents(Vec<Pin<Box<dyn Future<Output = ConnectionEvent> + Send>>>);
 
-impl Events {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+impl PendingEvents {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEvent> {
         for index in 0..self.0.len() {
             if let Poll::Ready(event) = self.0[index].as_mut().poll(cx) {
                 drop(self.0.remove(index));
@@ -154,7 +164,7 @@ impl Events {
 }
 
 /// Waits until a change of the window that h2 refused may be retried.
-async fn retry(settled: bool) {
+async fn wait_for_window_retry(settled: bool) {
     if settled {
         return pending().await;
     }
@@ -162,20 +172,20 @@ async fn retry(settled: bool) {
 }
 
 struct Server<'a, S> {
-    gateway: &'a Arc<Gateway>,
+    gateway: &'a Arc<DataPath>,
     peer: Arc<Peer>,
     held: &'a Held,
     window: Arc<StreamWindow>,
-    owner: &'a Owner<S>,
+    owner: &'a BufferedTlsOwner<S>,
     /// Generation of the snapshot that the cluster of the peer was last looked up in.
     generation: u64,
 }
 
 impl<S: AsyncRead + Seal> Server<'_, S> {
-    async fn run(mut self, mut connection: Box<Connection<Seam<S>, budget::Charged>>) {
-        let gate = Arc::new(Gate::default());
+    async fn run(mut self, mut connection: Box<Connection<BufferedTls<S>, budget::ChargedBytes>>) {
+        let gate = Arc::new(WakeGate::default());
         let mut events = self.events(connection.ping_pong());
-        let (mut used, mut settled) = (false, true);
+        let (mut used, mut window_applied) = (false, true);
         let mut goaway: Option<Instant> = None;
         loop {
             let event = poll_fn(|cx| {
@@ -186,47 +196,47 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
             tokio::select! {
                 biased;
                 event = event => match event {
-                    Event::Exhausted => {
+                    ConnectionEvent::CreditExhausted => {
                         self.gateway.metrics.connection_exhausted();
-                        self.ended(&"more frames than its tunnels account for");
-                        return self.end(connection, h2::Reason::ENHANCE_YOUR_CALM).await;
+                        self.log_end(&"more frames than its tunnels account for");
+                        return self.shut_down(connection, h2::Reason::ENHANCE_YOUR_CALM).await;
                     }
-                    Event::Lost => return self.ended(&"no answer to PING"),
-                    Event::Unused if used => {}
-                    Event::Unused => return self.end(connection, h2::Reason::NO_ERROR).await,
-                    Event::Leave => {
+                    ConnectionEvent::PeerDead => return self.log_end(&"no answer to PING"),
+                    ConnectionEvent::FirstConnectTimeout if used => {}
+                    ConnectionEvent::FirstConnectTimeout => return self.shut_down(connection, h2::Reason::NO_ERROR).await,
+                    ConnectionEvent::GoAwayDue => {
                         goaway = Some(Instant::now());
                         connection.graceful_shutdown();
-                        events.0.push(self.closed());
+                        events.0.push(self.wait_for_close());
                     }
-                    Event::Untrusted(refusal) => {
+                    ConnectionEvent::Untrusted(refusal) => {
                         self.gateway.metrics.connection_untrusted(refusal);
-                        self.ended(&refusal.words());
+                        self.log_end(&refusal.words());
                         connection.graceful_shutdown();
                         events.0.push(Box::pin(async {
-                            sleep(UNTRUSTED_MAX).await;
-                            Event::Closed
+                            sleep(UNTRUSTED_CLOSE_DELAY).await;
+                            ConnectionEvent::Closed
                         }));
                     }
-                    Event::Closed => return self.end(connection, h2::Reason::NO_ERROR).await,
-                    Event::Window => {
-                        settled = self.window.adjust(&mut connection);
-                        events.0.push(self.wish());
+                    ConnectionEvent::Closed => return self.shut_down(connection, h2::Reason::NO_ERROR).await,
+                    ConnectionEvent::WindowRequested => {
+                        window_applied = self.window.adjust(&mut connection);
+                        events.0.push(self.wait_for_window_request());
                     }
                 },
-                () = retry(settled) => {
-                    settled = self.window.adjust(&mut connection);
+                () = wait_for_window_retry(window_applied) => {
+                    window_applied = self.window.adjust(&mut connection);
                 }
                 request = self.owner.run(connection.accept()) => match request {
                     Some(Ok((request, mut respond))) => {
                         used = true;
-                        match goaway.is_some_and(|at| at.elapsed() >= LEAVE_GRACE) {
+                        match goaway.is_some_and(|at| at.elapsed() >= GOAWAY_GRACE) {
                             true => respond.send_reset(h2::Reason::REFUSED_STREAM),
-                            false => self.tunnel(request, respond),
+                            false => self.spawn_tunnel(request, respond),
                         }
-                        settled = self.window.adjust(&mut connection);
+                        window_applied = self.window.adjust(&mut connection);
                     }
-                    Some(Err(error)) => return self.ended(&error),
+                    Some(Err(error)) => return self.log_end(&error),
                     None => return,
                 },
             }
@@ -234,66 +244,67 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
     }
 
     /// Returns the initial events in the order of their priority.
-    fn events(&self, pings: Option<PingPong>) -> Events {
+    fn events(&self, pings: Option<PingPong>) -> PendingEvents {
         let listener = Arc::clone(&self.peer.listener);
         let exhausted = Arc::clone(&self.owner.exhausted);
         let not_after = self.peer.not_after;
         let untrusted = self.peer.chain.clone().map(|chain| {
-            let untrusted = async move { Event::Untrusted(chain.until_lost().await) };
-            Box::pin(untrusted) as Pin<Box<dyn Future<Output = Event> + Send>>
+            let untrusted =
+                async move { ConnectionEvent::Untrusted(chain.wait_trust_lost().await) };
+            Box::pin(untrusted) as Pin<Box<dyn Future<Output = ConnectionEvent> + Send>>
         });
-        let mut events: Vec<Pin<Box<dyn Future<Output = Event> + Send>>> = vec![
+        let mut events: Vec<Pin<Box<dyn Future<Output = ConnectionEvent> + Send>>> = vec![
             Box::pin(async move {
                 exhausted.notified().await;
-                Event::Exhausted
+                ConnectionEvent::CreditExhausted
             }),
             Box::pin(async move {
-                keepalive::lost(pings).await;
-                Event::Lost
+                keepalive::wait_for_dead_peer(pings).await;
+                ConnectionEvent::PeerDead
             }),
             Box::pin(async {
                 sleep(FIRST_CONNECT_DEADLINE).await;
-                Event::Unused
+                ConnectionEvent::FirstConnectTimeout
             }),
             // Drain of the process or the listener, or expiry of the peer's certificate: GOAWAY
             // ends new tunnels, and open ones continue.
             Box::pin(async move {
                 tokio::select! {
-                    () = listener.stop.draining() => {}
-                    () = expired(not_after) => {}
+                    () = listener.drain.draining() => {}
+                    () = wait_for_expiry(not_after) => {}
                 }
-                Event::Leave
+                ConnectionEvent::GoAwayDue
             }),
-            self.wish(),
+            self.wait_for_window_request(),
         ];
         events.extend(untrusted);
-        Events(events)
+        PendingEvents(events)
     }
 
     /// Waits for the end of the drain, for a peer that ignores GOAWAY. The resets of its tunnels
     /// are written before.
-    fn closed(&self) -> Pin<Box<dyn Future<Output = Event> + Send>> {
+    fn wait_for_close(&self) -> Pin<Box<dyn Future<Output = ConnectionEvent> + Send>> {
         let listener = Arc::clone(&self.peer.listener);
         Box::pin(async move {
-            listener.stop.closing().await;
+            listener.drain.closing().await;
             sleep(GOAWAY_DEADLINE).await;
-            Event::Closed
+            ConnectionEvent::Closed
         })
     }
 
-    fn wish(&self) -> Pin<Box<dyn Future<Output = Event> + Send>> {
+    fn wait_for_window_request(&self) -> Pin<Box<dyn Future<Output = ConnectionEvent> + Send>> {
         let window = Arc::clone(&self.window);
         Box::pin(async move {
-            window.wished().await;
-            Event::Window
+            window.growth_requested().await;
+            ConnectionEvent::WindowRequested
         })
     }
 
     /// Sends GOAWAY and ends the connection with all its tunnels. The time is bounded: a peer that
     /// does not read must not hold the connection.
-    async fn end(
+    async fn shut_down(
         &self,
-        mut connection: Box<Connection<Seam<S>, budget::Charged>>,
+        mut connection: Box<Connection<BufferedTls<S>, budget::ChargedBytes>>,
         code: h2::Reason,
     ) {
         connection.abrupt_shutdown(code);
@@ -301,45 +312,49 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         let _ = timeout(GOAWAY_DEADLINE, closed).await;
     }
 
-    fn ended(&self, why: &dyn std::fmt::Display) {
+    fn log_end(&self, why: &dyn std::fmt::Display) {
         debug!(peer = %self.peer.source.principal, %why, "connection ended");
     }
 
-    fn tunnel(&mut self, request: Request<RecvStream>, mut respond: SendResponse<budget::Charged>) {
+    fn spawn_tunnel(
+        &mut self,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<budget::ChargedBytes>,
+    ) {
         if self.peer.not_after <= SystemTime::now() || self.peer.lost_trust().is_some() {
             // GOAWAY was sent, but the peer may not have received it yet.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
-        self.refresh();
+        self.refresh_peer_cluster();
         let source = &self.peer.source;
-        let values = request.headers().get_all(BAGGAGE).iter();
-        let claimed = baggage::cluster(values.map(HeaderValue::as_bytes));
+        let values = request.headers().get_all(BAGGAGE_HEADER).iter();
+        let claimed = baggage::source_cluster(values.map(HeaderValue::as_bytes));
         if claimed.is_some_and(|cluster| cluster != source.cluster.as_bytes()) {
             self.gateway.metrics.baggage_mismatch(source);
         }
-        let (authority, target) = target(&request);
+        let (authority, target) = parse_target(&request);
         // The header map is dropped here, before the first wait. Otherwise a peer could make us
         // hold thousands of fields for the duration of a dial.
         let account = self.gateway.budget.account();
-        let asked = Asked {
+        let request = ConnectRequest {
             gateway: Arc::clone(self.gateway),
             peer: Arc::clone(&self.peer),
             window: Arc::clone(&self.window),
-            requested: Requested::new(request.into_body(), respond, account),
+            requested: PendingConnect::new(request.into_body(), respond, account),
             record: Record::new(&self.gateway.metrics, &self.peer.source, &authority),
-            load: self.held.load.also(),
-            place: self.window.open(),
+            load: self.held.load.add_tunnel(),
+            slot: self.window.try_take_slot(),
         };
-        let forward = forward::run(Box::new(asked), target);
+        let forward = forward::run(Box::new(request), target);
         self.gateway.lifecycle.spawn(forward);
     }
 
     /// Looks up the cluster of the peer again if the snapshot has changed.
-    fn refresh(&mut self) {
+    fn refresh_peer_cluster(&mut self) {
         let snapshot = self.gateway.reader.load();
         if self.generation != snapshot.generation {
             self.generation = snapshot.generation;
-            if let Some(moved) = self.peer.moved(&snapshot) {
+            if let Some(moved) = self.peer.with_current_cluster(&snapshot) {
                 self.peer = Arc::new(moved);
             }
         }
@@ -347,7 +362,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
 }
 
 /// Waits until the wall clock has passed `at`.
-async fn expired(at: SystemTime) {
+async fn wait_for_expiry(at: SystemTime) {
     // Sleeps at most a day, to notice a clock that was set or a machine that was suspended.
     const STEP: Duration = Duration::from_secs(24 * 60 * 60);
     while let Ok(left) = at.duration_since(SystemTime::now()) {
@@ -356,7 +371,7 @@ async fn expired(at: SystemTime) {
 }
 
 /// Returns the authority as received, for the log, and the target if the request is valid.
-fn target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reason>) {
+fn parse_target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reason>) {
     let asked = request
         .uri()
         .authority()
@@ -366,7 +381,7 @@ fn target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reason>) {
     } else if request.method() != Method::CONNECT {
         Err(Reason::NotConnect)
     } else {
-        let origin = origin(request.headers());
+        let origin = claimed_origin(request.headers());
         let authority = Authority::parse(asked).map_err(|_| Reason::BadAuthority);
         authority.map(|authority| Target { authority, origin })
     };
@@ -374,8 +389,11 @@ fn target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reason>) {
 }
 
 /// Returns the origin that the header claims. Two values count as none.
-fn origin(headers: &HeaderMap) -> Origin {
-    let mut values = headers.get_all(SOURCE).iter().map(HeaderValue::as_bytes);
+fn claimed_origin(headers: &HeaderMap) -> Origin {
+    let mut values = headers
+        .get_all(SOURCE_HEADER)
+        .iter()
+        .map(HeaderValue::as_bytes);
     match (values.next(), values.next()) {
         (Some(b"waypoint"), None) => Origin::Waypoint,
         (Some(b"gateway"), None) => Origin::Gateway,
@@ -400,9 +418,9 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             for value in values {
-                headers.append(SOURCE, HeaderValue::from_static(value));
+                headers.append(SOURCE_HEADER, HeaderValue::from_static(value));
             }
-            assert_eq!(origin(&headers), want, "{values:?}");
+            assert_eq!(claimed_origin(&headers), want, "{values:?}");
         }
     }
 }

@@ -15,12 +15,12 @@ use tokio::time::{Instant, timeout_at};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet, InFlight};
 
-use super::Gateway;
-use super::accept::{Keepalive, set_options};
+use super::DataPath;
+use super::accept::{TcpKeepaliveSettings, set_options};
 use super::authorize::Authorized;
 use super::identity::Peer;
-use super::policy::{Permit, Right};
-use super::pool::{Descriptor, Full};
+use super::policy::{Grant, Permit};
+use super::pool::{Descriptor, LimitReached};
 
 /// A connection to an endpoint.
 #[derive(Debug)]
@@ -28,15 +28,15 @@ pub struct Upstream {
     /// The socket.
     pub stream: TcpStream,
     /// Endpoint set of the service, for an ejection.
-    pub siblings: Arc<EndpointSet>,
+    pub endpoints: Arc<EndpointSet>,
     /// Grant of the tunnel, with its endpoint.
-    pub right: Right,
+    pub grant: Grant,
     _held: (InFlight, Descriptor),
 }
 
 /// A failed dial, with the permit for another attempt.
 #[derive(Debug)]
-pub struct Failed {
+pub struct DialError {
     /// Reason for the failure.
     pub reason: Reason,
     /// Explanation of the failure, such as the error of the operating system.
@@ -48,32 +48,32 @@ pub struct Failed {
 }
 
 /// Longest wait for one endpoint. One lost SYN fits: the kernel sends the next one after 1 s.
-pub const TRY: Duration = Duration::from_secs(2);
+pub const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for all endpoints of one tunnel: ztunnel waits as long for its own dial.
-pub const BUDGET: Duration = Duration::from_secs(10);
+pub const TOTAL_DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Keepalive of upstream connections. It detects a dead endpoint within 30 s: no PING of ours runs
 /// inside the tunnel.
-const UPSTREAM_KEEPALIVE: Keepalive = Keepalive {
+const UPSTREAM_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
     time: Duration::from_secs(10),
     interval: Duration::from_secs(10),
     retries: 2,
 };
 
-/// Connects to the picked endpoint by `deadline`, and within [`TRY`].
+/// Connects to the picked endpoint by `deadline`, and within [`DIAL_TIMEOUT`].
 ///
 /// # Errors
 /// Returns the reason, and the permit for another attempt.
 pub async fn run(
     authorized: Authorized,
-    (gateway, peer): (&Gateway, &Peer),
+    (gateway, peer): (&DataPath, &Peer),
     deadline: Instant,
-) -> Result<Upstream, Failed> {
+) -> Result<Upstream, DialError> {
     let pick = authorized.into_pick();
     let address = pick.endpoint().address;
     let started = Instant::now();
     let holder = peer.holder.as_ref();
-    let connected = match holder.map_or(Err(Full::Share), |holder| holder.upstream()) {
+    let connected = match holder.map_or(Err(LimitReached::Share), |holder| holder.upstream()) {
         Ok(descriptor) => {
             let connected = connect(address, &gateway.deny, deadline).await;
             connected.map(|stream| (stream, descriptor))
@@ -84,19 +84,19 @@ pub async fn run(
         Ok((stream, descriptor)) => {
             let (permit, endpoint, in_flight) = pick.into_parts();
             let time = started.elapsed();
-            endpoint.state.dialled(time);
-            gateway.metrics.dialled(time);
+            endpoint.state.record_dial(time);
+            gateway.metrics.dial_succeeded(time);
             let siblings = Arc::clone(permit.route().endpoints());
             Ok(Upstream {
                 stream,
-                siblings,
-                right: permit.into_right(endpoint),
+                endpoints: siblings,
+                grant: permit.into_grant(endpoint),
                 _held: (in_flight, descriptor),
             })
         }
         Err((reason, detail)) => {
             let endpoint = Arc::clone(pick.endpoint());
-            Err(Failed {
+            Err(DialError {
                 reason,
                 detail,
                 endpoint,
@@ -117,7 +117,7 @@ async fn connect(
             format!("{address} is {rule}, which is never dialled"),
         ));
     }
-    let end = deadline.min(Instant::now() + TRY);
+    let end = deadline.min(Instant::now() + DIAL_TIMEOUT);
     let Ok(stream) = timeout_at(end, TcpStream::connect(address)).await else {
         return Err((
             Reason::DialTimeout,
@@ -153,8 +153,8 @@ fn reason_of(error: &io::Error) -> Reason {
 #[derive(Debug, Default)]
 pub struct DenyList {
     allow: Vec<IpNet>,
-    own: ArcSwap<Vec<SocketAddr>>,
-    answers: Answers,
+    own_listeners: ArcSwap<Vec<SocketAddr>>,
+    local_addresses: LocalAddressCache,
 }
 
 impl DenyList {
@@ -163,14 +163,14 @@ impl DenyList {
     pub fn new(allow: Vec<IpNet>, own: Vec<SocketAddr>) -> Self {
         Self {
             allow,
-            own: ArcSwap::from_pointee(own),
-            answers: Answers::default(),
+            own_listeners: ArcSwap::from_pointee(own),
+            local_addresses: LocalAddressCache::default(),
         }
     }
 
     /// Replaces the listener addresses of this process.
     pub fn set_own(&self, own: Vec<SocketAddr>) {
-        self.own.store(Arc::new(own));
+        self.own_listeners.store(Arc::new(own));
     }
 
     /// Returns the rule that forbids dialling `address`, if there is one.
@@ -186,7 +186,7 @@ impl DenyList {
     /// Returns true if `address` leads back to a listener of this process.
     pub fn is_own(&self, address: SocketAddr) -> bool {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        let own = self.own.load();
+        let own = self.own_listeners.load();
         own.iter().any(|own| self.leads_to(*own, address))
     }
 
@@ -197,9 +197,11 @@ impl DenyList {
         own.port() == address.port()
             && (own.ip().to_canonical() == address.ip()
                 || own.ip().is_unspecified()
-                    && self
-                        .answers
-                        .own(address.ip(), Instant::now(), is_of_this_host))
+                    && self.local_addresses.is_local(
+                        address.ip(),
+                        Instant::now(),
+                        is_local_address,
+                    ))
     }
 }
 
@@ -227,7 +229,7 @@ fn fixed_rule(ip: IpAddr) -> Option<&'static str> {
     } else if TEREDO.contains(&ip) {
         Some("a Teredo address")
     } else {
-        embedded(ip).and_then(|ip| fixed_rule(IpAddr::V4(ip)))
+        embedded_ipv4(ip).and_then(|ip| fixed_rule(IpAddr::V4(ip)))
     }
 }
 
@@ -251,7 +253,7 @@ const fn net32(first: u16, second: u16) -> IpNet {
 /// Returns the IPv4 address that a translator or a tunnel would derive from an IPv6 one:
 /// IPv4-compatible (RFC 4291 section 2.5.5.1), SIIT's IPv4-translated (RFC 2765 section 2.1),
 /// NAT64 (RFC 6052 and RFC 8215), 6to4 (RFC 3056) and ISATAP (RFC 5214 section 6.1).
-fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
+fn embedded_ipv4(ip: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else { return None };
     let (high, low) = match ip.segments() {
         [0x64, 0xff9b, 1, ..] => return Some(local_nat64(ip)),
@@ -278,31 +280,36 @@ fn local_nat64(ip: Ipv6Addr) -> Ipv4Addr {
 
 /// Cache of the kernel's answers on addresses, each of which costs five system calls.
 #[derive(Debug, Default)]
-struct Answers(Mutex<HashMap<IpAddr, (Instant, bool)>>);
+struct LocalAddressCache(Mutex<HashMap<IpAddr, (Instant, bool)>>);
 
 /// Lifetime of an answer. The addresses of a host seldom change. An address that has just been
 /// added leads a tunnel back to us for no longer than this.
-const ANSWER_STANDS: Duration = Duration::from_secs(10);
+const LOCAL_ADDRESS_TTL: Duration = Duration::from_secs(10);
 /// Limit of cached answers, each of about 64 bytes: half a mebibyte.
-const ANSWERS_MAX: usize = 8192;
+const LOCAL_ADDRESSES_MAX: usize = 8192;
 
-impl Answers {
+impl LocalAddressCache {
     /// Returns true if `ip` belongs to this host, by a valid cached answer or by a new one of
     /// `ask`.
     ///
     /// A failed `ask` is never cached. It counts as true, unless there is no route to `ip`.
-    fn own(&self, ip: IpAddr, now: Instant, ask: impl FnOnce(IpAddr) -> io::Result<bool>) -> bool {
+    fn is_local(
+        &self,
+        ip: IpAddr,
+        now: Instant,
+        lookup: impl FnOnce(IpAddr) -> io::Result<bool>,
+    ) -> bool {
         // Each critical section is one step, so the map behind a poisoned lock is consistent.
         let answers = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((since, answer)) = answers().get(&ip).copied()
-            && now.saturating_duration_since(since) < ANSWER_STANDS
+            && now.saturating_duration_since(since) < LOCAL_ADDRESS_TTL
         {
             return answer;
         }
-        match ask(ip) {
+        match lookup(ip) {
             Ok(answer) => {
                 let mut answers = answers();
-                if answers.len() >= ANSWERS_MAX {
+                if answers.len() >= LOCAL_ADDRESSES_MAX {
                     answers.clear();
                 }
                 answers.insert(ip, (now, answer));
@@ -320,7 +327,7 @@ impl Answers {
 
 /// Returns true if the kernel delivers `ip` to this host. The source that it chooses for such a
 /// destination is then the destination itself. Connecting a UDP socket sends nothing.
-fn is_of_this_host(ip: IpAddr) -> io::Result<bool> {
+fn is_local_address(ip: IpAddr) -> io::Result<bool> {
     if ip.is_loopback() {
         return Ok(true);
     }
@@ -426,7 +433,7 @@ mod tests {
 
     #[test]
     fn the_kernel_is_asked_once_in_ten_seconds_and_an_answer_that_fails_is_yes() {
-        let (answers, start) = (Answers::default(), Instant::now());
+        let (answers, start) = (LocalAddressCache::default(), Instant::now());
         let ip = IpAddr::from([192, 0, 2, 1]);
         let has = |after, answer: io::Result<bool>| {
             let mut asked = false;
@@ -434,7 +441,7 @@ mod tests {
                 asked = true;
                 answer
             };
-            let has = answers.own(ip, start + Duration::from_secs(after), ask);
+            let has = answers.is_local(ip, start + Duration::from_secs(after), ask);
             (has, asked)
         };
         let failed = |kind: io::ErrorKind| Err(kind.into());
@@ -455,11 +462,11 @@ mod tests {
 
     #[test]
     fn answers_are_bounded() {
-        let answers = Answers::default();
-        for ip in 0..3 * u32::try_from(ANSWERS_MAX).expect("few") {
+        let answers = LocalAddressCache::default();
+        for ip in 0..3 * u32::try_from(LOCAL_ADDRESSES_MAX).expect("few") {
             let ip = IpAddr::V4(Ipv4Addr::from_bits(ip));
-            assert!(!answers.own(ip, Instant::now(), |_| Ok(false)));
+            assert!(!answers.is_local(ip, Instant::now(), |_| Ok(false)));
         }
-        assert!(answers.0.lock().expect("whole").len() <= ANSWERS_MAX);
+        assert!(answers.0.lock().expect("whole").len() <= LOCAL_ADDRESSES_MAX);
     }
 }

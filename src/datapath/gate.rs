@@ -11,15 +11,15 @@ use atomic_waker::AtomicWaker;
 
 /// A gate that is open at first, and again whenever something behind it was woken.
 #[derive(Debug, Default)]
-pub struct Gate {
-    shut: AtomicBool,
+pub struct WakeGate {
+    is_closed: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Gate {
+impl WakeGate {
     /// Opens the gate for the next poll, and wakes the task.
     pub fn open(&self) {
-        self.shut.store(false, Ordering::Release);
+        self.is_closed.store(false, Ordering::Release);
         self.task.wake();
     }
 
@@ -31,20 +31,20 @@ impl Gate {
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         self.task.register(cx.waker());
-        if self.shut.swap(true, Ordering::AcqRel) {
+        if self.is_closed.swap(true, Ordering::AcqRel) {
             return Poll::Pending;
         }
         let waker = waker();
         let done = poll(&mut Context::from_waker(&waker));
         if done.is_ready() {
             // Another event may be ready too.
-            self.shut.store(false, Ordering::Release);
+            self.is_closed.store(false, Ordering::Release);
         }
         done
     }
 }
 
-impl Wake for Gate {
+impl Wake for WakeGate {
     fn wake(self: Arc<Self>) {
         self.open();
     }
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn only_what_was_woken_is_polled() {
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(WakeGate::default());
         let mut polls = 0;
         let mut kept = None;
         let mut poll = |ready: bool| {

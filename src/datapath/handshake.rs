@@ -10,11 +10,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
-use crate::tls::{ALPN_H2, explanation_of};
+use crate::tls::{ALPN_H2, explain_error};
 
-use super::Gateway;
-use super::accept::{Accepted, Held};
-use super::admission::Handshake;
+use super::DataPath;
+use super::accept::{AcceptedConnection, Held};
+use super::admission::HandshakeSlot;
 use super::readahead::ReadAhead;
 
 /// A TLS session with a peer whose certificate chain was verified.
@@ -23,22 +23,22 @@ pub struct Session {
     /// Decrypted stream. Boxed: it is large and moves through many functions.
     pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
     /// Resources that the connection holds while it lives.
-    pub held: Held,
+    pub resources: Held,
 }
 
 /// Failure of a handshake: the refusal, and details for the operator.
 #[derive(Debug)]
-pub struct Refused {
+pub struct HandshakeError {
     /// Refusal, counted by its label.
     pub refusal: HandshakeRefusal,
     /// Explanation of the failure.
     pub detail: String,
     /// Socket that is closed only after the peer has read its alert, and the resources held until
     /// then.
-    pub alerted: Option<(TcpStream, Handshake, Held)>,
+    pub alerted: Option<(TcpStream, HandshakeSlot, Held)>,
 }
 
-impl Refused {
+impl HandshakeError {
     /// Creates a refusal that the peer receives no alert for.
     pub fn new(refusal: HandshakeRefusal, detail: &dyn ToString) -> Self {
         Self {
@@ -58,41 +58,53 @@ const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// Returns the refusal, with the socket if an alert may have been sent.
-pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refused> {
+pub async fn run(
+    gateway: &DataPath,
+    accepted: AcceptedConnection,
+) -> Result<Session, HandshakeError> {
     let stream = TcpStream::from_std(accepted.stream)
-        .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
+        .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let acceptor = TlsAcceptor::from(gateway.tls.config());
     let handshake = acceptor.accept(ReadAhead::new(stream)).into_fallible();
-    let (slot, held) = (accepted.handshake, accepted.held);
-    let told = |refusal, detail: &dyn ToString, socket, slot, held| Refused {
+    let (slot, held) = (accepted.handshake, accepted.resources);
+    let refused_with_alert = |refusal, detail: &dyn ToString, socket, slot, held| HandshakeError {
         alerted: Some((socket, slot, held)),
-        ..Refused::new(refusal, detail)
+        ..HandshakeError::new(refusal, detail)
     };
     let done = tokio::select! {
         done = timeout(HANDSHAKE_DEADLINE, handshake) => done,
-        () = slot.evicted() => return Err(Refused::new(
+        () = slot.evicted() => return Err(HandshakeError::new(
             HandshakeRefusal::Evicted,
             &"the oldest handshake of the source with most, while all places were taken",
         )),
     };
     match done {
-        Err(_) => Err(Refused::new(
+        Err(_) => Err(HandshakeError::new(
             HandshakeRefusal::Timeout,
             &"no handshake within 5 s",
         )),
         Ok(Err((error, socket))) => {
-            let (refusal, detail) = explained(gateway, &error);
-            Err(told(refusal, &detail, socket.into_inner(), slot, held))
+            let (refusal, detail) = explain_failure(gateway, &error);
+            Err(refused_with_alert(
+                refusal,
+                &detail,
+                socket.into_inner(),
+                slot,
+                held,
+            ))
         }
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
             let stream = Box::new(stream);
-            Ok(Session { stream, held })
+            Ok(Session {
+                stream,
+                resources: held,
+            })
         }
         Ok(Ok(mut stream)) => {
             // rustls refuses a wrong ALPN offer but accepts a missing one.
             let _ = timeout(ALERT_DEADLINE, stream.shutdown()).await;
             let socket = stream.into_inner().0.into_inner();
-            Err(told(
+            Err(refused_with_alert(
                 HandshakeRefusal::NoAlpn,
                 &"the peer did not offer ALPN h2",
                 socket,
@@ -103,12 +115,12 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
     }
 }
 
-fn explained(gateway: &Gateway, error: &io::Error) -> (HandshakeRefusal, String) {
+fn explain_failure(gateway: &DataPath, error: &io::Error) -> (HandshakeRefusal, String) {
     let tls = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
-        Some(tls) => (gateway.tls.refusal(tls), explanation_of(tls)),
+        Some(tls) => (gateway.tls.refusal(tls), explain_error(tls)),
         None => (HandshakeRefusal::Other, error.to_string()),
     }
 }

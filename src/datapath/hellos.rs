@@ -3,7 +3,7 @@
 //!
 //! A ClientHello is forwarded unchanged, so a route that leads back to a gateway brings its
 //! random back on another connection. A client generates a new random for each connection (RFC
-//! 8446 section 4.1.2). More than [`SAME_MAX`] tunnels with one random are therefore a loop.
+//! 8446 section 4.1.2). More than [`SAME_RANDOM_MAX`] tunnels with one random are therefore a loop.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,11 +11,11 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
-use crate::wire::hello::{Random, random};
+use crate::wire::hello::{Random, client_random};
 
 /// Limit of tunnels in flight with the same random: a valid chain may pass one gateway three
 /// times.
-pub const SAME_MAX: u32 = 3;
+pub const SAME_RANDOM_MAX: u32 = 3;
 
 /// Number of tunnels in flight by random. An entry takes about 64 bytes and is removed with its
 /// last tunnel, so there are no more entries than tunnels. The table is global so that a tunnel
@@ -28,20 +28,20 @@ pub struct InFlight(Random);
 
 /// ClientHello with too many tunnels in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loop;
+pub struct ForwardingLoop;
 
 /// Counts the ClientHello at the start of `bytes`, if there is one.
 ///
 /// # Errors
-/// [`SAME_MAX`] tunnels with its random are in flight.
-pub fn enter(bytes: &[u8]) -> Result<Option<InFlight>, Loop> {
-    let Some(random) = random(bytes) else {
+/// [`SAME_RANDOM_MAX`] tunnels with its random are in flight.
+pub fn register(bytes: &[u8]) -> Result<Option<InFlight>, ForwardingLoop> {
+    let Some(random) = client_random(bytes) else {
         return Ok(None);
     };
     let mut randoms = randoms();
     let count = randoms.entry(random).or_default();
-    if *count >= SAME_MAX {
-        return Err(Loop);
+    if *count >= SAME_RANDOM_MAX {
+        return Err(ForwardingLoop);
     }
     *count += 1;
     Ok(Some(InFlight(random)))
@@ -64,19 +64,19 @@ impl Drop for InFlight {
     }
 }
 
-impl Loop {
+impl ForwardingLoop {
     /// Adds the explanation to the tunnel's record, and returns the reason.
-    pub fn told(self, record: &mut Record) -> Reason {
+    pub fn record(self, record: &mut Record) -> Reason {
         record.detail(self.to_string());
         Reason::Loop
     }
 }
 
-impl fmt::Display for Loop {
+impl fmt::Display for ForwardingLoop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{SAME_MAX} tunnels with the random of this ClientHello wait for their endpoints; \
+            "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their endpoints; \
              look for a route that leads back to a gateway"
         )
     }
@@ -94,12 +94,12 @@ mod tests {
 
     #[test]
     fn three_tunnels_with_one_random_are_let_through_and_nothing_is_kept() {
-        let mut held: Vec<_> = (0..3).map(|_| enter(&hello(1)).unwrap()).collect();
-        assert_eq!(enter(&hello(1)).unwrap_err(), Loop);
-        assert!(enter(&hello(2)).unwrap().is_some(), "another random");
-        assert!(enter(b"no hello").unwrap().is_none());
+        let mut held: Vec<_> = (0..3).map(|_| register(&hello(1)).unwrap()).collect();
+        assert_eq!(register(&hello(1)).unwrap_err(), ForwardingLoop);
+        assert!(register(&hello(2)).unwrap().is_some(), "another random");
+        assert!(register(b"no hello").unwrap().is_none());
         held.pop();
-        assert!(enter(&hello(1)).is_ok());
+        assert!(register(&hello(1)).is_ok());
         drop(held);
         assert!(!randoms().contains_key(&[1; 32]));
     }

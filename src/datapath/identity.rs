@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, PeerCluster, Snapshot};
 use crate::telemetry::Source;
-use crate::tls::{Chain, Identity, Inbound, Issuer, leaf_identity};
+use crate::tls::{Chain, Identity, InboundTls, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
 use super::handshake::Session;
@@ -36,7 +36,7 @@ pub struct Peer {
 
 impl Peer {
     /// Creates a peer without a certificate, as on a TLS listener.
-    pub fn unknown(
+    pub fn unauthenticated(
         address: SocketAddr,
         listener: Arc<Listener>,
         server_name: Option<Arc<str>>,
@@ -65,7 +65,7 @@ impl Peer {
     ///
     /// # Errors
     /// Fails if the trust domain is not in the set, or if the issuer has no cluster and needs one.
-    pub fn known(
+    pub fn authenticated(
         identity: Identity,
         issuer: Option<Arc<Issuer>>,
         (address, listener): (SocketAddr, Arc<Listener>),
@@ -85,7 +85,7 @@ impl Peer {
             namespace: identity.namespace,
             service_account: identity.service_account,
             cluster: cluster.name,
-            counted_cluster: cluster.counted,
+            counted_cluster: cluster.metric_name,
         };
         Ok(Self {
             source: Arc::new(source),
@@ -100,16 +100,19 @@ impl Peer {
 
     /// Returns the peer with its cluster by `snapshot`, if the cluster has changed. Labels and
     /// shares of its next tunnels are those of the new cluster.
-    pub fn moved(&self, snapshot: &Snapshot) -> Option<Self> {
+    pub fn with_current_cluster(&self, snapshot: &Snapshot) -> Option<Self> {
         let source = &self.source;
         let (domain, spki) = (&source.trust_domain, self.spki());
-        let PeerCluster { name, counted } = snapshot.trust.peer_cluster(domain, spki)?;
+        let PeerCluster {
+            name,
+            metric_name: counted,
+        } = snapshot.trust.peer_cluster(domain, spki)?;
         if (&name, &counted) == (&source.cluster, &source.counted_cluster) {
             return None;
         }
         let holder = self.holder.as_ref();
         Some(Self {
-            holder: holder.map(|holder| holder.identified(&counted, &source.principal)),
+            holder: holder.map(|holder| holder.for_identity(&counted, &source.principal)),
             source: Arc::new(Source {
                 cluster: name,
                 counted_cluster: counted,
@@ -129,7 +132,7 @@ impl Peer {
     }
 
     /// Returns true if it has presented no certificate.
-    pub fn is_unknown(&self) -> bool {
+    pub fn is_unauthenticated(&self) -> bool {
         self.source.principal.is_empty()
     }
 
@@ -139,7 +142,7 @@ impl Peer {
     }
 
     /// Returns the peer in the form that policy evaluation takes.
-    pub fn caller(&self) -> Caller<'_> {
+    pub fn policy_source(&self) -> Caller<'_> {
         Caller {
             trust_domain: &self.source.trust_domain,
             issuer: self.spki(),
@@ -157,7 +160,7 @@ impl Peer {
 pub fn run(
     session: &Session,
     from: (SocketAddr, Arc<Listener>),
-    tls: &Inbound,
+    tls: &InboundTls,
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
     let certificates = session.stream.get_ref().1.peer_certificates();
@@ -168,7 +171,7 @@ pub fn run(
     let identity = leaf_identity(leaf)?;
     let chain = tls.admit(certificates)?;
     let issuer = Some(Arc::clone(chain.issuer()));
-    let peer = Peer::known(identity, issuer, from, snapshot)?;
+    let peer = Peer::authenticated(identity, issuer, from, snapshot)?;
     Ok(Peer {
         not_after: chain.not_after(),
         chain: Some(chain),

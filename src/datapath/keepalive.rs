@@ -13,7 +13,7 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// Pings the peer, and returns once it no longer answers.
 ///
 /// Never returns without `pings`, which h2 returns once per connection.
-pub async fn lost(pings: Option<PingPong>) {
+pub async fn wait_for_dead_peer(pings: Option<PingPong>) {
     let Some(mut pings) = pings else {
         return std::future::pending().await;
     };

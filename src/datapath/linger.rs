@@ -13,18 +13,18 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::buffer::{BUFFER_BYTES, Buffer};
-use super::unsent::unsent;
+use super::unsent::unacknowledged_bytes;
 
 /// Limits of the wait for the other side's close: a time, and a number of discarded bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct DrainLimits {
     time: Duration,
     bytes_max: u64,
 }
 
 /// Limits for peers: a few round trips between far regions, and bytes that they may still have
 /// sent. These are a certificate chain or window updates for all their tunnels.
-pub const PEER: Patience = Patience {
+pub const PEER_DRAIN_LIMITS: DrainLimits = DrainLimits {
     time: Duration::from_secs(1),
     bytes_max: 16 * 1024,
 };
@@ -37,7 +37,7 @@ const DISCARDED_MAX: usize = 256 * 1024;
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(256);
 /// Time for a delivery that cannot be observed: several round trips between far regions.
-const UNOBSERVED: Duration = Duration::from_secs(1);
+const UNOBSERVED_DELIVERY: Duration = Duration::from_secs(1);
 
 /// Disables the reset on close: the socket closes by FIN, and delivers the bytes written before.
 pub fn gently(stream: &TcpStream) {
@@ -46,7 +46,7 @@ pub fn gently(stream: &TcpStream) {
 }
 
 /// Sends FIN, then discards input until the other side closes or a limit of `patience` is reached.
-pub async fn close(mut stream: TcpStream, patience: Patience) {
+pub async fn close(mut stream: TcpStream, patience: DrainLimits) {
     let drain = async {
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(patience.bytes_max), &mut tokio::io::sink()).await
@@ -66,11 +66,11 @@ pub async fn close(mut stream: TcpStream, patience: Patience) {
 pub async fn deliver(stream: TcpStream, deadline: Instant) {
     // FIN is correct from here on: if the process is stopped, the kernel still delivers.
     gently(&stream);
-    let unobserved = deadline.min(Instant::now() + UNOBSERVED);
+    let unobserved = deadline.min(Instant::now() + UNOBSERVED_DELIVERY);
     let (mut pause, mut room) = (PAUSE_MIN, DISCARDED_MAX);
     loop {
         room -= discard(&stream, room);
-        let left = unsent(&stream);
+        let left = unacknowledged_bytes(&stream);
         if matches!(left, Ok(0)) || left.is_err() && Instant::now() >= unobserved {
             return;
         }

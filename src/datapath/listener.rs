@@ -14,20 +14,20 @@ use crate::reason::Reason;
 use crate::wire::sni::{IstioName, RouteBy, SniPattern};
 use crate::wire::{Authority, Host};
 
-use super::hello::Hello;
+use super::hello::ClientHello;
 
 /// A listener, shared by its connections. Its protocol never changes.
 #[derive(Debug, Default)]
 pub struct Listener {
-    rules: ArcSwap<Rules>,
+    rules: ArcSwap<ListenerRules>,
     /// Drain of the listener and of its connections.
-    pub stop: Part,
+    pub drain: Part,
 }
 
 /// Rules for the connections of one listener. The default is an HBONE listener that is open to
 /// every address.
 #[derive(Debug, Default)]
-pub struct Rules {
+pub struct ListenerRules {
     sources: Vec<IpNet>,
     routing: Option<Routing>,
     route_by: RouteBy,
@@ -61,7 +61,7 @@ enum Pattern<'a> {
 
 /// Target of a ClientHello.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ListenerTarget {
     /// Requested service.
     pub authority: Authority,
     /// True if the listener's own route grants the tunnel.
@@ -72,29 +72,29 @@ impl Listener {
     /// Creates the listener that the configuration describes.
     pub fn new(listener: &config::Listener, stop: Part) -> Self {
         Self {
-            rules: ArcSwap::from_pointee(Rules::new(listener)),
-            stop,
+            rules: ArcSwap::from_pointee(ListenerRules::new(listener)),
+            drain: stop,
         }
     }
 
     /// Returns the current rules, for a lookup that ends before the next await.
-    pub fn rules(&self) -> Guard<Arc<Rules>> {
+    pub fn rules(&self) -> Guard<Arc<ListenerRules>> {
         self.rules.load()
     }
 
     /// Replaces the rules by those of another version of the configuration. The protocol stays the
     /// same.
-    pub fn revise(&self, listener: &config::Listener) {
-        self.rules.store(Arc::new(Rules::new(listener)));
+    pub fn replace_rules(&self, listener: &config::Listener) {
+        self.rules.store(Arc::new(ListenerRules::new(listener)));
     }
 
     /// Returns true for a TLS passthrough listener.
-    pub fn is_tls(&self) -> bool {
+    pub fn is_passthrough(&self) -> bool {
         self.rules().is_tls()
     }
 }
 
-impl Rules {
+impl ListenerRules {
     /// Creates the rules that the configuration describes.
     pub fn new(listener: &config::Listener) -> Self {
         let routing = match &listener.protocol {
@@ -139,8 +139,8 @@ impl Rules {
     ///
     /// # Errors
     /// Returns [`Reason::UnknownSni`] or [`Reason::NoIstioAlpn`].
-    pub fn target(&self, hello: &Hello) -> Result<Wanted, Reason> {
-        self.wanted(hello.sni.as_deref(), hello.offers_istio)
+    pub fn target(&self, hello: &ClientHello) -> Result<ListenerTarget, Reason> {
+        self.resolve(hello.sni.as_deref(), hello.offers_istio)
     }
 
     /// Returns true if the listener's own route currently grants a tunnel that was opened for this
@@ -151,22 +151,26 @@ impl Rules {
     pub fn still_grants(
         &self,
         name: Option<&str>,
-        asked: &Authority,
+        authority: &Authority,
         granted: bool,
     ) -> Result<bool, Reason> {
         // A tunnel that no route granted has offered Istio's protocols.
-        let wanted = self.wanted(name, !granted)?;
-        match wanted.authority == *asked {
+        let wanted = self.resolve(name, !granted)?;
+        match wanted.authority == *authority {
             true => Ok(wanted.granted),
             false => Err(Reason::UnknownSni),
         }
     }
 
-    fn wanted(&self, name: Option<&str>, offers_istio: bool) -> Result<Wanted, Reason> {
+    fn resolve(&self, name: Option<&str>, offers_istio: bool) -> Result<ListenerTarget, Reason> {
         match &self.routing {
-            Some(Routing::Istio) => istio(name, offers_istio),
-            Some(Routing::Routes(routes)) => Ok(Wanted {
-                authority: routes.find(name).ok_or(Reason::UnknownSni)?.1.clone(),
+            Some(Routing::Istio) => resolve_istio_name(name, offers_istio),
+            Some(Routing::Routes(routes)) => Ok(ListenerTarget {
+                authority: routes
+                    .longest_match(name)
+                    .ok_or(Reason::UnknownSni)?
+                    .1
+                    .clone(),
                 granted: true,
             }),
             None => Err(Reason::UnknownSni),
@@ -175,7 +179,7 @@ impl Rules {
 
     /// Returns the server names of the listener's own routes, for display. `None` if it has no
     /// routes of its own.
-    pub fn names(&self) -> Option<Vec<String>> {
+    pub fn server_names(&self) -> Option<Vec<String>> {
         let Some(Routing::Routes(routes)) = &self.routing else {
             return None;
         };
@@ -190,7 +194,7 @@ impl Rules {
     pub fn matched(&self, name: Option<&str>) -> String {
         match &self.routing {
             Some(Routing::Istio) => "by Istio's form of a server name".to_owned(),
-            Some(Routing::Routes(routes)) => match routes.find(name) {
+            Some(Routing::Routes(routes)) => match routes.longest_match(name) {
                 Some((pattern, _)) => format!("by the listener's route for {pattern}"),
                 None => "no route of the listener is for it".to_owned(),
             },
@@ -202,14 +206,14 @@ impl Rules {
 /// Resolves a server name in Istio's form. Refuses a name with a subset: subsets are defined by
 /// destination rules of the client's cluster, which we do not know, so any endpoint could be the
 /// wrong one.
-fn istio(name: Option<&str>, offers_istio: bool) -> Result<Wanted, Reason> {
+fn resolve_istio_name(name: Option<&str>, offers_istio: bool) -> Result<ListenerTarget, Reason> {
     let name = name.and_then(IstioName::parse);
     let name = name.filter(|name| name.subset.is_empty());
     let name = name.ok_or(Reason::UnknownSni)?;
     if !offers_istio {
         return Err(Reason::NoIstioAlpn);
     }
-    Ok(Wanted {
+    Ok(ListenerTarget {
         authority: name.authority,
         granted: false,
     })
@@ -227,7 +231,9 @@ impl Routes {
             for pattern in &route.sni {
                 match pattern {
                     SniPattern::Exact(name) => drop(table.exact.insert(name.clone(), to.clone())),
-                    SniPattern::Below(name) => drop(table.below.insert(name.clone(), to.clone())),
+                    SniPattern::Wildcard(name) => {
+                        drop(table.below.insert(name.clone(), to.clone()))
+                    }
                     SniPattern::Any => table.any = Some(to.clone()),
                 }
             }
@@ -237,7 +243,7 @@ impl Routes {
 
     /// Returns the exact name first, then the wildcard with the most labels, then the route for
     /// any name or none.
-    fn find<'a>(&'a self, name: Option<&'a str>) -> Option<(Pattern<'a>, &'a Authority)> {
+    fn longest_match<'a>(&'a self, name: Option<&'a str>) -> Option<(Pattern<'a>, &'a Authority)> {
         let by_name = name.and_then(|name| {
             let above = || {
                 let mut rest = name;
@@ -277,8 +283,8 @@ mod tests {
         }
     }
 
-    fn listener(protocol: ListenerProtocol, sources: &[&str]) -> Rules {
-        Rules::new(&config::Listener {
+    fn listener(protocol: ListenerProtocol, sources: &[&str]) -> ListenerRules {
+        ListenerRules::new(&config::Listener {
             name: "one".to_owned(),
             bind: ([127, 0, 0, 1], 0).into(),
             line: config::Line(1),
@@ -290,8 +296,8 @@ mod tests {
         })
     }
 
-    fn hello(sni: Option<&str>, offers_istio: bool) -> Hello {
-        Hello {
+    fn hello(sni: Option<&str>, offers_istio: bool) -> ClientHello {
+        ClientHello {
             bytes: Vec::new(),
             sni: sni.map(Into::into),
             offers_istio,
@@ -322,7 +328,7 @@ mod tests {
             (None, "any:1"),
         ];
         for (name, want) in cases {
-            let got = |from: &Rules| {
+            let got = |from: &ListenerRules| {
                 let wanted = from.target(&hello(name, false));
                 wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted))
             };

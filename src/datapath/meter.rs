@@ -50,27 +50,27 @@ const FRAME_HEADER_BYTES: usize = 9;
 
 /// Credit of one connection.
 #[derive(Debug)]
-pub struct Meter {
-    inbound: Walker,
-    outbound: Walker,
+pub struct FrameMeter {
+    inbound: FrameScanner,
+    outbound: FrameScanner,
     credit: u64,
     /// Bytes that have not earned a whole credit yet.
     bytes: u64,
-    filled: Instant,
+    credited_at: Instant,
 }
 
-impl Meter {
+impl FrameMeter {
     /// Returns the meter of a connection before its preface.
     pub fn new() -> Self {
         Self {
-            inbound: Walker {
+            inbound: FrameScanner {
                 skip: PREFACE_BYTES,
-                ..Walker::default()
+                ..FrameScanner::default()
             },
-            outbound: Walker::default(),
+            outbound: FrameScanner::default(),
             credit: CREDIT_MAX,
             bytes: 0,
-            filled: Instant::now(),
+            credited_at: Instant::now(),
         }
     }
 
@@ -78,9 +78,9 @@ impl Meter {
     ///
     /// # Errors
     /// The credit is used up.
-    pub fn received(&mut self, bytes: &[u8]) -> Result<u32, Exhausted> {
+    pub fn received(&mut self, bytes: &[u8]) -> Result<u32, CreditExhausted> {
         let (mut price, mut carried, mut frames) = (0, 0, 0);
-        self.inbound.walk(bytes, |frame| {
+        self.inbound.scan(bytes, |frame| {
             frames += 1;
             price += frame.price();
             if frame.kind == DATA {
@@ -96,14 +96,14 @@ impl Meter {
                 self.credit = credit;
                 Ok(frames)
             }
-            None => Err(Exhausted),
+            None => Err(CreditExhausted),
         }
     }
 
     /// Earns credit for sent bytes.
     pub fn sent(&mut self, bytes: &[u8]) {
         let (mut earned, mut carried) = (0, 0);
-        self.outbound.walk(bytes, |frame| match frame.kind {
+        self.outbound.scan(bytes, |frame| match frame.kind {
             HEADERS if frame.flags & END_STREAM != 0 => earned += CREDIT_PER_REFUSAL,
             DATA | HEADERS => {
                 earned += CREDIT_PER_ANSWER;
@@ -127,16 +127,16 @@ impl Meter {
 
     fn earn_time(&mut self) {
         let step = Duration::from_secs(1) / 10;
-        let steps = self.filled.elapsed().as_millis() / step.as_millis();
+        let steps = self.credited_at.elapsed().as_millis() / step.as_millis();
         let steps = u32::try_from(steps).unwrap_or(u32::MAX);
         if steps > 0 {
-            self.filled += step.saturating_mul(steps);
+            self.credited_at += step.saturating_mul(steps);
             self.earn(u64::from(steps) * CREDIT_PER_SECOND / 10);
         }
     }
 }
 
-impl Default for Meter {
+impl Default for FrameMeter {
     fn default() -> Self {
         Self::new()
     }
@@ -144,7 +144,7 @@ impl Default for Meter {
 
 /// Error of a connection whose credit is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exhausted;
+pub struct CreditExhausted;
 
 /// Fields of a frame header.
 #[derive(Clone, Copy, Debug)]
@@ -159,8 +159,8 @@ impl Frame {
         match self.kind {
             DATA if self.length >= SMALL_DATA_BYTES || self.flags & END_STREAM != 0 => 0,
             HEADERS => {
-                let dear = self.length.saturating_sub(HEADER_BYTES_FREE);
-                PRICE_REQUEST + dear / HEADER_BYTES_PER_CREDIT
+                let excess = self.length.saturating_sub(HEADER_BYTES_FREE);
+                PRICE_REQUEST + excess / HEADER_BYTES_PER_CREDIT
             }
             CONTINUATION => PRICE_CONTINUATION + self.length / HEADER_BYTES_PER_CREDIT,
             RST_STREAM => PRICE_RESET,
@@ -172,7 +172,7 @@ impl Frame {
 
 /// Incremental scanner for frame headers in arbitrarily segmented bytes.
 #[derive(Debug, Default)]
-struct Walker {
+struct FrameScanner {
     /// Bytes to skip before the next header.
     skip: usize,
     header: [u8; FRAME_HEADER_BYTES],
@@ -180,8 +180,8 @@ struct Walker {
     filled: usize,
 }
 
-impl Walker {
-    fn walk(&mut self, mut bytes: &[u8], mut seen: impl FnMut(Frame)) {
+impl FrameScanner {
+    fn scan(&mut self, mut bytes: &[u8], mut seen: impl FnMut(Frame)) {
         loop {
             let skipped = self.skip.min(bytes.len());
             self.skip -= skipped;
@@ -226,8 +226,8 @@ mod tests {
     }
 
     /// Returns a meter after the preface.
-    fn meter() -> Meter {
-        let mut meter = Meter::new();
+    fn meter() -> FrameMeter {
+        let mut meter = FrameMeter::new();
         assert_eq!(meter.received(&[0; PREFACE_BYTES]), Ok(0));
         meter
     }
@@ -330,10 +330,10 @@ mod tests {
             cuts in prop::collection::vec(1_usize..30, 1..50),
         ) {
             let stream: Vec<u8> = frames.iter().flat_map(|&(k, f, l)| frame(k, f, l)).collect();
-            let (mut walker, mut found, mut rest) = (Walker::default(), Vec::new(), &stream[..]);
+            let (mut walker, mut found, mut rest) = (FrameScanner::default(), Vec::new(), &stream[..]);
             for cut in cuts.iter().cycle() {
                 let (part, later) = rest.split_at((*cut).min(rest.len()));
-                walker.walk(part, |seen| found.push((seen.kind, seen.flags, seen.length)));
+                walker.scan(part, |seen| found.push((seen.kind, seen.flags, seen.length)));
                 rest = later;
                 if rest.is_empty() { break }
             }

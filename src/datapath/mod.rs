@@ -2,11 +2,11 @@
 //!
 //! | stage | file | from | to |
 //! |---|---|---|---|
-//! | 1 | `accept` | a listening socket | [`Accepted`](accept::Accepted) |
+//! | 1 | `accept` | a listening socket | [`AcceptedConnection`](accept::AcceptedConnection) |
 //! | 2 | `handshake` | `Accepted` | [`Session`](handshake::Session) |
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
 //! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](tunnel::Target) |
-//! | 2 to 4 | `passthrough` | `Accepted` by a TLS listener | [`Hello`](hello::Hello) and `Target` |
+//! | 2 to 4 | `passthrough` | `Accepted` by a TLS listener | [`ClientHello`](hello::ClientHello) and `Target` |
 //! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
@@ -56,15 +56,15 @@ use std::sync::Arc;
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Reader;
 use crate::telemetry::Metrics;
-use crate::tls::Inbound;
+use crate::tls::InboundTls;
 
 /// State that all connections of the data path share.
 #[derive(Debug)]
-pub struct Gateway {
+pub struct DataPath {
     /// Reader of the current snapshot.
     pub reader: Reader,
     /// TLS configuration of HBONE listeners, replaced when certificates or trust change.
-    pub tls: Inbound,
+    pub tls: InboundTls,
     /// Metrics of the process.
     pub metrics: Arc<Metrics>,
     /// Phases of a drain, and its tasks.
@@ -72,7 +72,7 @@ pub struct Gateway {
     /// Limits for unauthenticated clients.
     pub admission: admission::Admission,
     /// Limit of bytes that all tunnels hold.
-    pub budget: Arc<budget::Budget>,
+    pub budget: Arc<budget::BufferBudget>,
     /// Addresses that are never dialled.
     pub deny: dial::DenyList,
 }

@@ -10,41 +10,44 @@ use tokio::time::timeout;
 use crate::reason::HandshakeRefusal;
 use crate::telemetry::{Record, handshake_refused};
 
-use super::accept::{Accepted, Held};
-use super::admission::Handshake;
-use super::forward::raw::{self, Arrived};
-use super::hello::{self, NoHello};
+use super::accept::{AcceptedConnection, Held};
+use super::admission::HandshakeSlot;
+use super::forward::raw::{self, PassthroughConnection};
+use super::hello::{self, ClientHelloError};
 use super::identity::Peer;
 use super::tunnel::{Origin, Target};
-use super::{Gateway, linger};
+use super::{DataPath, linger};
 
 /// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Serves one connection: ClientHello, target, then bytes until it ends. A failure before a
 /// complete ClientHello is counted with the handshakes; later ends are counted with the tunnels.
-pub async fn run(gateway: Arc<Gateway>, accepted: Accepted) {
+pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     // Boxed: reading a ClientHello takes far more memory than the tunnel that follows.
-    let arrived = Box::pin(arrive(gateway, accepted)).await;
+    let arrived = Box::pin(read_client_hello(gateway, accepted)).await;
     if let Some(arrived) = arrived {
         raw::run(arrived).await;
     }
 }
 
-async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived>> {
-    let refused = |refused: &NoHello| {
+async fn read_client_hello(
+    gateway: Arc<DataPath>,
+    accepted: AcceptedConnection,
+) -> Option<Box<PassthroughConnection>> {
+    let refused = |refused: &ClientHelloError| {
         let (refusal, detail) = (refused.refusal, &refused.detail);
         handshake_refused(&gateway.metrics, accepted.address, refusal, detail);
     };
-    let failed = |error| NoHello::new(HandshakeRefusal::Other, &error);
+    let failed = |error| ClientHelloError::new(HandshakeRefusal::Other, &error);
     let stream = TcpStream::from_std(accepted.stream).map_err(failed);
     let mut stream = stream.inspect_err(refused).ok()?;
     let hello = match read(&mut stream, &accepted.handshake).await {
         Ok(hello) => hello,
         Err(error) => {
             refused(&error);
-            let held = (accepted.handshake, accepted.held);
-            tell(stream, &error.alert, held).await;
+            let held = (accepted.handshake, accepted.resources);
+            send_alert(stream, &error.alert, held).await;
             return None;
         }
     };
@@ -53,11 +56,11 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
     let wanted = accepted.listener.rules().target(&hello);
     let sni: Option<Arc<str>> = hello.sni.map(Into::into);
     let peer = Arc::new(Peer {
-        holder: Some(accepted.held.descriptor.holder().clone()),
-        ..Peer::unknown(accepted.address, accepted.listener, sni.clone())
+        holder: Some(accepted.resources.descriptor.holder().clone()),
+        ..Peer::unauthenticated(accepted.address, accepted.listener, sni.clone())
     });
-    Some(Box::new(Arrived {
-        record: Record::of_hello(&gateway.metrics, &peer.source, sni),
+    Some(Box::new(PassthroughConnection {
+        record: Record::for_client_hello(&gateway.metrics, &peer.source, sni),
         wanted: wanted.map(|wanted| {
             let target = Target {
                 authority: wanted.authority,
@@ -65,8 +68,8 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
             };
             (target, wanted.granted)
         }),
-        hello: hello.bytes,
-        held: (accepted.held, gateway.metrics.connection_opened()),
+        client_hello: hello.bytes,
+        held: (accepted.resources, gateway.metrics.connection_opened()),
         gateway,
         peer,
         generation,
@@ -74,10 +77,13 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
     }))
 }
 
-async fn read(stream: &mut TcpStream, slot: &Handshake) -> Result<hello::Hello, NoHello> {
+async fn read(
+    stream: &mut TcpStream,
+    slot: &HandshakeSlot,
+) -> Result<hello::ClientHello, ClientHelloError> {
     tokio::select! {
-        hello = hello::read(stream) => hello,
-        () = slot.evicted() => Err(NoHello::new(
+        hello = hello::read_client_hello(stream) => hello,
+        () = slot.evicted() => Err(ClientHelloError::new(
             HandshakeRefusal::Evicted,
             &"the oldest handshake of the source with most, while all places were taken",
         )),
@@ -85,13 +91,13 @@ async fn read(stream: &mut TcpStream, slot: &Handshake) -> Result<hello::Hello, 
 }
 
 /// Sends an alert, and closes once the peer has read it.
-async fn tell(mut stream: TcpStream, alert: &[u8], _held: (Handshake, Held)) {
+async fn send_alert(mut stream: TcpStream, alert: &[u8], _held: (HandshakeSlot, Held)) {
     linger::gently(&stream);
     if alert.is_empty() {
         return;
     }
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(alert)).await {
-        linger::close(stream, linger::PEER).await;
+        linger::close(stream, linger::PEER_DRAIN_LIMITS).await;
     }
 }
 

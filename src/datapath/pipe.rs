@@ -28,7 +28,7 @@ const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 static PIPES: AtomicUsize = AtomicUsize::new(0);
 /// True once this host has refused to splice, as some sandboxes do. Bytes are copied from then
 /// on.
-static REFUSED: AtomicBool = AtomicBool::new(false);
+static SPLICE_UNAVAILABLE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static SPARES: RefCell<Vec<Ends>> = const { RefCell::new(Vec::new()) };
@@ -39,13 +39,13 @@ thread_local! {
 struct Ends {
     read: OwnedFd,
     write: OwnedFd,
-    _held: ([PipeEnd; 2], Counted),
+    _held: ([PipeEnd; 2], PipeSlot),
 }
 
 impl Ends {
     /// Creates a pipe, unless the process has reached a limit of pipes or descriptors.
     fn new(admission: &Admission) -> Option<Self> {
-        let counted = Counted::new()?;
+        let counted = PipeSlot::new()?;
         let descriptors = [admission.pool.pipe_end()?, admission.pool.pipe_end()?];
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
         // If resizing fails, the pipe keeps its default capacity, which costs only time.
@@ -60,9 +60,9 @@ impl Ends {
 
 /// Slot among the pipes of the process.
 #[derive(Debug)]
-struct Counted;
+struct PipeSlot;
 
-impl Counted {
+impl PipeSlot {
     fn new() -> Option<Self> {
         let free = |count: usize| (count < PIPES_MAX).then_some(count + 1);
         let taken = PIPES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free);
@@ -70,7 +70,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for PipeSlot {
     fn drop(&mut self) {
         PIPES.fetch_sub(1, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ impl Pipe {
     /// Borrows or creates an empty pipe; returns none at the limits, or if splicing is
     /// unavailable.
     pub fn borrow(admission: &Admission) -> Option<Self> {
-        if REFUSED.load(Ordering::Relaxed) {
+        if SPLICE_UNAVAILABLE.load(Ordering::Relaxed) {
             return None;
         }
         let spare = SPARES.with_borrow_mut(Vec::pop);
@@ -106,7 +106,7 @@ impl Pipe {
     /// # Errors
     /// `WouldBlock` if the socket has no data, or if this host does not splice (the caller tries
     /// again and then copies). Any other error is the socket's.
-    pub fn fill(&mut self, from: &TcpStream) -> io::Result<usize> {
+    pub fn read_from(&mut self, from: &TcpStream) -> io::Result<usize> {
         use io::ErrorKind::*;
         let (Some(ends), 0) = (&self.ends, self.filled) else {
             return Err(InvalidInput.into());
@@ -120,7 +120,7 @@ impl Pipe {
                 Ok(moved)
             }
             Err(error) if matches!(error.kind(), Unsupported | InvalidInput | PermissionDenied) => {
-                REFUSED.store(true, Ordering::Relaxed);
+                SPLICE_UNAVAILABLE.store(true, Ordering::Relaxed);
                 Err(WouldBlock.into())
             }
             Err(error) => Err(error),
@@ -132,7 +132,7 @@ impl Pipe {
     ///
     /// # Errors
     /// `WouldBlock` if the socket accepts no data now. Any other error is the socket's.
-    pub fn drain(&mut self, to: &TcpStream) -> io::Result<usize> {
+    pub fn write_to(&mut self, to: &TcpStream) -> io::Result<usize> {
         let (Some(ends), 1..) = (&self.ends, self.filled) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -188,13 +188,13 @@ mod tests {
         let (mut client, from) = pair().await;
         let (mut server, to) = pair().await;
         let mut pipe = Pipe::borrow(&admission).expect("a pipe");
-        assert!(would_block(pipe.fill(&from)), "nothing has come");
+        assert!(would_block(pipe.read_from(&from)), "nothing has come");
         client.write_all(b"some bytes").await.expect("bytes");
         from.readable().await.expect("bytes");
-        assert_eq!(pipe.fill(&from).expect("bytes"), 10);
-        assert!(pipe.fill(&from).is_err(), "it is not empty");
+        assert_eq!(pipe.read_from(&from).expect("bytes"), 10);
+        assert!(pipe.read_from(&from).is_err(), "it is not empty");
         to.writable().await.expect("room");
-        assert_eq!(pipe.drain(&to).expect("room"), 10);
+        assert_eq!(pipe.write_to(&to).expect("room"), 10);
         let mut got = [0; 10];
         server.read_exact(&mut got).await.expect("bytes");
         assert_eq!(&got, b"some bytes");
@@ -202,7 +202,7 @@ mod tests {
         client.shutdown().await.expect("an end");
         loop {
             from.readable().await.expect("an end");
-            match pipe.fill(&from) {
+            match pipe.read_from(&from) {
                 Ok(moved) => break assert_eq!(moved, 0, "the end"),
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
             }
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(spares(), 0);
         client.write_all(b"a secret").await.expect("bytes");
         from.readable().await.expect("bytes");
-        pipe.fill(&from).expect("bytes");
+        pipe.read_from(&from).expect("bytes");
         drop(pipe);
         assert_eq!(spares(), 0, "it is closed with what is in it");
     }

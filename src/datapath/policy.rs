@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, Means, Snapshot, Verdict, mesh};
+use crate::snapshot::{Endpoint, ExposureVerdict, Means, Snapshot, mesh};
 use crate::wire::{Authority, sni};
 
 use super::identity::Peer;
 use super::route::{self, Route};
 use super::tunnel::Origin;
 
-/// Permit for a peer to use a route. Only [`run`] and [`granted`] create one, and only a permit
+/// Permit for a peer to use a route. Only [`run`] and [`permit_listener_route`] create one, and only a permit
 /// can be dialled.
 #[derive(Debug)]
 pub struct Permit {
     route: Route,
-    granted: bool,
+    granted_by_listener: bool,
 }
 
 impl Permit {
@@ -26,32 +26,32 @@ impl Permit {
 
     /// Converts the permit into the grant by which an open tunnel to `endpoint` is evaluated
     /// again.
-    pub fn into_right(self, endpoint: Arc<Endpoint>) -> Right {
+    pub fn into_grant(self, endpoint: Arc<Endpoint>) -> Grant {
         let route = &self.route;
-        let waypoint = match (route.is_by_waypoint(), route.is_past_waypoints()) {
+        let waypoint = match (route.is_by_waypoint(), route.bypasses_waypoints()) {
             (true, _) => Waypoint::Endpoint,
             (false, true) => Waypoint::Past(route.origin()),
             (false, false) => Waypoint::None,
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
-        let (asked, means) = self.route.into_asked();
-        Right {
+        let (asked, means) = self.route.into_match();
+        Grant {
             endpoint,
             waypoint,
             service,
             port,
-            asked,
-            means,
-            granted: self.granted,
+            authority: asked,
+            matched_by: means,
+            granted: self.granted_by_listener,
         }
     }
 }
 
 /// Grant of an open tunnel, with the input to evaluate it again.
 #[derive(Clone, Debug)]
-pub struct Right {
-    asked: Authority,
-    means: Means,
+pub struct Grant {
+    authority: Authority,
+    matched_by: Means,
     service: Arc<mesh::Service>,
     port: u16,
     granted: bool,
@@ -70,7 +70,7 @@ enum Waypoint {
     Past(Origin),
 }
 
-impl Right {
+impl Grant {
     /// Returns the endpoint of the tunnel.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
@@ -94,10 +94,10 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
         return Err(Reason::NotForPeer);
     }
     let of = (&*route.service().hostname, route.port());
-    judge(snapshot, peer, route.asked(), of, route.means())?;
+    evaluate(snapshot, peer, route.asked(), of, route.means())?;
     Ok(Permit {
         route,
-        granted: false,
+        granted_by_listener: false,
     })
 }
 
@@ -106,11 +106,11 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
 ///
 /// # Errors
 /// [`Reason::NotForPeer`] if the listener's `sources` no longer contain the peer.
-pub fn granted(peer: &Peer, route: Route) -> Result<Permit, Reason> {
+pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason> {
     match peer.is_admitted() {
         true => Ok(Permit {
             route,
-            granted: true,
+            granted_by_listener: true,
         }),
         false => Err(Reason::NotForPeer),
     }
@@ -121,7 +121,7 @@ pub fn granted(peer: &Peer, route: Route) -> Result<Permit, Reason> {
 /// # Errors
 /// The change that revoked the grant: of the listener, of trust, of exposure, of names, of
 /// links, or of the peers whose `x-istio-source` is trusted.
-pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
+pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<(), &'static str> {
     if let Some(refusal) = peer.lost_trust() {
         return Err(refusal.words());
     }
@@ -131,25 +131,32 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
     let rules = peer.listener.rules();
     if rules.is_tls() {
         let name = peer.server_name.as_deref();
-        match rules.still_grants(name, &right.asked, right.granted) {
+        match rules.still_grants(name, &right.authority, right.granted) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             Err(_) => return Err("the listener does not lead from the server name there any more"),
         }
     }
-    let (asked, host, means) = (&right.asked, &*right.service.hostname, &right.means);
+    let (asked, host, means) = (
+        &right.authority,
+        &*right.service.hostname,
+        &right.matched_by,
+    );
     let of = (host, right.port);
-    let is_meant = snapshot.is_meant(host, &right.service.namespace);
+    let is_current_service = snapshot.may_answer(host, &right.service.namespace);
     let service = (&*right.service, right.port);
-    if !is_meant || !snapshot.stands_for(peer.caller(), asked, service, means) {
+    if !is_current_service || !snapshot.still_leads_to(peer.policy_source(), asked, service, means)
+    {
         return Err("the name does not stand for the service any more");
     }
-    judge(snapshot, peer, asked, of, means).map_err(Reason::label)?;
+    evaluate(snapshot, peer, asked, of, means).map_err(Reason::label)?;
     let endpoint = &right.endpoint.definition;
-    let gone = snapshot.judge_gone(peer.caller(), asked, means, endpoint);
+    let gone = snapshot.evaluate_removed_target(peer.policy_source(), asked, means, endpoint);
     reason(gone).map_err(Reason::label)?;
     match right.waypoint {
-        Waypoint::Past(origin) if !route::may_go_past(snapshot, peer, (host, means), origin) => {
+        Waypoint::Past(origin)
+            if !route::may_bypass_waypoints(snapshot, peer, (host, means), origin) =>
+        {
             Err("the peer's x-istio-source is not believed any more")
         }
         _ => Ok(()),
@@ -158,37 +165,37 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
 
 /// Returns whether a server name, plain or in Istio's form, belongs to the permitted service:
 /// the requested name or any other that resolves to it.
-pub fn is_named(snapshot: &Snapshot, peer: &Peer, right: &Right, name: &str) -> bool {
+pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, right: &Grant, name: &str) -> bool {
     let leads_there = |port: u16| {
         let asked = sni::target(name, port)?;
-        let found = snapshot.find(peer.caller(), &asked)?;
+        let found = snapshot.find(peer.policy_source(), &asked)?;
         let is_same = found.service.hostname == right.service.hostname;
         Some(is_same && found.port == right.port)
     };
     // An alias may match another port than the service's own name does.
-    let ports = [right.asked.port, right.port];
+    let ports = [right.authority.port, right.port];
     ports
         .into_iter()
         .any(|port| leads_there(port) == Some(true))
 }
 
-fn judge(
+fn evaluate(
     snapshot: &Snapshot,
     peer: &Peer,
     asked: &Authority,
     of: (&str, u16),
     means: &Means,
 ) -> Result<(), Reason> {
-    if !snapshot.is_linked(peer.caller()) {
+    if !snapshot.is_linked(peer.policy_source()) {
         return Err(Reason::NotLinked);
     }
-    reason(snapshot.judge(peer.caller(), asked, of, means))
+    reason(snapshot.evaluate_exposure(peer.policy_source(), asked, of, means))
 }
 
-fn reason(verdict: Verdict) -> Result<(), Reason> {
+fn reason(verdict: ExposureVerdict) -> Result<(), Reason> {
     match verdict {
-        Verdict::Allowed => Ok(()),
-        Verdict::NotForPeer => Err(Reason::NotForPeer),
-        Verdict::NotExposed => Err(Reason::NotExposed),
+        ExposureVerdict::Allowed => Ok(()),
+        ExposureVerdict::NotForPeer => Err(Reason::NotForPeer),
+        ExposureVerdict::NotExposed => Err(Reason::NotExposed),
     }
 }

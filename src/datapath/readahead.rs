@@ -18,12 +18,12 @@ const READ_BYTES_MAX: usize = 64 * 1024;
 #[derive(Debug)]
 pub struct ReadAhead<S> {
     stream: S,
-    ahead: Option<Ahead>,
+    ahead: Option<BufferedBytes>,
 }
 
 /// Bytes that were read from the stream and not consumed: `from..to` of the buffer.
 #[derive(Debug)]
-struct Ahead {
+struct BufferedBytes {
     buffer: Buffer,
     from: usize,
     to: usize,
@@ -57,7 +57,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadAhead<S> {
                 let mut read = ReadBuf::new(&mut buffer.bytes()[..READ_BYTES_MAX]);
                 ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read))?;
                 let to = read.filled().len();
-                Ahead {
+                BufferedBytes {
                     buffer,
                     from: 0,
                     to,

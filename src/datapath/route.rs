@@ -14,30 +14,30 @@ use super::tunnel::{Origin, Target};
 /// waypoints.
 #[derive(Debug)]
 pub struct Route {
-    asked: Authority,
+    authority: Authority,
     service: Arc<Service>,
     port: u16,
-    means: Means,
+    matched_by: Means,
     endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
-    direct: bool,
+    passthrough: bool,
     origin: Origin,
 }
 
 impl Route {
     /// Returns the authority that the peer requested.
     pub fn asked(&self) -> &Authority {
-        &self.asked
+        &self.authority
     }
 
     /// Returns the requested authority and the kind of its match with the service.
-    pub fn into_asked(self) -> (Authority, Means) {
-        (self.asked, self.means)
+    pub fn into_match(self) -> (Authority, Means) {
+        (self.authority, self.matched_by)
     }
 
     /// Returns how the requested authority matched the service.
     pub fn means(&self) -> &Means {
-        &self.means
+        &self.matched_by
     }
 
     /// Returns the service.
@@ -88,18 +88,18 @@ impl Route {
     }
 
     /// Returns whether the tunnel belongs to a TLS listener.
-    pub fn is_direct(&self) -> bool {
-        self.direct
+    pub fn is_passthrough(&self) -> bool {
+        self.passthrough
     }
 
     /// Returns whether the tunnel bypasses the waypoints of its service, because the peer's
     /// `x-istio-source` is trusted.
-    pub fn is_past_waypoints(&self) -> bool {
+    pub fn bypasses_waypoints(&self) -> bool {
         !self.by_waypoint && !self.service.definition.waypoints.is_empty()
     }
 
     /// Returns the reason for a tunnel without an endpoint.
-    pub fn without_endpoint(&self) -> Reason {
+    pub fn reason_without_endpoint(&self) -> Reason {
         match self.by_waypoint {
             true => Reason::NoWaypoint,
             false => Reason::NoEndpoint,
@@ -111,25 +111,27 @@ impl Route {
 ///
 /// # Errors
 /// [`Reason::UnknownService`].
-pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
+pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
     let (asked, origin) = target.into_parts();
-    let found = snapshot.find(peer.caller(), &asked);
+    let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
     let service = found.service;
-    let by_waypoint = goes_by_waypoint(snapshot, peer, (service, &found.means), origin);
+    let by_waypoint = uses_waypoint(snapshot, peer, (service, &found.matched_by), origin);
     let endpoints = match by_waypoint {
-        true => waypoint(snapshot, service).cloned().unwrap_or_default(),
+        true => pick_waypoint(snapshot, service)
+            .cloned()
+            .unwrap_or_default(),
         false => snapshot.endpoints(&found, false),
     };
     Ok(Route {
         service: Arc::clone(service),
         port: found.port,
-        means: found.means,
+        matched_by: found.matched_by,
         endpoints,
         by_waypoint,
-        direct: false,
+        passthrough: false,
         origin,
-        asked,
+        authority: asked,
     })
 }
 
@@ -138,9 +140,13 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
 ///
 /// # Errors
 /// [`Reason::UnknownService`].
-pub fn direct(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
+pub fn resolve_passthrough(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    target: Target,
+) -> Result<Route, Reason> {
     let (asked, origin) = target.into_parts();
-    let found = snapshot.find(peer.caller(), &asked);
+    let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
     let by_waypoint = !found.service.definition.waypoints.is_empty();
     let endpoints = match by_waypoint {
@@ -150,24 +156,24 @@ pub fn direct(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route,
     Ok(Route {
         service: Arc::clone(found.service),
         port: found.port,
-        means: found.means,
+        matched_by: found.matched_by,
         endpoints,
         by_waypoint,
-        direct: true,
+        passthrough: true,
         origin,
-        asked,
+        authority: asked,
     })
 }
 
 /// Returns whether a tunnel that bypassed the waypoints of the service could still do so.
-pub fn may_go_past(
+pub fn may_bypass_waypoints(
     snapshot: &Snapshot,
     peer: &Peer,
     (host, means): (&str, &Means),
     origin: Origin,
 ) -> bool {
-    let service = snapshot.service(host);
-    service.is_none_or(|service| !goes_by_waypoint(snapshot, peer, (service, means), origin))
+    let service = snapshot.service_or_derived(host);
+    service.is_none_or(|service| !uses_waypoint(snapshot, peer, (service, means), origin))
 }
 
 /// Returns whether a tunnel goes to a waypoint of the service instead of its endpoints (contract
@@ -183,57 +189,57 @@ pub fn may_go_past(
 /// configuration determines the cluster. Without `trust.clusters` and with one cluster in
 /// `trust.domains`, clusters cannot be distinguished, and only identities in `trust.waypoints`
 /// are trusted.
-fn goes_by_waypoint(
+fn uses_waypoint(
     snapshot: &Snapshot,
     peer: &Peer,
     (service, means): (&Service, &Means),
     origin: Origin,
 ) -> bool {
     let definition = &service.definition;
-    let says_past = match origin {
+    let claims_bypass = match origin {
         Origin::Workload => false,
         Origin::Waypoint => true,
         Origin::Gateway => !definition.ingress_use_waypoint,
     };
-    if definition.waypoints.is_empty() || !says_past {
+    if definition.waypoints.is_empty() || !claims_bypass {
         return !definition.waypoints.is_empty();
     }
     let principal = &*peer.source.principal;
     let is_waypoint_of =
         |of: &mesh::Service| of.waypoints.is_empty() || snapshot.is_waypoint_of(principal, of);
     let is_here = || {
-        let cluster = snapshot.trust.cluster(peer.caller());
+        let cluster = snapshot.trust.cluster(peer.policy_source());
         let is_own = cluster == Some(&*snapshot.balancing.position.cluster);
         is_own && snapshot.trust.distinguishes_clusters()
     };
-    let is_believed = || match means {
+    let is_trusted_waypoint = || match means {
         Means::Alias(alias) => {
             let targets = alias.targets().iter();
-            let mut behind = targets.filter_map(|(host, _)| snapshot.called(host));
+            let mut behind = targets.filter_map(|(host, _)| snapshot.service_by_name(host));
             behind.all(|service| is_waypoint_of(&service.definition))
         }
         _ => is_waypoint_of(definition),
     };
-    !(snapshot.trust.is_waypoint(principal) || is_here() && is_believed())
+    !(snapshot.trust.is_waypoint(principal) || is_here() && is_trusted_waypoint())
 }
 
 /// Returns the endpoints of one of the service's waypoints, chosen by weight among those with
 /// endpoints.
-fn waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<EndpointSet>> {
-    let usable: Vec<_> = waypoints(snapshot, &service.definition).collect();
+fn pick_waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<EndpointSet>> {
+    let usable: Vec<_> = usable_waypoints(snapshot, &service.definition).collect();
     let weight_of = |waypoint: &Waypoint| u64::from(waypoint.weight);
     let sum: u64 = usable.iter().map(|(waypoint, _)| weight_of(waypoint)).sum();
-    let mut lot = fastrand::u64(..sum.max(1));
+    let mut draw = fastrand::u64(..sum.max(1));
     let drawn = usable.into_iter().find(|(waypoint, _)| {
-        let hit = lot < weight_of(waypoint);
-        lot = lot.saturating_sub(weight_of(waypoint));
+        let hit = draw < weight_of(waypoint);
+        draw = draw.saturating_sub(weight_of(waypoint));
         hit
     });
     drawn.map(|(_, endpoints)| endpoints)
 }
 
 /// Returns the waypoints of a service that can be chosen, with their endpoints.
-pub fn waypoints<'a>(
+pub fn usable_waypoints<'a>(
     snapshot: &'a Snapshot,
     service: &'a mesh::Service,
 ) -> impl Iterator<Item = (&'a Waypoint, &'a Arc<EndpointSet>)> {
@@ -380,7 +386,7 @@ mod tests {
             let origins = [Origin::Workload, Origin::Waypoint, Origin::Gateway];
             let peer = peer(&snapshot, principal);
             let of = (&**service, &Means::Service);
-            let got = origins.map(|origin| goes_by_waypoint(&snapshot, &peer, of, origin));
+            let got = origins.map(|origin| uses_waypoint(&snapshot, &peer, of, origin));
             assert_eq!(got, want, "{} {principal}", service.hostname);
         }
     }
@@ -397,7 +403,7 @@ mod tests {
             not_after: std::time::SystemTime::UNIX_EPOCH,
         };
         let from = (([127, 0, 0, 1], 1).into(), Arc::default());
-        Peer::known(identity, None, from, snapshot).expect("a trusted peer")
+        Peer::authenticated(identity, None, from, snapshot).expect("a trusted peer")
     }
 
     #[test]
@@ -414,7 +420,7 @@ mod tests {
             };
             let snapshot = build(&built, change);
             let peer = peer(&snapshot, WAYPOINT);
-            may_go_past(
+            may_bypass_waypoints(
                 &snapshot,
                 &peer,
                 ("echo.app", &Means::Service),
@@ -439,7 +445,7 @@ mod tests {
         let before = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
         let opened = peer(&before, WAYPOINT);
         let of = ("echo.app", &Means::Service);
-        assert!(may_go_past(&before, &opened, of, Origin::Waypoint));
+        assert!(may_bypass_waypoints(&before, &opened, of, Origin::Waypoint));
         let change = Change {
             trust: Some(TrustSet::new([
                 ("east.local", "north"),
@@ -448,7 +454,7 @@ mod tests {
             ..Change::default()
         };
         let now = build(&before, change);
-        assert!(!may_go_past(&now, &opened, of, Origin::Waypoint));
+        assert!(!may_bypass_waypoints(&now, &opened, of, Origin::Waypoint));
     }
 
     #[test]
@@ -505,10 +511,10 @@ mod tests {
             let snapshot = build(&built, change);
             let peer = peer(&snapshot, WAYPOINT);
             let asked = Authority::parse("all.global:80").expect("an authority");
-            let found = snapshot.find(peer.caller(), &asked);
+            let found = snapshot.find(peer.policy_source(), &asked);
             let goes = found.map(|found| {
-                let of = (&**found.service, &found.means);
-                goes_by_waypoint(&snapshot, &peer, of, Origin::Waypoint)
+                let of = (&**found.service, &found.matched_by);
+                uses_waypoint(&snapshot, &peer, of, Origin::Waypoint)
             });
             assert_eq!(goes, want, "{names:?}");
         }
@@ -531,7 +537,7 @@ mod tests {
         fastrand::seed(7);
         let echo = snapshot.services.get("echo.app").expect("a service");
         for _ in 0..4_000 {
-            if let Some(set) = waypoint(&snapshot, echo) {
+            if let Some(set) = pick_waypoint(&snapshot, echo) {
                 let address = set.endpoints[0].address;
                 assert_eq!(address.port(), 15008);
                 *counts.entry(address.ip()).or_default() += 1;

@@ -17,11 +17,11 @@ pub trait Seal: AsyncWrite + Unpin {
     ///
     /// # Errors
     /// The session has failed.
-    fn seal(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()>;
+    fn write_buffered(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()>;
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Seal for Box<TlsStream<S>> {
-    fn seal(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
+    fn write_buffered(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
         let (_, session) = self.get_mut();
         // The caller bounds the buffered bytes; rustls' own limit would cause partial writes.
         session.set_buffer_limit(None);
@@ -35,12 +35,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Seal for Box<TlsStream<S>> {
 
 /// Stream without TLS, for tests.
 #[derive(Debug)]
-pub struct Plain<S> {
+pub struct PlainStream<S> {
     stream: S,
     sealed: BytesMut,
 }
 
-impl<S> Plain<S> {
+impl<S> PlainStream<S> {
     /// Wraps a stream, and buffers without encryption.
     pub fn new(stream: S) -> Self {
         Self {
@@ -50,8 +50,8 @@ impl<S> Plain<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> Seal for Plain<S> {
-    fn seal(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
+impl<S: AsyncWrite + Unpin> Seal for PlainStream<S> {
+    fn write_buffered(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
         for slice in slices {
             self.sealed.extend_from_slice(slice);
         }
@@ -59,7 +59,7 @@ impl<S: AsyncWrite + Unpin> Seal for Plain<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Plain<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PlainStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -69,7 +69,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Plain<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Plain<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PlainStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,

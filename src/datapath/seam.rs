@@ -19,17 +19,17 @@ use tokio::sync::Notify;
 use tokio::task::coop;
 
 use super::buffer::{BUFFER_BYTES, Buffer};
-use super::meter::Meter;
+use super::meter::FrameMeter;
 use super::seal::Seal;
 
 /// TLS stream as used by h2.
 #[derive(Debug)]
-pub struct Seam<S>(Arc<Mutex<Crossing<S>>>);
+pub struct BufferedTls<S>(Arc<Mutex<BufferedTlsState<S>>>);
 
 /// Second handle of the stream, for the owner of the connection.
 #[derive(Debug)]
-pub struct Owner<S> {
-    crossing: Arc<Mutex<Crossing<S>>>,
+pub struct BufferedTlsOwner<S> {
+    crossing: Arc<Mutex<BufferedTlsState<S>>>,
     /// Notified once when the connection's credit is used up.
     pub exhausted: Arc<Notify>,
 }
@@ -37,16 +37,16 @@ pub struct Owner<S> {
 /// Stream with the state of metering and buffering. Both handles live in one task, so the lock
 /// is never contended.
 #[derive(Debug)]
-struct Crossing<S> {
+struct BufferedTlsState<S> {
     stream: S,
-    meter: Meter,
+    meter: FrameMeter,
     exhausted: Arc<Notify>,
     /// True once the credit is used up; nothing more is read.
     closed: bool,
     /// End of the stream, until it is returned to h2.
-    end: Option<io::Result<()>>,
+    pending_end: Option<io::Result<()>>,
     /// Bytes written by h2 that TLS has not taken.
-    gathered: Option<Gathered>,
+    pending_write: Option<WriteBuffer>,
     /// Number of bytes that TLS has taken since the last complete flush.
     sealed: usize,
     /// True if the last flush was blocked by the peer.
@@ -55,7 +55,7 @@ struct Crossing<S> {
 
 /// Buffer with its number of valid bytes.
 #[derive(Debug)]
-struct Gathered {
+struct WriteBuffer {
     buffer: Buffer,
     size: usize,
 }
@@ -63,30 +63,30 @@ struct Gathered {
 /// Limit of a write that is copied in order to share a TLS record with other frames.
 const GATHERED_MAX: usize = 2 * 1024;
 /// Limit of bytes that are sealed in one poll before they are sent.
-const SEALED_MAX: usize = 256 * 1024;
+const SEALED_BYTES_MAX: usize = 256 * 1024;
 /// Limit of slices in one write: h2 writes the head of a frame and its payload.
 const SLICES_MAX: usize = 3;
 
 /// Number of frames per unit of the cooperative budget. A poll has 128 units.
 const FRAMES_PER_UNIT: u32 = 4;
 
-impl<S> Seam<S> {
+impl<S> BufferedTls<S> {
     /// Wraps a TLS stream whose handshake is done.
-    pub fn new(stream: S) -> (Self, Owner<S>) {
+    pub fn new(stream: S) -> (Self, BufferedTlsOwner<S>) {
         let exhausted = Arc::new(Notify::new());
-        let crossing = Arc::new(Mutex::new(Crossing {
+        let crossing = Arc::new(Mutex::new(BufferedTlsState {
             stream,
-            meter: Meter::new(),
+            meter: FrameMeter::new(),
             exhausted: Arc::clone(&exhausted),
             closed: false,
-            end: None,
-            gathered: None,
+            pending_end: None,
+            pending_write: None,
             sealed: 0,
             blocked: false,
         }));
         (
             Self(Arc::clone(&crossing)),
-            Owner {
+            BufferedTlsOwner {
                 crossing,
                 exhausted,
             },
@@ -94,7 +94,7 @@ impl<S> Seam<S> {
     }
 }
 
-impl<S> Owner<S> {
+impl<S> BufferedTlsOwner<S> {
     /// Runs a future of the connection, and flushes its writes at the end of each poll.
     pub async fn run<F>(&self, future: F) -> F::Output
     where
@@ -107,7 +107,7 @@ impl<S> Owner<S> {
             let mut crossing = lock(&self.crossing);
             if let Poll::Ready(Err(error)) = crossing.poll_flush(cx) {
                 // h2 receives the error with its next read.
-                crossing.end = Some(Err(error));
+                crossing.pending_end = Some(Err(error));
                 cx.waker().wake_by_ref();
             }
             done
@@ -127,11 +127,11 @@ impl<S> Owner<S> {
 
 /// Locks the state. A panic under the lock ends the connection's task, the only user of the
 /// lock.
-fn lock<S>(crossing: &Mutex<Crossing<S>>) -> MutexGuard<'_, Crossing<S>> {
+fn lock<S>(crossing: &Mutex<BufferedTlsState<S>>) -> MutexGuard<'_, BufferedTlsState<S>> {
     crossing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<S: AsyncRead + Unpin> Crossing<S> {
+impl<S: AsyncRead + Unpin> BufferedTlsState<S> {
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -141,7 +141,7 @@ impl<S: AsyncRead + Unpin> Crossing<S> {
             // The owner has been notified and ends the connection, so no wake-up is needed.
             return Poll::Pending;
         }
-        if let Some(end) = self.end.take() {
+        if let Some(end) = self.pending_end.take() {
             return Poll::Ready(end);
         }
         let budget = ready!(coop::poll_proceed(cx));
@@ -152,13 +152,13 @@ impl<S: AsyncRead + Unpin> Crossing<S> {
             // The end is returned one poll later. h2 discards the end of streams when their
             // connection ends, and tunnels whose last bytes came with this end have to receive
             // theirs first.
-            self.end = Some(read);
+            self.pending_end = Some(read);
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         match self.meter.received(&buffer.filled()[before..]) {
             Ok(frames) => {
-                spend(cx, frames / FRAMES_PER_UNIT);
+                spend_budget(cx, frames / FRAMES_PER_UNIT);
                 Poll::Ready(Ok(()))
             }
             Err(_) => {
@@ -171,7 +171,7 @@ impl<S: AsyncRead + Unpin> Crossing<S> {
 }
 
 /// Spends budget for work after this read. Nothing is carried over if the budget is exceeded.
-fn spend(cx: &mut Context<'_>, units: u32) {
+fn spend_budget(cx: &mut Context<'_>, units: u32) {
     for _ in 0..units {
         let Poll::Ready(unit) = coop::poll_proceed(cx) else {
             return;
@@ -180,14 +180,14 @@ fn spend(cx: &mut Context<'_>, units: u32) {
     }
 }
 
-impl<S: Seal> Crossing<S> {
+impl<S: Seal> BufferedTlsState<S> {
     /// Accepts all bytes: gathers small writes in the buffer, and seals large ones at once.
     fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.blocked || self.sealed + self.gathered() >= SEALED_MAX {
+        if self.blocked || self.sealed + self.gathered() >= SEALED_BYTES_MAX {
             ready!(self.poll_flush(cx))?;
         }
         let slices = &slices[..slices.len().min(SLICES_MAX)];
@@ -205,11 +205,13 @@ impl<S: Seal> Crossing<S> {
 
     /// Returns the number of gathered bytes.
     fn gathered(&self) -> usize {
-        self.gathered.as_ref().map_or(0, |gathered| gathered.size)
+        self.pending_write
+            .as_ref()
+            .map_or(0, |gathered| gathered.size)
     }
 
     fn gather(&mut self, slices: &[IoSlice<'_>]) {
-        let gathered = self.gathered.get_or_insert_with(|| Gathered {
+        let gathered = self.pending_write.get_or_insert_with(|| WriteBuffer {
             buffer: Buffer::borrow(),
             size: 0,
         });
@@ -223,18 +225,18 @@ impl<S: Seal> Crossing<S> {
     /// Seals the gathered bytes, followed by `slices`.
     fn seal(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
         let mut all = [IoSlice::new(&[]); SLICES_MAX + 1];
-        let mut gathered = self.gathered.take();
-        if let Some(Gathered { buffer, size }) = &mut gathered {
+        let mut gathered = self.pending_write.take();
+        if let Some(WriteBuffer { buffer, size }) = &mut gathered {
             all[0] = IoSlice::new(&buffer.bytes()[..*size]);
         }
         all[1..=slices.len()].copy_from_slice(slices);
         self.sealed += all.iter().map(|slice| slice.len()).sum::<usize>();
-        self.stream.seal(&all[..=slices.len()])
+        self.stream.write_buffered(&all[..=slices.len()])
     }
 
     /// Sends all written bytes.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.gathered.is_some() {
+        if self.pending_write.is_some() {
             self.seal(&[])?;
         }
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
@@ -246,7 +248,7 @@ impl<S: Seal> Crossing<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for BufferedTls<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -256,7 +258,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
     }
 }
 
-impl<S: Seal> AsyncWrite for Seam<S> {
+impl<S: Seal> AsyncWrite for BufferedTls<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -277,7 +279,7 @@ impl<S: Seal> AsyncWrite for Seam<S> {
         true
     }
 
-    /// Does nothing: the [`Owner`] flushes at the end of the poll.
+    /// Does nothing: the [`BufferedTlsOwner`] flushes at the end of the poll.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -294,7 +296,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::sync::oneshot;
 
-    use super::super::seal::Plain;
+    use super::super::seal::PlainStream;
     use super::*;
 
     /// Stream that always has bytes, like TLS with a full buffer: a preface, then the same nine
@@ -331,7 +333,7 @@ mod tests {
         let (stop, mut stopped) = oneshot::channel();
         let greedy = tokio::spawn(async move {
             // Empty DATA with END_STREAM costs nothing.
-            let (mut seam, _owner) = Seam::new(Endless::new(0, 1));
+            let (mut seam, _owner) = BufferedTls::new(Endless::new(0, 1));
             while stopped.try_recv().is_err() {
                 let _ = seam.read_u8().await;
             }
@@ -344,7 +346,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_used_up_its_credit_is_read_no_more_and_its_owner_is_told() {
         let ping = 6;
-        let (mut seam, owner) = Seam::new(Endless::new(ping, 0));
+        let (mut seam, owner) = BufferedTls::new(Endless::new(ping, 0));
         let greedy = tokio::spawn(async move { while seam.read_u8().await.is_ok() {} });
         owner.exhausted.notified().await;
         assert!(!greedy.is_finished());
@@ -356,7 +358,7 @@ mod tests {
     #[tokio::test]
     async fn what_one_turn_writes_leaves_together_at_its_end() {
         let (ours, mut theirs) = duplex(1 << 20);
-        let (mut seam, owner) = Seam::new(Plain::new(ours));
+        let (mut seam, owner) = BufferedTls::new(PlainStream::new(ours));
         let mut read = [0; 8];
         seam.write_all(b"one").await.expect("room");
         seam.flush().await.expect("nothing to do");
@@ -372,7 +374,7 @@ mod tests {
     #[tokio::test]
     async fn more_than_a_buffer_passes_in_order_and_a_full_stream_holds_it_up() {
         let (ours, mut theirs) = duplex(1000);
-        let (mut seam, owner) = Seam::new(Plain::new(ours));
+        let (mut seam, owner) = BufferedTls::new(PlainStream::new(ours));
         let sent: Vec<u8> = (0..300_000_u32)
             .map(|at| (at / 7).to_be_bytes()[3])
             .collect();
@@ -401,7 +403,7 @@ mod tests {
     #[tokio::test]
     async fn what_nobody_reads_is_bounded_and_after_a_stall_nothing_more_is_taken() {
         let (ours, _silent) = duplex(1000);
-        let (mut seam, owner) = Seam::new(Plain::new(ours));
+        let (mut seam, owner) = BufferedTls::new(PlainStream::new(ours));
         let data = vec![7; 100_000];
         let mut taken = 0;
         let first_turn = owner.run(poll_fn(|cx| {
@@ -412,7 +414,7 @@ mod tests {
         }));
         first_turn.await;
         assert!(
-            (SEALED_MAX..SEALED_MAX + data.len()).contains(&taken),
+            (SEALED_BYTES_MAX..SEALED_BYTES_MAX + data.len()).contains(&taken),
             "{taken}"
         );
         let second_turn = owner.run(poll_fn(|cx| {
@@ -425,7 +427,7 @@ mod tests {
     async fn a_stream_that_fails_at_the_flush_fails_the_next_read() {
         let (ours, theirs) = duplex(1000);
         drop(theirs);
-        let (mut seam, owner) = Seam::new(Plain::new(ours));
+        let (mut seam, owner) = BufferedTls::new(PlainStream::new(ours));
         owner
             .run(seam.write_all(b"lost"))
             .await

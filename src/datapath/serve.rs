@@ -9,19 +9,19 @@ use tokio::time::interval;
 use crate::reason::HandshakeRefusal;
 use crate::telemetry::handshake_refused;
 
-use super::accept::Accepted;
-use super::handshake::{Refused, Session};
+use super::accept::AcceptedConnection;
+use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
-use super::{Gateway, connect, handshake, identity, linger, passthrough};
+use super::{DataPath, connect, handshake, identity, linger, passthrough};
 
 /// Period of a timer that keeps tokio's driver from being woken. Arming the earliest timer of a
 /// runtime wakes its driver (two system calls), even from the runtime's own thread. With a timer
 /// that is always due within a second, deadlines of dials and handshakes cost no wake-up.
-const TICK: Duration = Duration::from_secs(1);
+const TIMER_PERIOD: Duration = Duration::from_secs(1);
 
 /// Serves the sockets that the acceptor hands over, each in a task of its own.
-pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) {
-    let mut tick = interval(TICK);
+pub async fn run_worker(gateway: Arc<DataPath>, mut queue: mpsc::Receiver<AcceptedConnection>) {
+    let mut tick = interval(TIMER_PERIOD);
     loop {
         let accepted = tokio::select! {
             biased;
@@ -29,13 +29,13 @@ pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) 
             _ = tick.tick() => continue,
         };
         let Some(accepted) = accepted else { return };
-        match accepted.listener.is_tls() {
+        match accepted.listener.is_passthrough() {
             true => {
                 let connection = passthrough::run(Arc::clone(&gateway), accepted);
                 gateway.lifecycle.spawn(connection);
             }
             false => {
-                let connection = connection(Arc::clone(&gateway), accepted);
+                let connection = serve_hbone(Arc::clone(&gateway), accepted);
                 gateway.lifecycle.spawn(connection);
             }
         }
@@ -44,7 +44,7 @@ pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) 
 
 /// Serves one connection: handshake, identity, then CONNECTs until it ends. Counts and logs the
 /// rejections of each stage. The peer sees no more than an alert or a closed connection.
-async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
+async fn serve_hbone(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     let address = accepted.address;
     let served = async {
         // Boxed: a handshake needs far more memory than the connection that follows.
@@ -54,23 +54,26 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
     if let Err(refused) = served.await {
         handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
         if let Some((socket, _slot, _held)) = refused.alerted {
-            linger::close(socket, linger::PEER).await;
+            linger::close(socket, linger::PEER_DRAIN_LIMITS).await;
         }
     }
 }
 
 /// Performs the handshake and authenticates the peer.
-async fn meet(gateway: &Gateway, accepted: Accepted) -> Result<(Session, Arc<Peer>), Refused> {
+async fn meet(
+    gateway: &DataPath,
+    accepted: AcceptedConnection,
+) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let from = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
     let mut peer = identity::run(&session, from, &gateway.tls, &gateway.reader.load())
-        .map_err(|refusal| Refused::new(refusal, &refusal))?;
-    let (source, descriptor) = (&peer.source, &mut session.held.descriptor);
+        .map_err(|refusal| HandshakeError::new(refusal, &refusal))?;
+    let (source, descriptor) = (&peer.source, &mut session.resources.descriptor);
     let holder = descriptor.holder();
-    let holder = holder.identified(&source.counted_cluster, &source.principal);
-    descriptor.hand_over(&holder).map_err(|full| {
+    let holder = holder.for_identity(&source.counted_cluster, &source.principal);
+    descriptor.move_to(&holder).map_err(|full| {
         let detail = format!("{full}: {}", source.principal);
-        Refused::new(HandshakeRefusal::OverShare, &detail)
+        HandshakeError::new(HandshakeRefusal::OverShare, &detail)
     })?;
     peer.holder = Some(holder);
     Ok((session, Arc::new(peer)))
@@ -84,7 +87,7 @@ mod tests {
     #[test]
     fn a_connection_stays_small() {
         // Excludes h2's connection and the TLS session, which are boxed.
-        let size = future_size(connection);
+        let size = future_size(serve_hbone);
         // A task adds a header of 152 bytes, and is rounded up to a multiple of 128.
         assert!(size <= 2128, "{size}");
     }

@@ -11,8 +11,8 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, Locality, Mesh, Protocol, Scope, Service, Template, Workload,
 };
-use crate::snapshot::traffic::{Position, Regions, Rule, Traffic};
-use crate::snapshot::{EndpointSet, InFlight, Snapshot, odds};
+use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
+use crate::snapshot::{EndpointSet, InFlight, Snapshot, pick_probabilities};
 use crate::wire::RegionPattern;
 
 use super::balance::choose;
@@ -67,7 +67,7 @@ fn workload(at: usize, cluster: &str, place: &str) -> Workload {
 }
 
 /// Builds the snapshot of a gateway in network `shared` at `us-west/us-west-a`.
-fn built(service: Service, workloads: Vec<Workload>, rule: Rule) -> Snapshot {
+fn build_snapshot(service: Service, workloads: Vec<Workload>, rule: TrafficRule) -> Snapshot {
     let position = Position {
         cluster: "west".into(),
         locality: locality("us-west/us-west-a"),
@@ -76,7 +76,10 @@ fn built(service: Service, workloads: Vec<Workload>, rule: Rule) -> Snapshot {
     let change = Change {
         mesh: Some((Mesh::new([service], workloads), "shared".into())),
         position: Some(position),
-        traffic: Some(Traffic::new([("echo.app".into(), rule)], Rule::default())),
+        traffic: Some(Traffic::new(
+            [("echo.app".into(), rule)],
+            TrafficRule::default(),
+        )),
         direct: Some(true),
         ..Change::default()
     };
@@ -124,7 +127,7 @@ fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
     let workloads = workloads
         .map(|(at, cluster)| workload(at, cluster, ""))
         .collect();
-    let snapshot = built(service(), workloads, Rule::default());
+    let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
     for count in picked(set(&snapshot)) {
         assert_share(f64::from(count) / f64::from(PICKS), 0.25, BOUND);
     }
@@ -145,7 +148,7 @@ fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_f
     let workloads = workloads
         .map(|(at, zone)| workload(at, "west", zone))
         .collect();
-    let snapshot = built(service(), workloads, Rule::default());
+    let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
     let set = set(&snapshot);
     let counts = picked(set);
     for (zone, want) in [("a", 1.0), ("b", 2.0), ("c", 3.0)] {
@@ -154,15 +157,15 @@ fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_f
     }
 }
 
-fn weights(weights: &[(&str, u32)]) -> Rule {
+fn weights(weights: &[(&str, u32)]) -> TrafficRule {
     let pattern = |text| RegionPattern::parse(text).expect("a pattern");
-    Rule {
+    TrafficRule {
         regions: Regions::new(
             weights
                 .iter()
                 .map(|(text, weight)| (pattern(text), *weight)),
         ),
-        ..Rule::default()
+        ..TrafficRule::default()
     }
 }
 
@@ -174,7 +177,7 @@ fn acceptance_7_regional_weights_of_10_and_90_hold_within_1_percent() {
     let east = (8..11).map(|at| workload(at, "east", "us-east-2/a"));
     let workloads = west.chain(east).collect();
     let rule = weights(&[("us-west-2/*", 10), ("us-east-2/*", 90)]);
-    let snapshot = built(service(), workloads, rule);
+    let snapshot = build_snapshot(service(), workloads, rule);
     let set = set(&snapshot);
     let counts = picked(set);
     let is_east = |workload: &Workload| &*workload.locality.region == "us-east-2";
@@ -197,7 +200,7 @@ fn acceptance_7_a_weight_of_0_evacuates_a_region() {
         weights(&[("us-east-2", 0), ("*", 1)]),
         weights(&[("us-east-2/*", 0), ("us-west-2/*", 90)]),
     ] {
-        let snapshot = built(service(), workloads(), rule);
+        let snapshot = build_snapshot(service(), workloads(), rule);
         let set = set(&snapshot);
         assert_eq!(picked(set), [PICKS]);
         assert_eq!(&*set.endpoints[0].definition.locality.region, "us-west-2");
@@ -243,11 +246,11 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
                 healthy: at % 10 < ready[at / 10] as usize,
                 ..workload(at, "west", PLACES[at / 10])
             });
-            let rule = Rule {
+            let rule = TrafficRule {
                 preferences: Some(preferences),
-                ..Rule::default()
+                ..TrafficRule::default()
             };
-            let snapshot = built(service(), workloads.collect(), rule);
+            let snapshot = build_snapshot(service(), workloads.collect(), rule);
             let set = set(&snapshot);
             let counts = picked(set);
             for (place, want) in PLACES.iter().zip(wants) {
@@ -273,17 +276,17 @@ fn acceptance_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
         ..workload(at, "west", places[at % 3])
     });
     let rules = [
-        Rule::default(),
-        Rule {
+        TrafficRule::default(),
+        TrafficRule {
             preferences: Some(CLOSE),
-            ..Rule::default()
+            ..TrafficRule::default()
         },
         weights(&[("us-west", 1), ("*", 3)]),
     ];
     for rule in rules {
-        let snapshot = built(service(), workloads.clone().collect(), rule);
+        let snapshot = build_snapshot(service(), workloads.clone().collect(), rule);
         let service = snapshot.services.get("echo.app").expect("a service");
-        let (by_authority, by_name) = (&service.ports[&80], &service.direct[&80]);
+        let (by_authority, by_name) = (&service.ports[&80], &service.passthrough_ports[&80]);
         let uids = |set: &EndpointSet| -> Vec<_> {
             set.endpoints
                 .iter()
@@ -292,7 +295,10 @@ fn acceptance_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
         };
         assert_eq!(uids(by_authority), uids(by_name));
         let now = Instant::now();
-        assert_eq!(odds(by_authority, now), odds(by_name, now));
+        assert_eq!(
+            pick_probabilities(by_authority, now),
+            pick_probabilities(by_name, now)
+        );
         let ports = |set: &EndpointSet| set.endpoints[0].address.port();
         assert_eq!((ports(by_authority), ports(by_name)), (15008, 8080));
     }
@@ -303,7 +309,7 @@ const CHANCE: f64 = 1e-9;
 
 /// Returns a random mesh: preferences, an assignment, weights of regions, latency, unready
 /// workloads.
-fn drawn(rng: &mut Rng) -> Snapshot {
+fn random_snapshot(rng: &mut Rng) -> Snapshot {
     let places = [
         "us-west/us-west-a",
         "us-west/us-west-b",
@@ -339,12 +345,12 @@ fn drawn(rng: &mut Rng) -> Snapshot {
         ("us-east/*", rng.u32(..3)),
         ("*", 1),
     ];
-    let rule = Rule {
+    let rule = TrafficRule {
         preferences: rng.bool().then(|| &CLOSE[..rng.usize(..4)]),
-        latency: Some(rng.u8(..3) == 0),
+        by_latency: Some(rng.u8(..3) == 0),
         ..weights(if rng.u8(..3) == 0 { &regions } else { &[] })
     };
-    built(service, workloads, rule)
+    build_snapshot(service, workloads, rule)
 }
 
 #[tokio::test(start_paused = true)]
@@ -353,7 +359,7 @@ async fn the_odds_that_are_told_are_those_of_real_picks() {
     for seed in 0..60 {
         let mut rng = Rng::with_seed(seed);
         fastrand::seed(seed);
-        let snapshot = drawn(&mut rng);
+        let snapshot = random_snapshot(&mut rng);
         let set = set(&snapshot);
         if set.endpoints.is_empty() {
             continue;
@@ -361,12 +367,14 @@ async fn the_odds_that_are_told_are_those_of_real_picks() {
         let mut tunnels = Vec::new();
         for endpoint in &set.endpoints {
             tunnels.extend((0..rng.u32(..4)).map(|_| InFlight::new(&endpoint.state)));
-            endpoint.state.dialled(Duration::from_millis(rng.u64(1..5)));
+            endpoint
+                .state
+                .record_dial(Duration::from_millis(rng.u64(1..5)));
             if rng.u8(..5) == 0 {
                 endpoint.state.eject(Instant::now());
             }
         }
-        let odds = odds(set, Instant::now());
+        let odds = pick_probabilities(set, Instant::now());
         let all: f64 = odds.iter().sum();
         assert!((all - 1.0).abs() < 1e-9, "seed {seed}: {odds:?}");
         let counts = picked(set);

@@ -12,15 +12,15 @@ use crate::lifecycle::Lifecycle;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
-use crate::tls::{self, Inbound, Material, PeerTrust, dev};
+use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, dev};
 
-use super::accept::{Held, Load};
+use super::accept::{Held, WorkerLoad};
 use super::admission::Admission;
-use super::budget::Budget;
-use super::handshake::Refused;
+use super::budget::BufferBudget;
+use super::handshake::HandshakeError;
 use super::identity::Peer;
-use super::seal::Plain;
-use super::{Gateway, connect, dial, pool};
+use super::seal::PlainStream;
+use super::{DataPath, connect, dial, pool};
 
 const BUFFERS: usize = 1 << 20;
 const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -30,20 +30,25 @@ pub(super) fn future_size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
     size_of::<F>()
 }
 
-fn gateway() -> Arc<Gateway> {
+fn gateway() -> Arc<DataPath> {
     let authority = dev::Authority::new().expect("a root");
     let leaf = authority
         .intermediate("east")
         .and_then(|east| east.leaf("spiffe://e/ns/n/sa/g"));
     let leaf = leaf.expect("a leaf");
-    let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
+    let material =
+        IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
     let trust = PeerTrust::default();
-    let tls = tls::serve(&material.expect("material"), &trust).expect("a configuration");
+    let tls =
+        tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration");
     let metrics = Arc::new(Metrics::new());
-    Arc::new(Gateway {
+    Arc::new(DataPath {
         reader: Publisher::new().reader(),
-        tls: Inbound::new(tls),
-        budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
+        tls: InboundTls::new(tls),
+        budget: Arc::new(BufferBudget::new(
+            BUFFERS,
+            metrics.set_buffer_limit(BUFFERS),
+        )),
         metrics,
         lifecycle: Lifecycle::new(),
         admission: Admission::new(1024),
@@ -72,31 +77,32 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
     })
 }
 
-fn descriptor(gateway: &Gateway) -> pool::Descriptor {
+fn descriptor(gateway: &DataPath) -> pool::Descriptor {
     let source = gateway
         .admission
         .pool
-        .listener()
+        .register_listener()
         .source([192, 0, 2, 1].into());
     source.connection().expect("a descriptor")
 }
 
 /// Serves one end of a connection, and returns the scripted end.
-fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), Refused>>, DuplexStream) {
+fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), HandshakeError>>, DuplexStream) {
     serve_by(gateway(), not_after)
 }
 
 fn serve_by(
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     not_after: SystemTime,
-) -> (JoinHandle<Result<(), Refused>>, DuplexStream) {
+) -> (JoinHandle<Result<(), HandshakeError>>, DuplexStream) {
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
         let held = Held {
-            load: Load::default().add(),
+            load: WorkerLoad::default().add(),
             descriptor: descriptor(&gateway),
         };
-        let served = connect::http2(&gateway, Plain::new(ours), &held, peer(not_after));
+        let served =
+            connect::serve_stream(&gateway, PlainStream::new(ours), &held, peer(not_after));
         served.await.map(|_| ())
     });
     (served, theirs)
@@ -178,7 +184,7 @@ async fn a_used_connection_that_answers_pings_lives_on() {
 async fn while_the_buffers_are_full_new_tunnels_are_refused() {
     let gateway = gateway();
     let stalled = gateway.budget.account();
-    stalled.take(BUFFERS + 1);
+    stalled.charge(BUFFERS + 1);
     let (_served, theirs) = serve_by(Arc::clone(&gateway), SystemTime::now() + FAR);
     let (mut send, connection) = client(theirs).await;
     tokio::spawn(connection);

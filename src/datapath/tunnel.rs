@@ -17,7 +17,7 @@ use http::Response;
 use crate::reason::Reason;
 use crate::wire::Authority;
 
-use super::budget::{Account, Charged};
+use super::budget::{BufferAccount, ChargedBytes};
 use super::buffer::compact;
 
 /// Limit of bytes that a peer may send before it is answered: the first flight of an inner TLS
@@ -30,7 +30,7 @@ pub const RECORD_DATA_BYTES: usize = 16 * 1024 - 9;
 
 /// Reset code of a tunnel that was answered and then rejected. It is the same for all reasons,
 /// to disclose nothing to the peer (RFC 9113 section 8.5, contract 10).
-pub const NOWHERE: h2::Reason = h2::Reason::CONNECT_ERROR;
+pub const REJECTED_TUNNEL_RESET: h2::Reason = h2::Reason::CONNECT_ERROR;
 
 /// Target of a tunnel.
 #[derive(Debug)]
@@ -60,28 +60,28 @@ pub enum Origin {
 
 /// CONNECT that was not answered yet. Resets the stream if dropped without an answer.
 #[derive(Debug)]
-pub struct Requested {
-    incoming: Incoming,
-    respond: Answer,
+pub struct PendingConnect {
+    incoming: ReceiveHalf,
+    respond: ResponseHalf,
 }
 
 /// Receiving half of a stream. Its bytes are on the tunnel's account until they are released.
 #[derive(Debug)]
-struct Incoming {
+struct ReceiveHalf {
     receive: RecvStream,
-    account: Arc<Account>,
+    account: Arc<BufferAccount>,
     unreleased: usize,
     /// Bytes received before the answer.
-    early: VecDeque<Bytes>,
+    unread: VecDeque<Bytes>,
 }
 
-impl Incoming {
+impl ReceiveHalf {
     /// Receives the next bytes, on the account; none at END_STREAM or trailers.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
         self.receive.poll_data(cx).map(|data| match data {
             Some(Ok(bytes)) => {
                 self.unreleased += bytes.len();
-                self.account.take(bytes.len());
+                self.account.charge(bytes.len());
                 Ok(Some(bytes))
             }
             Some(Err(error)) => Err(reason_of(&error)),
@@ -100,8 +100,8 @@ impl Incoming {
     fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Reason> {
         // The end of the stream and errors are returned again once the stream is a tunnel.
         while let Poll::Ready(Ok(Some(bytes))) = self.poll(cx) {
-            self.early.push_back(bytes);
-            compact(&mut self.early);
+            self.unread.push_back(bytes);
+            compact(&mut self.unread);
             if self.unreleased > most {
                 return Poll::Ready(Reason::EarlyData);
             }
@@ -111,7 +111,7 @@ impl Incoming {
     }
 }
 
-impl Drop for Incoming {
+impl Drop for ReceiveHalf {
     fn drop(&mut self) {
         self.account.give_back(self.unreleased);
     }
@@ -119,32 +119,36 @@ impl Drop for Incoming {
 
 /// Answering half of a CONNECT, which resets the stream if it is dropped too early.
 #[derive(Debug)]
-struct Answer {
-    respond: SendResponse<Charged>,
-    given: bool,
+struct ResponseHalf {
+    respond: SendResponse<ChargedBytes>,
+    answered: bool,
 }
 
-impl Drop for Answer {
+impl Drop for ResponseHalf {
     fn drop(&mut self) {
-        if !self.given {
+        if !self.answered {
             self.respond.send_reset(h2::Reason::INTERNAL_ERROR);
         }
     }
 }
 
-impl Requested {
+impl PendingConnect {
     /// Wraps a CONNECT whose headers were read, with the account of its tunnel.
-    pub fn new(receive: RecvStream, respond: SendResponse<Charged>, account: Arc<Account>) -> Self {
+    pub fn new(
+        receive: RecvStream,
+        respond: SendResponse<ChargedBytes>,
+        account: Arc<BufferAccount>,
+    ) -> Self {
         Self {
-            incoming: Incoming {
+            incoming: ReceiveHalf {
                 receive,
                 account,
                 unreleased: 0,
-                early: VecDeque::new(),
+                unread: VecDeque::new(),
             },
-            respond: Answer {
+            respond: ResponseHalf {
                 respond,
-                given: false,
+                answered: false,
             },
         }
     }
@@ -154,14 +158,14 @@ impl Requested {
     /// # Errors
     /// The stream is closed.
     pub fn accept(mut self) -> Result<Tunnel, Reason> {
-        self.respond.given = true;
+        self.respond.answered = true;
         match self.respond.respond.send_response(Response::new(()), false) {
             Ok(send) => Ok(Tunnel {
                 send,
                 incoming: self.incoming,
                 sent_all: false,
                 received_all: false,
-                malformed: false,
+                received_trailers: false,
             }),
             Err(error) => Err(reason_of(&error)),
         }
@@ -169,8 +173,8 @@ impl Requested {
 
     /// Rejects with an empty body, or by a reset: REFUSED_STREAM if the drain left no time to
     /// try, ENHANCE_YOUR_CALM if the peer sent too much early data. Returns the reason.
-    pub fn refuse(mut self, reason: Reason) -> Reason {
-        self.respond.given = true;
+    pub fn reject(mut self, reason: Reason) -> Reason {
+        self.respond.answered = true;
         let reset = match reason {
             Reason::DrainDeadline => Some(h2::Reason::REFUSED_STREAM),
             Reason::EarlyData => Some(h2::Reason::ENHANCE_YOUR_CALM),
@@ -207,12 +211,12 @@ impl Requested {
 /// the stream with a code that no peer takes for a clean end.
 #[derive(Debug)]
 pub struct Tunnel {
-    send: SendStream<Charged>,
-    incoming: Incoming,
+    send: SendStream<ChargedBytes>,
+    incoming: ReceiveHalf,
     sent_all: bool,
     received_all: bool,
     /// True once trailers were received, which h2 returns only once.
-    malformed: bool,
+    received_trailers: bool,
 }
 
 impl Tunnel {
@@ -221,7 +225,7 @@ impl Tunnel {
     /// # Errors
     /// The stream or its connection has failed, or the peer has sent trailers.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
-        let early = &mut self.incoming.early;
+        let early = &mut self.incoming.unread;
         if let Some(bytes) = early.pop_front() {
             if early.is_empty() {
                 // An empty queue would keep its memory while the tunnel is idle.
@@ -239,11 +243,11 @@ impl Tunnel {
     /// end: RFC 9113 section 8.5 allows only DATA on a tunnel and makes any other frame a stream
     /// error.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Reason>> {
-        if !self.malformed {
+        if !self.received_trailers {
             let trailers = ready!(self.incoming.receive.poll_trailers(cx));
-            self.malformed = trailers.map_err(|error| reason_of(&error))?.is_some();
+            self.received_trailers = trailers.map_err(|error| reason_of(&error))?.is_some();
         }
-        if self.malformed {
+        if self.received_trailers {
             return Poll::Ready(Err(Reason::Malformed));
         }
         self.received_all = true;
@@ -270,11 +274,11 @@ impl Tunnel {
     /// again.
     pub fn unread(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
-            self.incoming.early.push_front(bytes);
+            self.incoming.unread.push_front(bytes);
         }
     }
 
-    /// As [`Requested::cancelled`], for a tunnel without an endpoint yet. The peer may send as
+    /// As [`PendingConnect::cancelled`], for a tunnel without an endpoint yet. The peer may send as
     /// much as its window permits: the answer 200 allowed it, and the bytes are on its account.
     pub async fn cancelled(&mut self) -> Reason {
         poll_fn(|cx| {
@@ -286,12 +290,12 @@ impl Tunnel {
         .await
     }
 
-    /// Resets a tunnel that was rejected after its answer: by [`NOWHERE`], unless the peer
+    /// Resets a tunnel that was rejected after its answer: by [`REJECTED_TUNNEL_RESET`], unless the peer
     /// violated HTTP/2. Returns the reason.
     pub fn refuse(mut self, reason: Reason) -> Reason {
         self.send.send_reset(match reason {
             Reason::Malformed => reason.reset_code(),
-            _ => NOWHERE,
+            _ => REJECTED_TUNNEL_RESET,
         });
         (self.sent_all, self.received_all) = (true, true);
         reason
@@ -304,7 +308,7 @@ impl Tunnel {
     pub fn release(&mut self, bytes: usize) -> Result<(), Reason> {
         self.incoming
             .release(bytes)
-            .map_err(|error| self.cause(&error))
+            .map_err(|error| self.reason_of_failure(&error))
     }
 
     /// Returns the number of bytes that may be sent now, at most `most`; waits for window if it
@@ -325,7 +329,7 @@ impl Tunnel {
             }
             match ready!(self.send.poll_capacity(cx)) {
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Poll::Ready(Err(self.cause(&error))),
+                Some(Err(error)) => return Poll::Ready(Err(self.reason_of_failure(&error))),
                 None => return Poll::Ready(Err(self.reset_by_peer())),
             }
         }
@@ -350,7 +354,7 @@ impl Tunnel {
             let frame = self.incoming.account.hold(frame, size);
             self.send
                 .send_data(frame, false)
-                .map_err(|error| self.cause(&error))?;
+                .map_err(|error| self.reason_of_failure(&error))?;
         }
         Ok(())
     }
@@ -364,7 +368,7 @@ impl Tunnel {
         let end = self.incoming.account.hold(Bytes::new(), 0);
         self.send
             .send_data(end, true)
-            .map_err(|error| self.cause(&error))?;
+            .map_err(|error| self.reason_of_failure(&error))?;
         self.sent_all = true;
         Ok(())
     }
@@ -379,13 +383,13 @@ impl Tunnel {
     }
 
     /// Returns the account of the tunnel's memory.
-    pub fn account(&self) -> &Arc<Account> {
+    pub fn account(&self) -> &Arc<BufferAccount> {
         &self.incoming.account
     }
 
     /// Returns the cause of a failed operation. h2's error for a reset stream only states that
     /// it is closed.
-    fn cause(&mut self, error: &h2::Error) -> Reason {
+    fn reason_of_failure(&mut self, error: &h2::Error) -> Reason {
         match reason_of(error) {
             Reason::DownstreamLost => self.reset_by_peer(),
             reason => reason,

@@ -38,7 +38,7 @@ thread_local! {
 ///
 /// # Errors
 /// The kernel has no `sock_diag`, or a sandbox forbids it.
-pub fn unsent(stream: &TcpStream) -> io::Result<u32> {
+pub fn unacknowledged_bytes(stream: &TcpStream) -> io::Result<u32> {
     let remote = match stream.peer_addr() {
         Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(0),
         remote => remote?,
@@ -140,19 +140,19 @@ mod tests {
             let address = listener.local_addr().expect("an address");
             let near = TcpStream::connect(address).await.expect("a connection");
             let (mut far, _) = listener.accept().await.expect("a connection");
-            assert_eq!(unsent(&near).expect("an answer"), 0);
+            assert_eq!(unacknowledged_bytes(&near).expect("an answer"), 0);
             let mut written = 0;
             while let Ok(bytes) = near.try_write(&[7; 16 * 1024]) {
                 written += bytes;
             }
-            let before = unsent(&near).expect("an answer");
+            let before = unacknowledged_bytes(&near).expect("an answer");
             assert!(before > 0 && written >= before as usize, "{before}");
             let shut = SockRef::from(&near).shutdown(Shutdown::Write);
             shut.expect("an open socket");
-            assert_eq!(unsent(&near).expect("an answer"), before + 1);
+            assert_eq!(unacknowledged_bytes(&near).expect("an answer"), before + 1);
             let read = far.read_to_end(&mut Vec::new()).await;
             assert_eq!(read.expect("all bytes"), written);
-            while unsent(&near).expect("an answer") > 0 {
+            while unacknowledged_bytes(&near).expect("an answer") > 0 {
                 // deadline: a kernel may delay the acknowledgement of FIN by 40 ms.
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
@@ -160,7 +160,7 @@ mod tests {
                 .set_linger(Some(std::time::Duration::ZERO))
                 .expect("an option");
             drop(far);
-            assert_eq!(unsent(&near).expect("an answer"), 0, "reset");
+            assert_eq!(unacknowledged_bytes(&near).expect("an answer"), 0, "reset");
         }
     }
 }

@@ -12,7 +12,7 @@ use h2::server::Connection;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 
-use super::budget::Charged;
+use super::budget::ChargedBytes;
 
 /// Initial window of each stream, in bytes.
 pub const STREAM_WINDOW_MIN: u32 = 256 * 1024;
@@ -35,20 +35,20 @@ const _: () = assert!(STREAMS_MAX * STREAM_WINDOW_MIN == CONNECTION_WINDOW);
 pub struct StreamWindow {
     bytes: AtomicU32,
     wanted: AtomicBool,
-    wish: Notify,
+    growth: Notify,
     streams: AtomicU32,
-    freed: Notify,
+    slot_freed: Notify,
 }
 
 /// One of the [`STREAMS_MAX`] slots of a connection, held from the CONNECT until the socket to
 /// the endpoint is closed. h2's own count ends with the stream, which may be earlier.
 #[derive(Debug)]
-pub struct OpenStream(Arc<StreamWindow>);
+pub struct StreamSlot(Arc<StreamWindow>);
 
-impl Drop for OpenStream {
+impl Drop for StreamSlot {
     fn drop(&mut self) {
         self.0.streams.fetch_sub(1, Ordering::Relaxed);
-        self.0.freed.notify_one();
+        self.0.slot_freed.notify_one();
     }
 }
 
@@ -58,9 +58,9 @@ impl StreamWindow {
         Self {
             bytes: AtomicU32::new(STREAM_WINDOW_MIN),
             wanted: AtomicBool::new(false),
-            wish: Notify::new(),
+            growth: Notify::new(),
             streams: AtomicU32::new(0),
-            freed: Notify::new(),
+            slot_freed: Notify::new(),
         }
     }
 
@@ -71,41 +71,41 @@ impl StreamWindow {
 
     /// Takes a slot for one more stream, if one is free. The stream counts before its dial, as
     /// its client sends as soon as it is answered.
-    pub fn open(self: &Arc<Self>) -> Option<OpenStream> {
+    pub fn try_take_slot(self: &Arc<Self>) -> Option<StreamSlot> {
         let free = |count: u32| (count < STREAMS_MAX).then_some(count + 1);
         self.streams
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, free)
             .ok()?;
-        Some(OpenStream(Arc::clone(self)))
+        Some(StreamSlot(Arc::clone(self)))
     }
 
     /// Waits until a slot is free, and takes it.
-    pub async fn opened(self: &Arc<Self>) -> OpenStream {
+    pub async fn take_slot(self: &Arc<Self>) -> StreamSlot {
         loop {
-            if let Some(stream) = self.open() {
+            if let Some(stream) = self.try_take_slot() {
                 return stream;
             }
-            self.freed.notified().await;
+            self.slot_freed.notified().await;
         }
     }
 
     /// Reports that a tunnel used a whole window without its reader ever blocking.
     pub fn kept_up(&self) {
         if self.next_size(true) > self.bytes() && !self.wanted.swap(true, Ordering::Relaxed) {
-            self.wish.notify_one();
+            self.growth.notify_one();
         }
     }
 
     /// Waits until a tunnel requests a larger window.
-    pub async fn wished(&self) {
-        self.wish.notified().await;
+    pub async fn growth_requested(&self) {
+        self.growth.notified().await;
     }
 
     /// Grows or shrinks the window of all streams to the size that the number of streams allows.
     ///
     /// h2 accepts one change at a time. Returns false if it did not accept this one, otherwise
     /// true.
-    pub fn adjust<S>(&self, connection: &mut Connection<S, Charged>) -> bool
+    pub fn adjust<S>(&self, connection: &mut Connection<S, ChargedBytes>) -> bool
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -149,7 +149,7 @@ mod tests {
     fn the_window_doubles_to_its_maximum_and_gives_way_to_streams() {
         let window = Arc::new(StreamWindow::new());
         let mut sizes = Vec::new();
-        let first = window.open().expect("a place");
+        let first = window.try_take_slot().expect("a place");
         while window.next_size(true) > window.bytes() {
             window
                 .bytes
@@ -157,13 +157,13 @@ mod tests {
             sizes.push(window.bytes() / 1024);
         }
         assert_eq!(sizes, [512, 1024, 2048, 4096]);
-        let more: Vec<_> = (0..15).map(|_| window.open()).collect();
+        let more: Vec<_> = (0..15).map(|_| window.try_take_slot()).collect();
         assert_eq!(
             window.next_size(true) / 1024,
             1024,
             "16 streams have 16 MiB together"
         );
-        let all: Vec<_> = (0..240).map(|_| window.open()).collect();
+        let all: Vec<_> = (0..240).map(|_| window.try_take_slot()).collect();
         assert_eq!(window.next_size(true), STREAM_WINDOW_MIN);
         drop((first, more, all));
         assert_eq!(window.streams.load(Ordering::Relaxed), 0);
@@ -172,11 +172,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_has_256_places_and_one_that_is_freed_goes_to_who_waits() {
         let window = Arc::new(StreamWindow::new());
-        let mut open: Vec<_> = (0..STREAMS_MAX).map(|_| window.open()).collect();
-        assert!(open.iter().all(Option::is_some) && window.open().is_none());
+        let mut open: Vec<_> = (0..STREAMS_MAX).map(|_| window.try_take_slot()).collect();
+        assert!(open.iter().all(Option::is_some) && window.try_take_slot().is_none());
         let waits = || {
             let window = Arc::clone(&window);
-            tokio::spawn(async move { window.opened().await })
+            tokio::spawn(async move { window.take_slot().await })
         };
         let waiting = [waits(), waits()];
         tokio::task::yield_now().await;
@@ -184,7 +184,7 @@ mod tests {
         for waiting in waiting {
             open.push(Some(waiting.await.expect("a place")));
         }
-        assert!(window.open().is_none());
+        assert!(window.try_take_slot().is_none());
         drop(open);
         assert_eq!(window.streams.load(Ordering::Relaxed), 0);
     }
@@ -194,8 +194,11 @@ mod tests {
         let window = StreamWindow::new();
         window.kept_up();
         window.kept_up();
-        window.wished().await;
-        let second = tokio::time::timeout(std::time::Duration::from_millis(20), window.wished());
+        window.growth_requested().await;
+        let second = tokio::time::timeout(
+            std::time::Duration::from_millis(20),
+            window.growth_requested(),
+        );
         assert!(second.await.is_err());
     }
 }

@@ -21,7 +21,7 @@ use tonic_prost::ProstEncoder;
 use tower::ServiceExt as _;
 
 /// Bytes of a message's prefix: the flag and the length.
-const HEAD_BYTES: usize = 1 + 4;
+const PREFIX_BYTES: usize = 1 + 4;
 
 /// Calls the method `/PACKAGE.SERVICE/METHOD` and returns its response messages. A message
 /// longer than `most` bytes ends the stream with an error.
@@ -52,7 +52,7 @@ pub async fn open<T: Message + 'static>(
         let why = format!("the server answered HTTP {}", answer.status());
         return Err(Status::unavailable(why));
     }
-    refusal(answer.headers())?;
+    check_status(answer.headers())?;
     Ok(Messages::new(answer.into_body(), most))
 }
 
@@ -80,7 +80,7 @@ impl Messages {
     /// The stream breaks or ends with an error status, or a message is too large or compressed.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
-            if let Some(message) = self.take()? {
+            if let Some(message) = self.take_message()? {
                 return Ok(Some(message));
             }
             let Some(frame) = self.body.frame().await else {
@@ -91,15 +91,15 @@ impl Messages {
             };
             match frame?.into_data() {
                 Ok(data) => self.buffer.extend_from_slice(&data),
-                Err(frame) => frame.trailers_ref().map_or(Ok(()), refusal)?,
+                Err(frame) => frame.trailers_ref().map_or(Ok(()), check_status)?,
             }
         }
     }
 
     /// Removes and returns the first buffered message, together with the memory that it
     /// occupies. Returns `None` until the message is complete.
-    fn take(&mut self) -> Result<Option<Bytes>, Status> {
-        let Some((mut head, rest)) = self.buffer.split_at_checked(HEAD_BYTES) else {
+    fn take_message(&mut self) -> Result<Option<Bytes>, Status> {
+        let Some((mut head, rest)) = self.buffer.split_at_checked(PREFIX_BYTES) else {
             return Ok(None);
         };
         if head.get_u8() != 0 {
@@ -123,8 +123,8 @@ impl Messages {
         // its message.
         let rest = BytesMut::from(&rest[length..]);
         let mut message = mem::replace(&mut self.buffer, rest);
-        message.truncate(HEAD_BYTES + length);
-        Ok(Some(message.freeze().slice(HEAD_BYTES..)))
+        message.truncate(PREFIX_BYTES + length);
+        Ok(Some(message.freeze().slice(PREFIX_BYTES..)))
     }
 }
 
@@ -132,7 +132,7 @@ impl Messages {
 ///
 /// # Errors
 /// The status, if it is not OK.
-fn refusal(headers: &http::HeaderMap) -> Result<(), Status> {
+fn check_status(headers: &http::HeaderMap) -> Result<(), Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),
         _ => Ok(()),

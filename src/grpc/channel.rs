@@ -26,7 +26,7 @@ use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-use super::goaway::{GoAway, Watched};
+use super::goaway::{GoAwayCode, GoAwayObserver};
 use crate::config::{ControlPlane, Roots};
 
 /// Deadline for TCP connect and TLS handshake together (contract 3.1).
@@ -44,16 +44,16 @@ const TOKEN_BYTES_MAX: u64 = 64 * 1024;
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// A required file is unusable.
-    #[error("{}: {what}", file.display())]
+    #[error("{}: {cause}", file.display())]
     File {
         /// The path of the file.
         file: PathBuf,
         /// Cause of the failure.
-        what: String,
+        cause: String,
     },
     /// The name for server verification is not a valid server name.
     #[error("`{0}` is no name to verify a server by")]
-    Name(String),
+    ServerName(String),
     /// TCP, TLS or HTTP/2 failed.
     #[error("{0}")]
     Transport(String),
@@ -63,14 +63,14 @@ pub enum ChannelError {
 ///
 /// # Errors
 /// The roots are unreadable, the server is unreachable, or its certificate does not verify.
-pub async fn connect(plane: &ControlPlane, goaway: GoAway) -> Result<Channel, ChannelError> {
+pub async fn connect(plane: &ControlPlane, goaway: GoAwayCode) -> Result<Channel, ChannelError> {
     let tls = match plane.roots {
         Roots::Plaintext => None,
-        _ => Some(TlsConnector::from(tls(plane).await?)),
+        _ => Some(TlsConnector::from(client_config(plane).await?)),
     };
     let name = plane.san.as_deref().unwrap_or(&plane.address.host);
-    let name =
-        ServerName::try_from(name.to_owned()).map_err(|_| ChannelError::Name(name.to_owned()))?;
+    let name = ServerName::try_from(name.to_owned())
+        .map_err(|_| ChannelError::ServerName(name.to_owned()))?;
     let authority = plane.address.to_string();
     let scheme = if tls.is_some() { "https" } else { "http" };
     let connector = service_fn({
@@ -82,13 +82,13 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAway) -> Result<Channel, Ch
                 let late = |_| io::Error::other(format!("no TLS within {CONNECT_DEADLINE:?}"));
                 let connected = timeout(CONNECT_DEADLINE, connected).await;
                 let connected = connected.map_err(late)??;
-                Ok::<_, io::Error>(TokioIo::new(Watched::new(connected, goaway)))
+                Ok::<_, io::Error>(TokioIo::new(GoAwayObserver::new(connected, goaway)))
             }
         }
     });
     let uri = |scheme| Uri::try_from(format!("{scheme}://{authority}"));
     let (Ok(target), Ok(origin)) = (uri("http"), uri(scheme)) else {
-        return Err(ChannelError::Name(authority));
+        return Err(ChannelError::ServerName(authority));
     };
     Endpoint::from(target)
         .origin(origin)
@@ -97,7 +97,7 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAway) -> Result<Channel, Ch
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await
-        .map_err(|error| ChannelError::Transport(chain(&error)))
+        .map_err(|error| ChannelError::Transport(error_chain(&error)))
 }
 
 /// Adds credentials to a call's metadata: the current content of the token file, the cluster,
@@ -106,19 +106,19 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAway) -> Result<Channel, Ch
 /// # Errors
 /// The token file is unreadable or holds no token.
 pub async fn introduce<T>(
-    plane: &ControlPlane,
+    control_plane: &ControlPlane,
     cluster: &str,
     call: &mut tonic::Request<T>,
 ) -> Result<(), ChannelError> {
-    if let Some(file) = &plane.token {
-        let token = read(file.clone(), TOKEN_BYTES_MAX).await?;
+    if let Some(file) = &control_plane.token {
+        let token = read_file(file.clone(), TOKEN_BYTES_MAX).await?;
         call.metadata_mut()
             .insert("authorization", bearer(file, &token)?);
     }
     if let Ok(cluster) = cluster.parse() {
         call.metadata_mut().insert("clusterid", cluster);
     }
-    for (name, value) in &plane.headers {
+    for (name, value) in &control_plane.headers {
         // The configuration reader has checked both; invalid ones are skipped here.
         let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
         if let (Ok(name), Ok(mut value)) = (name, MetadataValue::try_from(value)) {
@@ -139,33 +139,35 @@ fn bearer(file: &Path, token: &[u8]) -> Result<MetadataValue<Ascii>, ChannelErro
         }
         _ => Err(ChannelError::File {
             file: file.to_owned(),
-            what: "holds no token".to_owned(),
+            cause: "holds no token".to_owned(),
         }),
     }
 }
 
 /// Reads a file of at most `most` bytes.
-async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
+async fn read_file(file: PathBuf, limit: u64) -> Result<Vec<u8>, ChannelError> {
     let path = file.clone();
-    let read = aside(move || read_now(&path, most));
+    let read = run_blocking(move || read_blocking(&path, limit));
     let what = match read.await {
         Ok(Ok(bytes)) => return Ok(bytes),
         Ok(Err(error)) => error.to_string(),
         Err(what) => what,
     };
-    Err(ChannelError::File { file, what })
+    Err(ChannelError::File { file, cause: what })
 }
 
 /// Runs a blocking read on another thread, with a deadline. A mount that hangs would otherwise
 /// block the admin pages.
-async fn aside<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+async fn run_blocking<T: Send + 'static>(
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
     match timeout(CONNECT_DEADLINE, tokio::task::spawn_blocking(read)).await {
         Ok(read) => read.map_err(|error| error.to_string()),
         Err(_) => Err("cannot be read in time".to_owned()),
     }
 }
 
-fn read_now(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+fn read_blocking(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let metadata = fs::metadata(path)?;
     let refused = || io::Error::other(format!("is not a file of at most {most} bytes"));
     if !metadata.is_file() {
@@ -186,15 +188,15 @@ fn read_now(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// Limit of the size of the roots: a mesh's bundle has a few KiB for each root.
 const ROOTS_BYTES_MAX: u64 = 1024 * 1024;
 
-async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
+async fn client_config(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
     let failed = |what: String| ChannelError::File {
         file: plane.roots.to_string().into(),
-        what,
+        cause: what,
     };
     let roots = match &plane.roots {
-        Roots::File(file) => parsed(&read(file.clone(), ROOTS_BYTES_MAX).await?),
-        Roots::Pem(text) => parsed(text.as_bytes()),
-        Roots::System => aside(system).await,
+        Roots::File(file) => parse_roots(&read_file(file.clone(), ROOTS_BYTES_MAX).await?),
+        Roots::Pem(text) => parse_roots(text.as_bytes()),
+        Roots::System => run_blocking(system_roots).await,
         Roots::Plaintext => Ok(RootCertStore::empty()),
     };
     let roots = roots.map_err(failed)?;
@@ -211,7 +213,7 @@ async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
     Ok(Arc::new(tls))
 }
 
-fn parsed(pem: &[u8]) -> Result<RootCertStore, String> {
+fn parse_roots(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
         let certificate = certificate.map_err(|error| format!("is not PEM: {error}"))?;
@@ -222,23 +224,25 @@ fn parsed(pem: &[u8]) -> Result<RootCertStore, String> {
 }
 
 /// Returns the errors in the current files of a control plane, each with the file's path.
-pub fn check(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
-    let judged = |file: &Path, most, judge: fn(&[u8]) -> Result<(), String>| {
-        let read = read_now(file, most).map_err(|error| error.to_string());
+pub fn check_files(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
+    let error_in = |file: &Path, most, judge: fn(&[u8]) -> Result<(), String>| {
+        let read = read_blocking(file, most).map_err(|error| error.to_string());
         let what = read.and_then(|bytes| judge(&bytes)).err()?;
         let file = file.to_owned();
-        Some((file.clone(), ChannelError::File { file, what }))
+        Some((file.clone(), ChannelError::File { file, cause: what }))
     };
     let root = match &plane.roots {
-        Roots::File(file) => judged(file, ROOTS_BYTES_MAX, |pem| match parsed(pem)?.is_empty() {
-            true => Err("holds no certificate".to_owned()),
-            false => Ok(()),
+        Roots::File(file) => error_in(file, ROOTS_BYTES_MAX, |pem| {
+            match parse_roots(pem)?.is_empty() {
+                true => Err("holds no certificate".to_owned()),
+                false => Ok(()),
+            }
         }),
         Roots::Pem(_) | Roots::System | Roots::Plaintext => None,
     };
     let token = plane.token.as_ref();
     let token = token.and_then(|file| {
-        judged(file, TOKEN_BYTES_MAX, |token| {
+        error_in(file, TOKEN_BYTES_MAX, |token| {
             let bearer = bearer(Path::new(""), token);
             bearer.map(drop).map_err(|_| "holds no token".to_owned())
         })
@@ -248,7 +252,7 @@ pub fn check(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
 
 /// Loads the system's roots: `SSL_CERT_FILE`, else the distribution's bundle. Unusable
 /// certificates are skipped.
-fn system() -> RootCertStore {
+fn system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     roots
@@ -274,7 +278,7 @@ async fn handshake(
 }
 
 /// Formats an error with its causes. Transport errors carry no detail of their own.
-pub fn chain(error: &dyn std::error::Error) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -25,9 +25,9 @@ const GOAWAY_BYTES: usize = HEAD_BYTES + FIELDS_BYTES;
 
 /// GOAWAY state of a connection: the error code plus one, or zero before a GOAWAY.
 #[derive(Clone, Debug, Default)]
-pub struct GoAway(Arc<AtomicU64>);
+pub struct GoAwayCode(Arc<AtomicU64>);
 
-impl GoAway {
+impl GoAwayCode {
     /// Returns the error code of the server's GOAWAY, if it sent one. With several GOAWAY
     /// frames, an error takes precedence over the NO_ERROR that announces a shutdown.
     pub fn reason(&self) -> Option<Reason> {
@@ -35,50 +35,50 @@ impl GoAway {
         u32::try_from(code).ok().map(Reason::from)
     }
 
-    fn came(&self, code: u32) {
+    fn record(&self, code: u32) {
         self.0.fetch_max(u64::from(code) + 1, Ordering::AcqRel);
     }
 }
 
 /// Connection to a server that tracks received frames by their headers.
 #[derive(Debug)]
-pub(super) struct Watched<T> {
+pub(super) struct GoAwayObserver<T> {
     stream: T,
     /// The frame header, followed by the fixed fields if the frame is GOAWAY.
-    head: [u8; GOAWAY_BYTES],
+    header: [u8; GOAWAY_BYTES],
     /// Number of bytes of `head` received.
     filled: usize,
     /// Number of payload bytes still to skip.
-    payload: usize,
-    received: GoAway,
+    payload_left: usize,
+    goaway: GoAwayCode,
 }
 
-impl<T> Watched<T> {
-    pub(super) fn new(stream: T, received: GoAway) -> Self {
+impl<T> GoAwayObserver<T> {
+    pub(super) fn new(stream: T, received: GoAwayCode) -> Self {
         Self {
             stream,
-            head: [0; GOAWAY_BYTES],
+            header: [0; GOAWAY_BYTES],
             filled: 0,
-            payload: 0,
-            received,
+            payload_left: 0,
+            goaway: received,
         }
     }
 
-    fn follow(&mut self, mut bytes: &[u8]) {
+    fn track_frames(&mut self, mut bytes: &[u8]) {
         while let Some((&byte, rest)) = bytes.split_first() {
-            if self.payload > 0 {
-                let passed = self.payload.min(bytes.len());
-                self.payload -= passed;
+            if self.payload_left > 0 {
+                let passed = self.payload_left.min(bytes.len());
+                self.payload_left -= passed;
                 bytes = bytes.split_at(passed).1;
                 continue;
             }
-            if let Some(place) = self.head.get_mut(self.filled) {
+            if let Some(place) = self.header.get_mut(self.filled) {
                 *place = byte;
             }
             self.filled += 1;
             match self.filled {
-                HEAD_BYTES => self.began(),
-                GOAWAY_BYTES => self.announced(),
+                HEAD_BYTES => self.on_header(),
+                GOAWAY_BYTES => self.on_goaway(),
                 _ => {}
             }
             bytes = rest;
@@ -87,30 +87,30 @@ impl<T> Watched<T> {
 
     /// Handles a complete frame header. If the frame is GOAWAY, its fixed fields follow in
     /// `head`.
-    fn began(&mut self) {
-        let [_, _, _, kind, ..] = self.head;
+    fn on_header(&mut self) {
+        let [_, _, _, kind, ..] = self.header;
         let length = self.length();
         if kind != GOAWAY || length < FIELDS_BYTES {
-            (self.payload, self.filled) = (length, 0);
+            (self.payload_left, self.filled) = (length, 0);
         }
     }
 
     /// Handles a GOAWAY with complete fixed fields.
-    fn announced(&mut self) {
-        let [.., a, b, c, d] = self.head;
-        (self.payload, self.filled) = (self.length().saturating_sub(FIELDS_BYTES), 0);
-        self.received.came(u32::from_be_bytes([a, b, c, d]));
+    fn on_goaway(&mut self) {
+        let [.., a, b, c, d] = self.header;
+        (self.payload_left, self.filled) = (self.length().saturating_sub(FIELDS_BYTES), 0);
+        self.goaway.record(u32::from_be_bytes([a, b, c, d]));
     }
 
     /// Returns the length of the frame's payload.
     fn length(&self) -> usize {
-        let [high, middle, low, ..] = self.head;
+        let [high, middle, low, ..] = self.header;
         let length = u32::from_be_bytes([0, high, middle, low]);
         usize::try_from(length).unwrap_or(usize::MAX)
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for GoAwayObserver<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -118,12 +118,12 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
-        self.follow(buffer.filled().split_at(before).1);
+        self.track_frames(buffer.filled().split_at(before).1);
         Poll::Ready(Ok(()))
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for GoAwayObserver<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -160,10 +160,10 @@ mod tests {
 
     /// Returns the reason found in `bytes` when they are read in chunks of `size`.
     fn reason_in(bytes: &[u8], size: usize) -> Option<Reason> {
-        let received = GoAway::default();
-        let mut watched = Watched::new((), received.clone());
+        let received = GoAwayCode::default();
+        let mut watched = GoAwayObserver::new((), received.clone());
         for part in bytes.chunks(size) {
-            watched.follow(part);
+            watched.track_frames(part);
         }
         received.reason()
     }

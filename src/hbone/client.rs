@@ -23,13 +23,13 @@ use super::Tunnel;
 #[derive(Debug)]
 pub struct Client {
     send: SendRequest<Bytes>,
-    driver: Driver,
-    agreed: Option<(NamedGroup, CipherSuite)>,
+    driver: ConnectionTask,
+    negotiated: Option<(NamedGroup, CipherSuite)>,
 }
 
 /// Task that drives the connection, aborted on drop.
 #[derive(Debug)]
-struct Driver(JoinHandle<Result<(), h2::Error>>);
+struct ConnectionTask(JoinHandle<Result<(), h2::Error>>);
 
 /// Reason for which a connection or a tunnel failed.
 #[derive(Debug, Error)]
@@ -42,7 +42,7 @@ pub enum ConnectError {
     Http2(#[from] h2::Error),
     /// The server answered with a status other than 200.
     #[error("no tunnel: the answer is {0}")]
-    Refused(StatusCode),
+    Status(StatusCode),
     /// The authority cannot be encoded in HTTP.
     #[error("no tunnel: {0}")]
     Authority(#[from] http::Error),
@@ -107,8 +107,8 @@ impl Client {
         let (send, connection) = settings.handshake(stream).await?;
         Ok(Self {
             send,
-            driver: Driver(tokio::spawn(connection)),
-            agreed,
+            driver: ConnectionTask(tokio::spawn(connection)),
+            negotiated: agreed,
         })
     }
 
@@ -137,7 +137,7 @@ impl Client {
         let response = response.await?;
         match response.status() {
             StatusCode::OK => Ok(Tunnel::new(send, response.into_body())),
-            status => Err(ConnectError::Refused(status)),
+            status => Err(ConnectError::Status(status)),
         }
     }
 
@@ -148,7 +148,7 @@ impl Client {
     pub async fn closed(self) -> Result<(), ConnectError> {
         // Without a handle, the connection would close itself.
         let _send = self.send;
-        self.driver.ended().await
+        self.driver.join().await
     }
 
     /// Closes the connection once its tunnels have ended: GOAWAY, close_notify, and the end of
@@ -159,17 +159,17 @@ impl Client {
     pub async fn close(self) -> Result<(), ConnectError> {
         let Self { send, driver, .. } = self;
         drop(send);
-        driver.ended().await
+        driver.join().await
     }
 
     /// Returns the server's current limit of concurrent tunnels on this connection.
-    pub fn tunnels_max(&self) -> usize {
+    pub fn max_tunnels(&self) -> usize {
         self.send.current_max_send_streams()
     }
 
     /// Returns the negotiated key exchange group and cipher suite.
     pub fn agreed(&self) -> Option<(NamedGroup, CipherSuite)> {
-        self.agreed
+        self.negotiated
     }
 
     /// Returns whether the connection has ended.
@@ -178,8 +178,8 @@ impl Client {
     }
 }
 
-impl Driver {
-    async fn ended(mut self) -> Result<(), ConnectError> {
+impl ConnectionTask {
+    async fn join(mut self) -> Result<(), ConnectError> {
         match (&mut self.0).await {
             Ok(ended) => Ok(ended?),
             Err(stopped) => Err(io::Error::other(stopped).into()),
@@ -187,7 +187,7 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for ConnectionTask {
     fn drop(&mut self) {
         self.0.abort();
     }

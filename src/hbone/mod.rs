@@ -8,5 +8,5 @@ mod server;
 mod tunnel;
 
 pub use client::{Client, ConnectError};
-pub use server::{Incoming, serve};
+pub use server::{IncomingTunnel, serve};
 pub use tunnel::Tunnel;

@@ -19,7 +19,7 @@ use super::Tunnel;
 
 /// CONNECT request that an endpoint has accepted.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingTunnel {
     /// Authority of the request.
     pub authority: String,
     /// The open tunnel.
@@ -36,7 +36,7 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// own task. Returns only if the listener fails. Dropping the future closes all its connections.
 pub async fn serve<F, H>(listener: TcpListener, tls: Arc<ServerConfig>, handle: F)
 where
-    F: Fn(Incoming) -> H + Clone + Send + 'static,
+    F: Fn(IncomingTunnel) -> H + Clone + Send + 'static,
     H: Future<Output = ()> + Send + 'static,
 {
     let mut connections = JoinSet::new();
@@ -57,7 +57,7 @@ where
 async fn connection<S, F, H>(stream: S, handle: F) -> Result<(), h2::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    F: Fn(Incoming) -> H,
+    F: Fn(IncomingTunnel) -> H,
     H: Future<Output = ()> + Send + 'static,
 {
     let mut settings = Builder::new();
@@ -76,10 +76,13 @@ where
     Ok(())
 }
 
-fn accept(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) -> Option<Incoming> {
-    let connect = request.method() == Method::CONNECT;
+fn accept(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) -> Option<IncomingTunnel> {
+    let is_connect = request.method() == Method::CONNECT;
     let mut response = Response::new(());
-    if !connect {
+    if !is_connect {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
     }
     let authority = request
@@ -87,8 +90,8 @@ fn accept(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) -> Opt
         .authority()
         .map(ToString::to_string)
         .unwrap_or_default();
-    let send = respond.send_response(response, !connect).ok()?;
-    connect.then(|| Incoming {
+    let send = respond.send_response(response, !is_connect).ok()?;
+    is_connect.then(|| IncomingTunnel {
         authority,
         tunnel: Tunnel::new(send, request.into_body()),
     })

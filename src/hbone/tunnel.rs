@@ -22,9 +22,9 @@ use tokio::time::timeout;
 #[derive(Debug)]
 pub struct Tunnel {
     send: SendStream<Bytes>,
-    receive: Option<RecvStream>,
+    recv: Option<RecvStream>,
     unread: Bytes,
-    finished: bool,
+    write_closed: bool,
 }
 
 /// Limits of the wait for the peer's END_STREAM after a drop: time and bytes.
@@ -37,9 +37,9 @@ impl Tunnel {
     pub(super) fn new(send: SendStream<Bytes>, receive: RecvStream) -> Self {
         Self {
             send,
-            receive: Some(receive),
+            recv: Some(receive),
             unread: Bytes::new(),
-            finished: false,
+            write_closed: false,
         }
     }
 
@@ -56,9 +56,9 @@ impl Tunnel {
     /// The stream was reset, or its connection is closed.
     pub fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         while !bytes.is_empty() {
-            let count = ready!(self.poll_room(cx, bytes.len()))?;
+            let count = ready!(self.poll_capacity(cx, bytes.len()))?;
             let part = bytes.split_to(count);
-            self.send.send_data(part, false).map_err(broken)?;
+            self.send.send_data(part, false).map_err(into_io_error)?;
         }
         Poll::Ready(Ok(()))
     }
@@ -71,7 +71,7 @@ impl Tunnel {
     pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         ready!(self.poll_fill(cx))?;
         let bytes = mem::take(&mut self.unread);
-        self.give_back(bytes.len())?;
+        self.release_window(bytes.len())?;
         Poll::Ready(Ok(Some(bytes).filter(|bytes| !bytes.is_empty())))
     }
 
@@ -92,21 +92,21 @@ impl Tunnel {
     }
 
     /// Waits for a reset by the peer or the end of the connection, without reading.
-    pub async fn broken(&mut self) -> io::Error {
+    pub async fn wait_broken(&mut self) -> io::Error {
         match poll_fn(|cx| self.send.poll_reset(cx)).await {
             Ok(code) => io::Error::new(io::ErrorKind::ConnectionReset, h2::Error::from(code)),
-            Err(error) => broken(error),
+            Err(error) => into_io_error(error),
         }
     }
 
     /// Waits until the window has room, and returns how many of the `wanted` bytes fit.
-    fn poll_room(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
+    fn poll_capacity(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
         let wanted = wanted.min(WRITE_BYTES_MAX);
         self.send.reserve_capacity(wanted);
         let mut capacity = self.send.capacity();
         while capacity == 0 {
             capacity = match ready!(self.send.poll_capacity(cx)) {
-                Some(granted) => granted.map_err(broken)?,
+                Some(granted) => granted.map_err(into_io_error)?,
                 None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
             };
         }
@@ -116,21 +116,21 @@ impl Tunnel {
     /// Waits until `unread` has bytes, or END_STREAM has been received.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // After END_STREAM, `receive` is `None`: a reader may poll again after the end of file.
-        while let (true, Some(stream)) = (self.unread.is_empty(), &mut self.receive) {
+        while let (true, Some(stream)) = (self.unread.is_empty(), &mut self.recv) {
             match ready!(stream.poll_data(cx)) {
-                Some(bytes) => self.unread = bytes.map_err(broken)?,
-                None => self.receive = None,
+                Some(bytes) => self.unread = bytes.map_err(into_io_error)?,
+                None => self.recv = None,
             }
         }
         Poll::Ready(Ok(()))
     }
 
     /// Returns `count` bytes to the peer's flow-control window.
-    fn give_back(&mut self, count: usize) -> io::Result<()> {
-        match &mut self.receive {
+    fn release_window(&mut self, count: usize) -> io::Result<()> {
+        match &mut self.recv {
             Some(stream) => {
                 let window = stream.flow_control();
-                window.release_capacity(count).map_err(broken)
+                window.release_capacity(count).map_err(into_io_error)
             }
             None => Ok(()),
         }
@@ -138,18 +138,18 @@ impl Tunnel {
 
     /// Resets the stream with `code`.
     pub fn reset(mut self, code: Reason) {
-        self.finished = true;
-        self.receive = None;
+        self.write_closed = true;
+        self.recv = None;
         self.send.send_reset(code);
     }
 }
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.write_closed {
             return self.send.send_reset(Reason::CANCEL);
         }
-        if let (Some(receive), Ok(runtime)) = (self.receive.take(), Handle::try_current()) {
+        if let (Some(receive), Ok(runtime)) = (self.recv.take(), Handle::try_current()) {
             runtime.spawn(timeout(LINGER, linger(receive)));
         }
     }
@@ -167,7 +167,7 @@ async fn linger(mut receive: RecvStream) {
     }
 }
 
-fn broken(error: h2::Error) -> io::Error {
+fn into_io_error(error: h2::Error) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, error)
 }
 
@@ -181,7 +181,7 @@ impl AsyncRead for Tunnel {
         let count = self.unread.len().min(buffer.remaining());
         buffer.put_slice(&self.unread[..count]);
         self.unread.advance(count);
-        Poll::Ready(self.give_back(count))
+        Poll::Ready(self.release_window(count))
     }
 }
 
@@ -194,10 +194,10 @@ impl AsyncWrite for Tunnel {
         if data.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let count = ready!(self.poll_room(cx, data.len()))?;
+        let count = ready!(self.poll_capacity(cx, data.len()))?;
         self.send
             .send_data(Bytes::copy_from_slice(&data[..count]), false)
-            .map_err(broken)?;
+            .map_err(into_io_error)?;
         Poll::Ready(Ok(count))
     }
 
@@ -206,10 +206,12 @@ impl AsyncWrite for Tunnel {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.finished {
-            self.finished = true;
+        if !self.write_closed {
+            self.write_closed = true;
             self.send.reserve_capacity(0);
-            self.send.send_data(Bytes::new(), true).map_err(broken)?;
+            self.send
+                .send_data(Bytes::new(), true)
+                .map_err(into_io_error)?;
         }
         Poll::Ready(Ok(()))
     }

@@ -12,7 +12,7 @@ pub struct Policy {
     /// Namespace of the policy.
     pub namespace: String,
     /// Scope of the policy.
-    pub scope: Scope,
+    pub scope: PolicyScope,
     /// Action on a match.
     pub action: Action,
     /// Rules, of which one must match. A policy without rules never matches.
@@ -26,7 +26,7 @@ pub struct Policy {
 
 /// Scope of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum PolicyScope {
     /// All workloads.
     Global,
     /// Workloads of the policy's namespace.
@@ -124,7 +124,12 @@ pub struct PeerIdentity<'a> {
 
 impl Policy {
     /// Returns a policy that replaces one that could not be read.
-    pub fn unreadable(namespace: String, name: String, scope: Scope, dry_run: bool) -> Self {
+    pub fn deny_all_unreadable(
+        namespace: String,
+        name: String,
+        scope: PolicyScope,
+        dry_run: bool,
+    ) -> Self {
         Self {
             name,
             namespace,
@@ -155,11 +160,11 @@ impl Policy {
     /// gateway thus rejects only tunnels that the destination, which has these attributes, would
     /// reject for any value of them.
     pub fn matches(&self, attributes: &Attributes<'_>) -> bool {
-        let unknown = self.action == Action::Allow;
+        let if_unknown = self.action == Action::Allow;
         self.rules.iter().any(|rule| {
             rule.clauses.iter().all(|clause| {
                 let matches = &clause.matches;
-                matches.is_empty() || matches.iter().any(|one| one.holds(attributes, unknown))
+                matches.is_empty() || matches.iter().any(|one| one.holds(attributes, if_unknown))
             })
         })
     }
@@ -197,10 +202,10 @@ impl Match {
             && self
                 .destination_ports
                 .judge(attributes.port, unknown, |known, port| *port == known)
-            && self.namespaces.holds(|one| one.hits(namespace))
+            && self.namespaces.holds(|one| one.matches(namespace))
             && self
                 .principals
-                .holds(|one| principal.is_some_and(|text| one.hits(text)))
+                .holds(|one| principal.is_some_and(|text| one.matches(text)))
             && self.service_accounts.holds(account)
             && self.destination_ips.holds(within(attributes.destination))
     }
@@ -242,7 +247,7 @@ impl<T> Default for Condition<T> {
 }
 
 impl StringMatch {
-    fn hits(&self, text: &str) -> bool {
+    fn matches(&self, text: &str) -> bool {
         match self {
             Self::Exact(whole) => text == whole,
             Self::Prefix(start) => text.starts_with(start.as_str()),
@@ -266,7 +271,7 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn asked(peer: Option<PeerIdentity<'static>>) -> Attributes<'static> {
+    fn attributes(peer: Option<PeerIdentity<'static>>) -> Attributes<'static> {
         Attributes {
             peer,
             source: Some(ip("::ffff:10.0.0.1")),
@@ -279,7 +284,7 @@ mod tests {
         Policy {
             name: "p".into(),
             namespace: "app".into(),
-            scope: Scope::Namespace,
+            scope: PolicyScope::Namespace,
             action: Action::Allow,
             rules,
             dry_run: false,
@@ -296,7 +301,7 @@ mod tests {
     }
 
     fn matches(one: Match) -> bool {
-        policy(vec![rule(vec![clause(vec![one])])]).matches(&asked(Some(PEER)))
+        policy(vec![rule(vec![clause(vec![one])])]).matches(&attributes(Some(PEER)))
     }
 
     fn any<T>(value: T) -> Condition<T> {
@@ -343,7 +348,7 @@ mod tests {
         ];
         for (rules, want) in cases {
             let policy = policy(rules);
-            assert_eq!(policy.matches(&asked(Some(PEER))), want, "{policy:?}");
+            assert_eq!(policy.matches(&attributes(Some(PEER))), want, "{policy:?}");
         }
     }
 
@@ -404,7 +409,7 @@ mod tests {
         let asked = Attributes {
             source: None,
             port: None,
-            ..asked(Some(PEER))
+            ..attributes(Some(PEER))
         };
         let of_port = |from: Match, ports: Condition<u16>| Match {
             destination_ports: ports,
@@ -445,7 +450,7 @@ mod tests {
                 principals: condition(StringMatch::Presence),
                 ..Match::default()
             };
-            policy(vec![rule(vec![clause(vec![one])])]).matches(&asked(None))
+            policy(vec![rule(vec![clause(vec![one])])]).matches(&attributes(None))
         };
         assert!(!presence(any));
         assert!(presence(none), "as PeerAuthentication STRICT has it");
@@ -473,8 +478,9 @@ mod tests {
 
     #[test]
     fn what_stands_in_for_an_unreadable_policy_refuses_everything() {
-        let policy = Policy::unreadable("a".into(), "p".into(), Scope::Global, false);
+        let policy =
+            Policy::deny_all_unreadable("a".into(), "p".into(), PolicyScope::Global, false);
         assert_eq!(policy.action, Action::Deny);
-        assert!(policy.matches(&asked(Some(PEER))) && policy.matches(&asked(None)));
+        assert!(policy.matches(&attributes(Some(PEER))) && policy.matches(&attributes(None)));
     }
 }

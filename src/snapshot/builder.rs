@@ -7,7 +7,8 @@ use super::index;
 use super::mesh::Mesh;
 use super::traffic::{Override, Position, Traffic};
 use super::{
-    Enforcement, ExportSet, ExposureTable, NameTable, Policies, Scope, Snapshot, TrustSet,
+    Enforcement, ExportSet, ExposureTable, NameTable, Policies, ServiceVisibility, Snapshot,
+    TrustSet,
 };
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
@@ -29,7 +30,7 @@ pub struct Change {
     /// Exports of the control plane.
     pub exports: Option<ExportSet>,
     /// Services that objects of their own export or keep local, and the linked clusters.
-    pub scope: Option<Scope>,
+    pub scope: Option<ServiceVisibility>,
     /// Presence of TLS listeners.
     pub direct: Option<bool>,
     /// A change of a listener's rules, after which open tunnels are judged anew.
@@ -56,7 +57,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.names = replaced(&old.names, change.names);
     next.exports = replaced(&old.exports, change.exports);
     next.scope = replaced(&old.scope, change.scope);
-    next.direct = change.direct.unwrap_or(old.direct);
+    next.has_passthrough = change.direct.unwrap_or(old.has_passthrough);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
     let renamed = !Arc::ptr_eq(&next.names, &old.names);
@@ -68,12 +69,13 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         || next.enforcement != old.enforcement;
     next.balancing = match (change.position, change.traffic, change.overrides) {
         (None, None, None) => Arc::clone(&old.balancing),
-        said => replaced(&old.balancing, Some(old.balancing.changed(said))),
+        said => replaced(&old.balancing, Some(old.balancing.with_changes(said))),
     };
     let (told, network) = change.mesh.unzip();
-    let is_told = told.is_some() || !change.answers.is_empty() || next.direct != old.direct;
+    let is_told =
+        told.is_some() || !change.answers.is_empty() || next.has_passthrough != old.has_passthrough;
     let mesh = is_told.then(|| next.hosts.follow(&old.mesh, told, change.answers));
-    if let Some(located) = next.balancing.located(&next.hosts.told) {
+    if let Some(located) = next.balancing.with_own_locality(&next.hosts.told) {
         next.balancing = Arc::new(located);
     }
     if let Some(mesh) = mesh {
@@ -85,10 +87,10 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         index::reclaim(&mut next);
     }
     if renamed {
-        next.derive_all();
+        next.rebuild_derived();
     }
     if reexposed || !Arc::ptr_eq(&next.scope, &old.scope) {
-        next.open_all();
+        next.update_all_exposed();
     }
     next.generation += u64::from(moved);
     next
@@ -242,9 +244,9 @@ mod tests {
             build(old, change)
         };
         let without = next(&Snapshot::default(), &mesh, None);
-        assert!(echo(&without).direct.is_empty());
+        assert!(echo(&without).passthrough_ports.is_empty());
         let first = next(&without, &mesh, Some(true));
-        let direct = |snapshot: &Snapshot| echo(snapshot).direct[&80].endpoints.clone();
+        let direct = |snapshot: &Snapshot| echo(snapshot).passthrough_ports[&80].endpoints.clone();
         let dialled: Vec<_> = direct(&first).iter().map(|one| one.address).collect();
         let wanted = ["10.0.0.1:8080", "10.0.0.2:8080"].map(|text| text.parse().expect("one"));
         assert_eq!(dialled, wanted);
@@ -272,10 +274,10 @@ mod tests {
             build(old, change)
         };
         let with = turned(&first, true);
-        let direct = echo(&with).direct[&80].endpoints[0].address;
+        let direct = echo(&with).passthrough_ports[&80].endpoints[0].address;
         assert_eq!(direct, "10.0.0.1:8080".parse().expect("an address"));
         let without = turned(&with, false);
-        assert!(echo(&without).direct.is_empty());
+        assert!(echo(&without).passthrough_ports.is_empty());
         let state = |snapshot| Arc::as_ptr(&echo(snapshot).ports[&80].endpoints[0].state);
         assert_eq!(state(&first), state(&without));
         assert_eq!(first.generation, without.generation);
@@ -309,7 +311,7 @@ mod tests {
         let name = "a-first/echo.app".into();
         mesh.services.insert(name, Arc::new(namesake));
         let snapshot = built(&Snapshot::default(), mesh.clone());
-        assert!(snapshot.by_vip(vip).is_none());
+        assert!(snapshot.service_by_vip(vip).is_none());
         assert_eq!(snapshot.vips.len(), 1);
         let said = snapshot.collision("echo.app").expect("a collision");
         assert_eq!(
@@ -321,7 +323,7 @@ mod tests {
         mesh.services.remove("app/echo.app");
         let snapshot = built(&snapshot, mesh);
         assert_eq!(
-            &*snapshot.by_vip(vip).expect("a service").namespace,
+            &*snapshot.service_by_vip(vip).expect("a service").namespace,
             "a-first"
         );
         assert_eq!(&*echo(&snapshot).namespace, "a-first");
@@ -358,7 +360,7 @@ mod tests {
             own
         };
         let position = Position {
-            record: Some("own".into()),
+            own_uid: Some("own".into()),
             ..Position::default()
         };
         let change = Change {

@@ -10,21 +10,21 @@ use super::{Alias, Shards, Snapshot, mesh};
 impl Snapshot {
     /// Builds the derived service of an alias, or removes it if no target exists. If one target has
     /// a waypoint, tunnels to all targets go there, so that no waypoint is bypassed.
-    pub(super) fn derive(&mut self, alias: &Alias) {
-        let behind = alias.targets().iter().filter_map(|(host, port)| {
-            let service = self.called(host)?;
+    pub(super) fn build_derived(&mut self, alias: &Alias) {
+        let targets = alias.targets().iter().filter_map(|(host, port)| {
+            let service = self.service_by_name(host)?;
             Some((Arc::clone(&service.definition), *port))
         });
-        let behind: Vec<_> = behind.collect();
+        let behind: Vec<_> = targets.collect();
         let Some((first, _)) = behind.first() else {
-            self.derived.remove(alias.label());
+            self.derived_services.remove(alias.label());
             return;
         };
         let all = || behind.iter().map(|(service, _)| service);
         let asked = behind.iter().flat_map(|(service, port)| {
-            let (ports, meant) = (service.ports.keys(), port.or(alias.asked()));
+            let (ports, meant) = (service.ports.keys(), port.or(alias.requested_port()));
             let meant = ports.filter(move |own| meant.is_none_or(|port| port == **own));
-            meant.map(|own| alias.asked().unwrap_or(*own))
+            meant.map(|own| alias.requested_port().unwrap_or(*own))
         });
         let ports: BTreeMap<_, _> = asked.map(|port| (port, 0)).collect();
         let assignments = ports.keys().filter_map(|port| {
@@ -47,16 +47,16 @@ impl Snapshot {
         let ranking = |port| Ranking::new((&definition, port), alias.host(), network, balancing);
         let region = alias.region();
         let service = self.index.service(&definition, &behind, region, ranking);
-        self.derived
+        self.derived_services
             .insert(Arc::clone(alias.label()), Arc::new(service));
     }
 
     /// Rebuilds all derived services.
-    pub(super) fn derive_all(&mut self) {
-        self.derived = Shards::default();
+    pub(super) fn rebuild_derived(&mut self) {
+        self.derived_services = Shards::default();
         let names = Arc::clone(&self.names);
-        for alias in names.all_derived() {
-            self.derive(alias);
+        for alias in names.derived_aliases() {
+            self.build_derived(alias);
         }
     }
 }

@@ -30,9 +30,9 @@ pub struct Endpoint {
 #[derive(Debug)]
 pub struct EndpointState {
     in_flight: AtomicU32,
-    strikes: AtomicU16,
+    consecutive_ejections: AtomicU16,
     /// Mean dial time, in units of [`DIAL_UNIT_MICROS`]; 0 before the first dial.
-    dial: AtomicU16,
+    mean_dial: AtomicU16,
     /// Milliseconds after `epoch` until which the endpoint is ejected.
     ejected_until_ms: AtomicU64,
     epoch: Instant,
@@ -48,15 +48,15 @@ const EJECTION_MAX: Duration = Duration::from_secs(5 * 60);
 const DIAL_UNIT_MICROS: u32 = 32;
 /// Divisor of the moving mean: a dial counts an eighth. The mean follows an endpoint that becomes
 /// slower or faster within about twenty dials.
-const DIAL_WEIGHT: u16 = 8;
+const DIAL_MEAN_DIVISOR: u16 = 8;
 
 impl EndpointState {
     /// Returns the state of an endpoint that was never dialled.
     pub fn new() -> Self {
         Self {
             in_flight: AtomicU32::new(0),
-            strikes: AtomicU16::new(0),
-            dial: AtomicU16::new(0),
+            consecutive_ejections: AtomicU16::new(0),
+            mean_dial: AtomicU16::new(0),
             ejected_until_ms: AtomicU64::new(0),
             epoch: Instant::now(),
         }
@@ -90,7 +90,7 @@ impl EndpointState {
     pub fn eject(&self, now: Instant) -> Duration {
         let more = |strikes: u16| Some(strikes.saturating_add(1));
         let strikes = self
-            .strikes
+            .consecutive_ejections
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
             .unwrap_or_default();
         let time = EJECTION_FIRST
@@ -102,21 +102,21 @@ impl EndpointState {
     }
 
     /// Records the duration of a successful dial.
-    pub fn dialled(&self, time: Duration) {
+    pub fn record_dial(&self, time: Duration) {
         let units = time.as_micros() / u128::from(DIAL_UNIT_MICROS);
         let units = u16::try_from(units).unwrap_or(u16::MAX).max(1);
-        let mean = match self.dial.load(Ordering::Relaxed) {
+        let mean = match self.mean_dial.load(Ordering::Relaxed) {
             0 => units,
-            mean => mean - mean / DIAL_WEIGHT + units / DIAL_WEIGHT,
+            mean => mean - mean / DIAL_MEAN_DIVISOR + units / DIAL_MEAN_DIVISOR,
         };
         // The update is not atomic: of two concurrent dials, one may be lost.
-        self.dial.store(mean.max(1), Ordering::Relaxed);
+        self.mean_dial.store(mean.max(1), Ordering::Relaxed);
     }
 
     /// Returns the mean dial time in milliseconds, rounded up, at least 1 because less is noise. An
     /// endpoint that was never dialled has 1, so that it gets dialled.
-    pub fn dial_millis(&self) -> u32 {
-        let micros = u32::from(self.dial.load(Ordering::Relaxed)) * DIAL_UNIT_MICROS;
+    pub fn mean_dial_millis(&self) -> u32 {
+        let micros = u32::from(self.mean_dial.load(Ordering::Relaxed)) * DIAL_UNIT_MICROS;
         micros.div_ceil(1000).max(1)
     }
 
@@ -125,8 +125,8 @@ impl EndpointState {
     /// Does nothing while the endpoint is ejected: the tunnel that served may be older than its
     /// failure.
     pub fn restore(&self, now: Instant) {
-        if self.strikes.load(Ordering::Relaxed) != 0 && !self.is_ejected(now) {
-            self.strikes.store(0, Ordering::Relaxed);
+        if self.consecutive_ejections.load(Ordering::Relaxed) != 0 && !self.is_ejected(now) {
+            self.consecutive_ejections.store(0, Ordering::Relaxed);
         }
     }
 
@@ -188,7 +188,9 @@ mod tests {
             assert_eq!(state.ejected_for(now + time), None);
         }
         assert_eq!(times, [5, 10, 20, 40, 80, 160, 300, 300]);
-        state.strikes.store(u16::MAX, Ordering::Relaxed);
+        state
+            .consecutive_ejections
+            .store(u16::MAX, Ordering::Relaxed);
         state.eject(Instant::now());
         assert_eq!(state.eject(Instant::now()), EJECTION_MAX, "no overflow");
         state.restore(Instant::now());
@@ -204,12 +206,12 @@ mod tests {
     #[test]
     fn the_time_of_dials_is_a_mean_that_follows_them() {
         let state = EndpointState::new();
-        assert_eq!(state.dial_millis(), 1, "before the first dial");
+        assert_eq!(state.mean_dial_millis(), 1, "before the first dial");
         let dialled = |micros, times, millis: std::ops::RangeInclusive<u32>| {
             for _ in 0..times {
-                state.dialled(Duration::from_micros(micros));
+                state.record_dial(Duration::from_micros(micros));
             }
-            let mean = state.dial_millis();
+            let mean = state.mean_dial_millis();
             assert!(
                 millis.contains(&mean),
                 "{mean} after {times} of {micros} us"

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::lots::Lots;
 use super::mesh::Scope;
 use super::traffic::Spill;
-use super::{Endpoint, EndpointState, Unused};
+use super::{Endpoint, EndpointState, ExclusionReason};
 
 /// The endpoints of one service port, with what a weighted pick needs.
 ///
@@ -45,7 +45,7 @@ pub struct Groups {
     /// Whether the time that dials take counts as load.
     pub by_latency: bool,
     /// Why ready endpoints are left out, each reason once.
-    pub left_out: Box<[Unused]>,
+    pub left_out: Box<[ExclusionReason]>,
 }
 
 /// A group: a tier, or one place of a tier where places have weights.
@@ -121,7 +121,7 @@ impl EndpointSet {
         found: Vec<Found>,
         spill: Spill,
         by_latency: bool,
-        left_out: Vec<Unused>,
+        left_out: Vec<ExclusionReason>,
     ) -> Self {
         let shares = Lots::new(found.iter().map(|group| group.parts));
         let parts: f64 = found.iter().map(|group| f64::from(group.parts)).sum();
@@ -165,7 +165,7 @@ impl EndpointSet {
     }
 
     /// Why ready endpoints are left out, each reason once.
-    pub fn left_out(&self) -> &[Unused] {
+    pub fn left_out(&self) -> &[ExclusionReason] {
         self.groups().map_or(&[], |groups| &groups.left_out)
     }
 

@@ -14,11 +14,11 @@ use super::TrustSet;
 pub struct ExposureTable {
     /// True if services without an entry are exposed to every peer of the trust set, except those
     /// that are visible only in their namespace.
-    expose_all: bool,
+    exposes_by_default: bool,
     /// Entries by service hostname.
     services: HashMap<Box<str>, Vec<Exposure>>,
     /// Entries by host of an alias, each with the target of the alias.
-    aliases: HashMap<Box<str>, Vec<(Alias, Exposure)>>,
+    aliases: HashMap<Box<str>, Vec<(AliasTarget, Exposure)>>,
     /// True if an entry sets the namespace of its service.
     has_namespaces: bool,
     /// Hosts that routes of TLS listeners expose to anyone.
@@ -27,9 +27,9 @@ pub struct ExposureTable {
 
 /// Service and port to which an alias leads.
 #[derive(Clone, Debug, PartialEq)]
-struct Alias {
+struct AliasTarget {
     /// Port that the authority must have; `None` matches any port.
-    asked: Option<u16>,
+    requested_port: Option<u16>,
     /// Hostname of the service.
     host: Box<str>,
     /// Port of the service; `None` means the requested port.
@@ -47,7 +47,7 @@ impl ExportSet {
     }
 
     /// Returns whether any port of a service is exported.
-    pub fn has(&self, host: &str) -> bool {
+    pub fn contains_host(&self, host: &str) -> bool {
         self.0.contains_key(host)
     }
 }
@@ -72,9 +72,9 @@ pub struct Exposure {
     /// Namespace of the service; `None` means that of the service that answers to the hostname.
     pub namespace: Option<Box<str>>,
     /// Alternative audiences that may reach the service. If empty, no peer may.
-    pub to: Vec<Audience>,
+    pub audiences: Vec<Audience>,
     /// True if workloads of the service are also exposed at their own addresses.
-    pub workloads: bool,
+    pub exposes_workloads: bool,
     /// Routing key of tunnels to the service; `None` means that of the listener.
     pub route_by: Option<RouteBy>,
 }
@@ -122,7 +122,7 @@ impl Caller<'_> {
 
 /// Result of evaluating the exposure rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ExposureVerdict {
     /// The caller may reach the service.
     Allowed,
     /// The service is exposed, but not to this caller.
@@ -135,7 +135,7 @@ impl ExposureTable {
     /// Returns an empty table; `expose_all` is the rule for services without an entry.
     pub fn new(expose_all: bool) -> Self {
         Self {
-            expose_all,
+            exposes_by_default: expose_all,
             ..Self::default()
         }
     }
@@ -143,7 +143,7 @@ impl ExposureTable {
     /// Adds an entry for `host`, reachable under its own name and under `names`. Each name has the
     /// port that the authority must have, or `None` for any. It leads to the entry's port, or else
     /// to the requested one.
-    pub fn expose<'a>(
+    pub fn add_entry<'a>(
         &mut self,
         host: &str,
         exposure: &Exposure,
@@ -151,8 +151,8 @@ impl ExposureTable {
     ) {
         self.has_namespaces |= exposure.namespace.is_some();
         for (name, asked) in names {
-            let alias = Alias {
-                asked,
+            let alias = AliasTarget {
+                requested_port: asked,
                 host: host.into(),
                 port: exposure.port,
             };
@@ -168,12 +168,12 @@ impl ExposureTable {
     }
 
     /// Adds hosts that routes of TLS listeners expose to anyone.
-    pub fn route<'a>(&mut self, hosts: impl IntoIterator<Item = &'a str>) {
+    pub fn add_passthrough_hosts<'a>(&mut self, hosts: impl IntoIterator<Item = &'a str>) {
         self.routed.extend(hosts.into_iter().map(Into::into));
     }
 
     /// Returns the hosts that routes of TLS listeners expose to anyone.
-    pub fn routed(&self) -> impl Iterator<Item = &str> {
+    pub fn passthrough_hosts(&self) -> impl Iterator<Item = &str> {
         self.routed.iter().map(|host| &**host)
     }
 
@@ -218,7 +218,7 @@ impl ExposureTable {
     /// Returns whether services without an entry are exposed to every peer of the trust set, except
     /// those that are visible only in their namespace.
     pub fn exposes_all(&self) -> bool {
-        self.expose_all
+        self.exposes_by_default
     }
 
     /// Returns the service and port to which an alias leads.
@@ -228,13 +228,13 @@ impl ExposureTable {
     }
 
     /// Returns the services that have this name as an alias, for any port.
-    pub fn hosts_called<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
+    pub fn hosts_with_alias<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
         let aliases = self.aliases.get(name).into_iter().flatten();
         aliases.map(|(alias, _)| &*alias.host)
     }
 
     /// Returns the entries that give a service the requested name.
-    pub fn entries_called(&self, asked: &Authority) -> impl Iterator<Item = &Exposure> {
+    pub fn entries_with_alias(&self, asked: &Authority) -> impl Iterator<Item = &Exposure> {
         let entries = self.entries_of_alias(asked).into_iter().flatten();
         entries.map(|(_, exposure)| exposure)
     }
@@ -242,7 +242,7 @@ impl ExposureTable {
     fn entries_of_alias(
         &self,
         asked: &Authority,
-    ) -> Option<impl Iterator<Item = &(Alias, Exposure)>> {
+    ) -> Option<impl Iterator<Item = &(AliasTarget, Exposure)>> {
         let Host::Name(name) = &asked.host else {
             return None;
         };
@@ -250,58 +250,69 @@ impl ExposureTable {
         Some(
             entries
                 .iter()
-                .filter(|(alias, _)| alias.asked.is_none_or(|port| port == asked.port)),
+                .filter(|(alias, _)| alias.requested_port.is_none_or(|port| port == asked.port)),
         )
     }
 
     /// Evaluates whether `caller` may reach the service that it requests by an alias. Only entries
     /// with this alias count, because a name for another consumer grants nothing.
-    pub fn judge_alias(&self, caller: Caller<'_>, trust: &TrustSet, asked: &Authority) -> Verdict {
+    pub fn evaluate_alias(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        asked: &Authority,
+    ) -> ExposureVerdict {
         let entries = self.entries_of_alias(asked).into_iter().flatten();
-        verdict(entries.map(|(_, exposure)| exposure), caller, trust)
+        evaluate(entries.map(|(_, exposure)| exposure), caller, trust)
     }
 
     /// Evaluates whether `caller` may reach a workload of service `host` at its address; the
     /// workload serves port `port` of the service.
-    pub fn judge_workload(
+    pub fn evaluate_workload(
         &self,
         caller: Caller<'_>,
         trust: &TrustSet,
         host: &str,
         port: u16,
-    ) -> Verdict {
+    ) -> ExposureVerdict {
         let entries = self.entries(host).iter();
-        let entries = entries.filter(|entry| entry.workloads && entry.is_about(port));
-        verdict(entries, caller, trust)
+        let entries = entries.filter(|entry| entry.exposes_workloads && entry.applies_to(port));
+        evaluate(entries, caller, trust)
     }
 
     /// Evaluates whether the entries of service `host` let `caller` reach its port `port` by any
     /// means other than an alias.
-    pub fn judge(&self, caller: Caller<'_>, trust: &TrustSet, host: &str, port: u16) -> Verdict {
+    pub fn evaluate(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        host: &str,
+        port: u16,
+    ) -> ExposureVerdict {
         let entries = self.entries(host).iter();
-        let entries = entries.filter(|entry| entry.is_about(port));
-        verdict(entries, caller, trust)
+        let entries = entries.filter(|entry| entry.applies_to(port));
+        evaluate(entries, caller, trust)
     }
 }
 
 impl Exposure {
     /// Returns whether the entry applies to a port of its service.
-    pub fn is_about(&self, port: u16) -> bool {
+    pub fn applies_to(&self, port: u16) -> bool {
         self.port.is_none_or(|only| only == port)
     }
 }
 
-fn verdict<'a>(
+fn evaluate<'a>(
     entries: impl Iterator<Item = &'a Exposure>,
     caller: Caller<'_>,
     trust: &TrustSet,
-) -> Verdict {
-    let mut verdict = Verdict::NotExposed;
-    for audience in entries.flat_map(|entry| &entry.to) {
+) -> ExposureVerdict {
+    let mut verdict = ExposureVerdict::NotExposed;
+    for audience in entries.flat_map(|entry| &entry.audiences) {
         if audience.admits(caller, trust) {
-            return Verdict::Allowed;
+            return ExposureVerdict::Allowed;
         }
-        verdict = Verdict::NotForPeer;
+        verdict = ExposureVerdict::NotForPeer;
     }
     verdict
 }
@@ -391,7 +402,7 @@ mod tests {
     fn exposure(port: Option<u16>, to: Vec<Audience>) -> Exposure {
         Exposure {
             port,
-            to,
+            audiences: to,
             ..Exposure::default()
         }
     }
@@ -412,35 +423,35 @@ mod tests {
             audience("north", &[], &[]),
         ];
         let exposure = exposure(Some(80), to);
-        table.expose("echo.app", &exposure, []);
-        let judge = |caller, port| table.judge(caller, &trust(), "echo.app", port);
+        table.add_entry("echo.app", &exposure, []);
+        let judge = |caller, port| table.evaluate(caller, &trust(), "echo.app", port);
         assert_eq!(
             judge(caller("west.local", "shop", "checkout"), 80),
-            Verdict::Allowed
+            ExposureVerdict::Allowed
         );
         assert_eq!(
             judge(caller("west.local", "cart", "cart"), 80),
-            Verdict::Allowed
+            ExposureVerdict::Allowed
         );
         assert_eq!(
             judge(caller("north.local", "any", "one"), 80),
-            Verdict::Allowed
+            ExposureVerdict::Allowed
         );
         assert_eq!(
             judge(caller("west.local", "cart", "checkout"), 80),
-            Verdict::NotForPeer
+            ExposureVerdict::NotForPeer
         );
         assert_eq!(
             judge(caller("west.local", "other", "checkout"), 80),
-            Verdict::NotForPeer
+            ExposureVerdict::NotForPeer
         );
         assert_eq!(
             judge(caller("evil.local", "shop", "checkout"), 80),
-            Verdict::NotForPeer
+            ExposureVerdict::NotForPeer
         );
         assert_eq!(
             judge(caller("north.local", "any", "one"), 81),
-            Verdict::NotExposed
+            ExposureVerdict::NotExposed
         );
     }
 
@@ -449,20 +460,29 @@ mod tests {
         let mut table = ExposureTable::new(false);
         let west = exposure(Some(80), vec![audience("west", &[], &[])]);
         let north = exposure(Some(80), vec![audience("north", &[], &[])]);
-        table.expose("echo.app", &west, [("west.global", Some(80))]);
-        table.expose("echo.app", &north, [("north.global", Some(8080))]);
+        table.add_entry("echo.app", &west, [("west.global", Some(80))]);
+        table.add_entry("echo.app", &north, [("north.global", Some(8080))]);
         let judge = |domain, asked: &str| {
-            table.judge_alias(caller(domain, "a", "b"), &trust(), &name(asked))
+            table.evaluate_alias(caller(domain, "a", "b"), &trust(), &name(asked))
         };
-        assert_eq!(judge("west.local", "west.global:80"), Verdict::Allowed);
+        assert_eq!(
+            judge("west.local", "west.global:80"),
+            ExposureVerdict::Allowed
+        );
         assert_eq!(
             judge("west.local", "north.global:8080"),
-            Verdict::NotForPeer
+            ExposureVerdict::NotForPeer
         );
-        assert_eq!(judge("north.local", "north.global:8080"), Verdict::Allowed);
-        let own = table.judge(caller("west.local", "a", "b"), &trust(), "echo.app", 80);
-        assert_eq!(own, Verdict::Allowed);
-        assert_eq!(judge("west.local", "other.global:80"), Verdict::NotExposed);
+        assert_eq!(
+            judge("north.local", "north.global:8080"),
+            ExposureVerdict::Allowed
+        );
+        let own = table.evaluate(caller("west.local", "a", "b"), &trust(), "echo.app", 80);
+        assert_eq!(own, ExposureVerdict::Allowed);
+        assert_eq!(
+            judge("west.local", "other.global:80"),
+            ExposureVerdict::NotExposed
+        );
         assert_eq!(
             table.alias(&name("north.global:8080")),
             Some(("echo.app", 80))
@@ -473,13 +493,13 @@ mod tests {
     fn a_name_without_port_stands_for_every_port_of_the_service() {
         let mut table = ExposureTable::new(false);
         let all = exposure(None, vec![audience("west", &[], &[])]);
-        table.expose("echo.app", &all, [("echo.global", None)]);
+        table.add_entry("echo.app", &all, [("echo.global", None)]);
         for port in [80, 443] {
             let asked = name(&format!("echo.global:{port}"));
             assert_eq!(table.alias(&asked), Some(("echo.app", port)));
             let west = caller("west.local", "a", "b");
-            let verdict = table.judge_alias(west, &trust(), &asked);
-            assert_eq!(verdict, Verdict::Allowed);
+            let verdict = table.evaluate_alias(west, &trust(), &asked);
+            assert_eq!(verdict, ExposureVerdict::Allowed);
         }
     }
 
@@ -491,18 +511,18 @@ mod tests {
             ..Audience::default()
         };
         let exposure = |anyone| exposure(None, vec![open(anyone)]);
-        table.expose("open.app", &exposure(true), [("open.global", None)]);
-        table.expose("closed.app", &exposure(false), []);
-        let judge = |caller, host: &str| table.judge(caller, &trust(), host, 1);
+        table.add_entry("open.app", &exposure(true), [("open.global", None)]);
+        table.add_entry("closed.app", &exposure(false), []);
+        let judge = |caller, host: &str| table.evaluate(caller, &trust(), host, 1);
         let of = |domain| caller(domain, "a", "b");
         let open = |caller| judge(caller, "open.app");
-        assert_eq!(open(of("west.local")), Verdict::Allowed);
-        assert_eq!(open(of("evil.local")), Verdict::NotForPeer);
-        assert_eq!(open(Caller::UNKNOWN), Verdict::Allowed);
-        let alias = table.judge_alias(Caller::UNKNOWN, &trust(), &name("open.global:1"));
-        assert_eq!(alias, Verdict::Allowed);
+        assert_eq!(open(of("west.local")), ExposureVerdict::Allowed);
+        assert_eq!(open(of("evil.local")), ExposureVerdict::NotForPeer);
+        assert_eq!(open(Caller::UNKNOWN), ExposureVerdict::Allowed);
+        let alias = table.evaluate_alias(Caller::UNKNOWN, &trust(), &name("open.global:1"));
+        assert_eq!(alias, ExposureVerdict::Allowed);
         let closed = |caller| judge(caller, "closed.app");
-        assert_eq!(closed(of("west.local")), Verdict::Allowed);
-        assert_eq!(closed(Caller::UNKNOWN), Verdict::NotForPeer);
+        assert_eq!(closed(of("west.local")), ExposureVerdict::Allowed);
+        assert_eq!(closed(Caller::UNKNOWN), ExposureVerdict::NotForPeer);
     }
 }

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use super::identities::{self, Identities};
 use super::members::{Member, dialled_port, ports};
 use super::mesh::{self, Mesh};
-use super::opened::Opened;
+use super::opened::ExposedWorkloads;
 use super::precedence::Claim;
 use super::tiers::Ranking;
-use super::usable::{speaks_hbone, undialled};
-use super::waypoints::{NamedWaypoints, Touched};
+use super::usable::{speaks_hbone, workload_exclusion};
+use super::waypoints::{AffectedServices, NamedWaypoints};
 use super::{Endpoint, Service, Shards, Snapshot};
 
 /// What the builder has to find again with the next change.
@@ -37,7 +37,7 @@ pub(super) struct Index {
     /// The waypoints that services name.
     pub(super) waypoints: NamedWaypoints,
     /// The workloads that are reached at their addresses.
-    pub(super) opened: Opened,
+    pub(super) opened: ExposedWorkloads,
 }
 
 type Members = Arc<[Member]>;
@@ -97,13 +97,13 @@ pub(super) fn apply(
 ) -> bool {
     let index = &snapshot.index;
     let rules = (&index.network, index.hbone_only, index.direct);
-    let (hbone_only, direct) = (mesh.hbone_only, snapshot.direct);
+    let (hbone_only, direct) = (mesh.hbone_only, snapshot.has_passthrough);
     let mut previous = Index::default();
     let mut claims_before = None;
     if rules != (&network, hbone_only, direct) {
         snapshot.mesh = Mesh::default();
         let services = mem::take(&mut snapshot.services);
-        snapshot.derived = Shards::default();
+        snapshot.derived_services = Shards::default();
         claims_before = Some((mem::take(&mut snapshot.vips), services));
         let index = Index {
             network,
@@ -132,15 +132,15 @@ pub(super) fn apply(
     touched.extend(joined.hosts.into_iter().map(Cow::Borrowed));
     let renamed = snapshot.refresh(touched.iter().map(|host| &**host));
     if let Some((vips, services)) = &claims_before {
-        snapshot.keep_ages(vips, services);
+        snapshot.restore_claim_ages(vips, services);
     }
-    let touched = Touched {
+    let touched = AffectedServices {
         all: claims_before.is_some(),
         has_waypoints: claimed.has_waypoints,
         hosts: reclaimed,
-        losers: joined.losers,
+        lost_identity: joined.losers,
     };
-    let lost = snapshot.follow_waypoints(before, &touched);
+    let lost = snapshot.apply_waypoint_changes(before, &touched);
     joined.reselected || claimed.rerouted || renamed || lost
 }
 
@@ -153,7 +153,7 @@ pub(super) fn reclaim(snapshot: &mut Snapshot) {
     let hosts = snapshot.index.claims.keys().filter(is_other).cloned();
     let hosts: Vec<_> = hosts.collect();
     snapshot.refresh(hosts.iter().map(|host| &**host));
-    snapshot.rank_vips();
+    snapshot.rerank_contested_vips();
 }
 
 /// Looks anew at the services of `before` that a change of what decides beside the mesh may touch;
@@ -172,9 +172,9 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
         snapshot.rebuild(&host);
     }
     let names = Arc::clone(&snapshot.names);
-    for alias in names.all_derived() {
+    for alias in names.derived_aliases() {
         if new.differs(old, alias.host()) {
-            snapshot.derive(alias);
+            snapshot.build_derived(alias);
         }
     }
 }
@@ -233,7 +233,7 @@ impl Index {
     fn dialled(&self, workload: &mesh::Workload) -> Option<IpAddr> {
         let first = workload.addresses.first().map(IpAddr::to_canonical);
         let hbone_only = self.hbone_only && !self.direct;
-        first.filter(|_| undialled(workload, &self.network, hbone_only).is_none())
+        first.filter(|_| workload_exclusion(workload, &self.network, hbone_only).is_none())
     }
 
     /// Returns whether HBONE listeners dial a workload for a port of a service.
@@ -288,7 +288,7 @@ impl Index {
                 }
                 None => after.private,
             });
-            self.waypoints.change(before, after);
+            self.waypoints.update_counts(before, after);
             for service in [before, after].into_iter().flatten() {
                 claimed.has_waypoints |= !service.waypoints.is_empty();
                 let old = self.claims(&service.hostname).iter();
@@ -351,7 +351,7 @@ impl Index {
             }
             let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
             endpoints.retain(|(one, _)| region.is_none_or(|region| is_in(one, region)));
-            Arc::new(ranking(port).set(endpoints.into_iter()))
+            Arc::new(ranking(port).build_set(endpoints.into_iter()))
         };
         let ports = || definition.ports.keys().copied();
         Service {
@@ -360,7 +360,7 @@ impl Index {
             hostname: Arc::clone(&definition.hostname),
             definition: Arc::clone(definition),
             ports: ports().map(|port| (port, set(port, false))).collect(),
-            direct: match self.direct {
+            passthrough_ports: match self.direct {
                 true => ports().map(|port| (port, set(port, true))).collect(),
                 false => HashMap::new(),
             },
@@ -428,16 +428,16 @@ impl Snapshot {
         for host in hosts {
             let was = self.services.contains_key(host);
             self.rebuild(host);
-            self.open(host);
+            self.update_exposed(host);
             if self.services.contains_key(host) != was {
-                renamed |= self.shares_rules(host);
-                self.open_family(host);
+                renamed |= self.moves_family_rules(host);
+                self.update_exposed_family(host);
             }
-            let derived = self.names.derived(host).iter();
+            let derived = self.names.derived_aliases_for(host).iter();
             aliases.extend(derived.map(|alias| (Arc::clone(alias.label()), Arc::clone(alias))));
         }
         for alias in aliases.values() {
-            self.derive(alias);
+            self.build_derived(alias);
         }
         renamed
     }
@@ -465,7 +465,7 @@ impl Snapshot {
         let [old, new] = definitions.map(|one| one.map(|one| self.index.vips(one)));
         let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
         for vip in old.union(&new) {
-            self.claim_vip(*vip, host, new.contains(vip), is_same);
+            self.update_vip_claim(*vip, host, new.contains(vip), is_same);
         }
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
 use super::mesh::{self, Protocol};
-use super::usable::{speaks_hbone, unserved};
-use super::{Endpoint, Unused};
+use super::usable::{service_exclusion, speaks_hbone};
+use super::{Endpoint, ExclusionReason};
 
 /// Endpoints of a workload that can be dialled: at least one, and one for each port that is
 /// dialled, in the order of the ports.
@@ -77,9 +77,9 @@ impl Member {
     ) -> Option<(&Arc<Endpoint>, bool)> {
         let workload = &self.endpoints().first()?.definition;
         let target = *workload.services.get(name)?.get(&port)?;
-        let is_ready = match unserved(service, workload, port) {
+        let is_ready = match service_exclusion(service, workload, port) {
             None => true,
-            Some(Unused::Unhealthy) => false,
+            Some(ExclusionReason::Unhealthy) => false,
             Some(_) => return None,
         };
         let port = dialled(workload, target).filter(|&port| port != 0)?;

@@ -44,18 +44,18 @@ mod waypoints;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Tier};
-pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
+pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, ExposureVerdict};
 pub use hosts::{Answer, Doubts, Host, Hosts};
-pub use lookup::{Found, Means};
+pub use lookup::{LookupResult, Means};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
-pub use odds::{Load, odds};
-pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
+pub use odds::{Load, pick_probabilities};
+pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::Collision;
-pub use scope::Scope;
+pub use scope::ServiceVisibility;
 pub use shards::Shards;
 pub use trust::{PeerCluster, TrustSet};
-pub use usable::{Unused, unused};
+pub use usable::{ExclusionReason, exclusion_reason};
 
 use index::Index;
 use precedence::VipClaim;
@@ -82,7 +82,7 @@ pub struct Snapshot {
     /// Services exported by the control plane; empty if there is none.
     pub exports: Arc<ExportSet>,
     /// Services that are exported or kept local by separate objects, and the linked clusters.
-    pub scope: Arc<Scope>,
+    pub scope: Arc<ServiceVisibility>,
     /// Authorization policies of Istio.
     pub policies: Arc<Policies>,
     /// Enforcement mode of `policies`.
@@ -97,11 +97,11 @@ pub struct Snapshot {
     /// Services by hostname.
     pub services: Shards<Arc<str>, Arc<Service>>,
     /// Services derived from aliases with several targets or a region, by label.
-    pub derived: Shards<Arc<str>, Arc<Service>>,
+    pub derived_services: Shards<Arc<str>, Arc<Service>>,
     /// Services of this network that claim each VIP, in order of rank.
     vips: Shards<IpAddr, Arc<[VipClaim]>>,
     /// True if services also have endpoints for TLS listeners, which few gateways need.
-    pub direct: bool,
+    pub has_passthrough: bool,
     index: Index,
 }
 
@@ -140,7 +140,7 @@ pub struct Service {
     pub ports: HashMap<u16, Arc<EndpointSet>>,
     /// Endpoints per service port for TLS listeners, always at the target port (contract 10,
     /// Dialling). Empty if there is no such listener.
-    pub direct: HashMap<u16, Arc<EndpointSet>>,
+    pub passthrough_ports: HashMap<u16, Arc<EndpointSet>>,
 }
 
 /// Read handle of the data path: the current snapshot and notifications of a new generation.
@@ -164,7 +164,7 @@ impl Reader {
 
     /// Requests a refresh of the hostname from which `endpoint` has its address, because the
     /// address does not answer. Does nothing for an endpoint without a hostname.
-    pub fn doubt(&self, endpoint: &Endpoint) {
+    pub fn request_refresh(&self, endpoint: &Endpoint) {
         if !endpoint.definition.hostname.is_empty() {
             self.doubts.note(&endpoint.definition.hostname);
         }
@@ -188,7 +188,7 @@ pub struct Publisher {
     /// Replaced snapshots that the data path still reads. Holding them here keeps the cost of
     /// freeing them off the tunnels. The lock serializes updates, so that each one builds on the
     /// one before.
-    old: Mutex<Vec<Arc<Snapshot>>>,
+    retired: Mutex<Vec<Arc<Snapshot>>>,
 }
 
 impl Publisher {
@@ -199,7 +199,7 @@ impl Publisher {
             generation: watch::Sender::new(0),
             hosts: watch::Sender::new(0),
             doubts: Arc::default(),
-            old: Mutex::default(),
+            retired: Mutex::default(),
         }
     }
 
@@ -213,18 +213,18 @@ impl Publisher {
     }
 
     /// Returns a receiver that reports changes of the hostnames to resolve.
-    pub fn hosts(&self) -> watch::Receiver<u64> {
+    pub fn hosts_version(&self) -> watch::Receiver<u64> {
         self.hosts.subscribe()
     }
 
     /// Returns the hostnames for which a refresh was requested.
-    pub fn doubts(&self) -> &Doubts {
+    pub fn refresh_requests(&self) -> &Doubts {
         &self.doubts
     }
 
     /// Makes every open tunnel be evaluated again although the snapshot is the same. Used when the
     /// certificate of a peer is no longer trusted.
-    pub fn rejudge(&self) {
+    pub fn reevaluate_tunnels(&self) {
         self.generation.send_modify(|_| ());
     }
 
@@ -246,15 +246,15 @@ impl Publisher {
         change: builder::Change,
         judge: impl FnOnce(&Snapshot, &Snapshot) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut old = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let current = self.current.load_full();
         let next = builder::build(&current, change);
         let judged = judge(&current, &next)?;
         drop(current);
         let (generation, hosts) = (next.generation, next.hosts.version);
         old.push(self.current.swap(Arc::new(next)));
-        for (told, now) in [(&self.generation, generation), (&self.hosts, hosts)] {
-            told.send_if_modified(|seen| std::mem::replace(seen, now) != now);
+        for (channel, now) in [(&self.generation, generation), (&self.hosts, hosts)] {
+            channel.send_if_modified(|seen| std::mem::replace(seen, now) != now);
         }
         old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
         Ok(judged)

@@ -15,7 +15,7 @@ pub struct NameTable {
     suffixes: Vec<Box<str>>,
     /// Aliases by host.
     aliases: HashMap<Box<str>, Vec<Arc<Alias>>>,
-    /// Aliases with a derived service, by [`Self::key`] of each target.
+    /// Aliases with a derived service, by [`Self::family_key`] of each target.
     derived: HashMap<Box<str>, Vec<Arc<Alias>>>,
 }
 
@@ -23,9 +23,9 @@ pub struct NameTable {
 #[derive(Debug, PartialEq)]
 pub struct Alias {
     /// Port that the authority must have; `None` matches any port.
-    asked: Option<u16>,
+    requested_port: Option<u16>,
     /// Hostnames and ports of the services; a target without a port uses the requested port.
-    to: Vec<Target>,
+    targets: Vec<Target>,
     /// Clusters to which the name is visible; `None` means every peer.
     consumers: Option<Vec<Box<str>>>,
     /// Region that restricts the endpoints; `None` means any.
@@ -57,8 +57,8 @@ impl Alias {
         }
         let _ = write!(label, "@{}", region.as_deref().unwrap_or("*"));
         Self {
-            asked,
-            to,
+            requested_port: asked,
+            targets: to,
             consumers,
             region,
             host: host.into(),
@@ -68,8 +68,8 @@ impl Alias {
 
     /// Returns the target if the alias is only another name for one service: it has a single target
     /// and no region.
-    pub fn plain(&self) -> Option<&Target> {
-        match &*self.to {
+    pub fn single_target(&self) -> Option<&Target> {
+        match &*self.targets {
             [only] if self.region.is_none() => Some(only),
             _ => None,
         }
@@ -81,13 +81,13 @@ impl Alias {
     }
 
     /// Returns the port that the authority must have; `None` matches any port.
-    pub fn asked(&self) -> Option<u16> {
-        self.asked
+    pub fn requested_port(&self) -> Option<u16> {
+        self.requested_port
     }
 
     /// Returns the services behind the alias.
     pub fn targets(&self) -> &[Target] {
-        &self.to
+        &self.targets
     }
 
     /// Returns the clusters to which the name is visible; `None` means every peer.
@@ -107,12 +107,12 @@ impl Alias {
 
     /// Returns whether the alias still leads to every target of `earlier`. Additional targets are
     /// allowed.
-    pub(super) fn stands_for(&self, earlier: &Self) -> bool {
-        let is_there = |target: &Target| self.to.contains(target);
-        self.label == earlier.label && earlier.to.iter().all(is_there)
+    pub(super) fn keeps_targets_of(&self, earlier: &Self) -> bool {
+        let is_there = |target: &Target| self.targets.contains(target);
+        self.label == earlier.label && earlier.targets.iter().all(is_there)
     }
 
-    fn is_for(&self, cluster: Option<&str>) -> bool {
+    fn has_consumer(&self, cluster: Option<&str>) -> bool {
         self.consumers.as_ref().is_some_and(|consumers| {
             cluster.is_some_and(|cluster| consumers.iter().any(|one| **one == *cluster))
         })
@@ -131,9 +131,9 @@ impl NameTable {
         };
         for (host, alias) in aliases {
             let alias = Arc::new(alias);
-            if alias.plain().is_none() {
-                for (target, _) in &alias.to {
-                    let key = table.key(target).into();
+            if alias.single_target().is_none() {
+                for (target, _) in &alias.targets {
+                    let key = table.family_key(target).into();
                     let derived = table.derived.entry(key).or_default();
                     derived.push(Arc::clone(&alias));
                 }
@@ -150,26 +150,26 @@ impl NameTable {
             return None;
         };
         let aliases = self.aliases.get(&**name)?;
-        let fits = |alias: &&Arc<Alias>| alias.asked.is_none_or(|port| port == asked.port);
+        let fits = |alias: &&Arc<Alias>| alias.requested_port.is_none_or(|port| port == asked.port);
         let mut fitting = aliases.iter().filter(fits);
-        let own = fitting.clone().find(|alias| alias.is_for(cluster));
+        let own = fitting.clone().find(|alias| alias.has_consumer(cluster));
         own.or_else(|| fitting.find(|alias| alias.consumers.is_none()))
     }
 
     /// Returns all aliases of a host.
-    pub fn called(&self, name: &str) -> &[Arc<Alias>] {
+    pub fn aliases_of(&self, name: &str) -> &[Arc<Alias>] {
         self.aliases.get(name).map_or(&[], Vec::as_slice)
     }
 
     /// Returns all aliases that have a derived service.
-    pub(super) fn all_derived(&self) -> impl Iterator<Item = &Arc<Alias>> {
+    pub(super) fn derived_aliases(&self) -> impl Iterator<Item = &Arc<Alias>> {
         let aliases = self.aliases.values().flatten();
-        aliases.filter(|alias| alias.plain().is_none())
+        aliases.filter(|alias| alias.single_target().is_none())
     }
 
     /// Returns the aliases whose derived service depends on a hostname.
-    pub(super) fn derived(&self, host: &str) -> &[Arc<Alias>] {
-        let found = self.derived.get(self.key(host));
+    pub(super) fn derived_aliases_for(&self, host: &str) -> &[Arc<Alias>] {
+        let found = self.derived.get(self.family_key(host));
         found.map_or(&[], Vec::as_slice)
     }
 
@@ -201,7 +201,7 @@ impl NameTable {
     }
 
     /// Returns whether two names are equal or of one family.
-    pub fn is_same(&self, one: &str, other: &str) -> bool {
+    pub fn is_same_family(&self, one: &str, other: &str) -> bool {
         let stem = self.stem(one);
         one == other || (stem.is_some() && stem == self.stem(other))
     }
@@ -209,7 +209,7 @@ impl NameTable {
     /// Returns the stem of a name, or the name itself if it is outside all families. A stem has one
     /// dot and is itself outside all families, so it may equal the hostname of a service. Both then
     /// share a key.
-    fn key<'a>(&self, host: &'a str) -> &'a str {
+    fn family_key<'a>(&self, host: &'a str) -> &'a str {
         self.stem(host).unwrap_or(host)
     }
 }

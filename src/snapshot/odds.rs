@@ -23,7 +23,7 @@ impl Load {
         let (state, weight) = (&candidate.state, candidate.weight);
         let tunnels = u64::from(state.in_flight());
         let amount = match by_latency {
-            true => (tunnels + u64::from(weight)) * u64::from(state.dial_millis()),
+            true => (tunnels + u64::from(weight)) * u64::from(state.mean_dial_millis()),
             false => tunnels,
         };
         Self { amount, weight }
@@ -43,27 +43,32 @@ impl Load {
 /// The result is exact. A pick draws two endpoints and takes the first unless the second is less
 /// loaded. Within a group, an endpoint with a part p of the weight thus has the probability p ×
 /// (P(load ≥ its) + P(load > its)).
-pub fn odds(set: &EndpointSet, now: Instant) -> Vec<f64> {
+pub fn pick_probabilities(set: &EndpointSet, now: Instant) -> Vec<f64> {
     let is_healthy = |candidate: &Candidate| !candidate.state.is_ejected(now);
     // Ejected endpoints serve only when no other is left.
-    let is_any = set.candidates.iter().any(is_healthy);
-    let eligible = |candidate: &Candidate| !is_any || is_healthy(candidate);
+    let any_healthy = set.candidates.iter().any(is_healthy);
+    let eligible = |candidate: &Candidate| !any_healthy || is_healthy(candidate);
     let mut odds = vec![0.0; set.candidates.len()];
     let Some(groups) = set.groups() else {
-        share_out(set.whole(), 1.0, eligible, &mut odds);
+        add_probabilities(set.whole(), 1.0, eligible, &mut odds);
         return odds;
     };
     for (place, group) in groups.list().iter().enumerate() {
         let takes = |part: &Part<'_>| part.candidates.iter().any(eligible);
         if let Some(part) = set.drawn(groups, place).find(takes) {
-            share_out(part, group.share, eligible, &mut odds);
+            add_probabilities(part, group.share, eligible, &mut odds);
         }
     }
     odds
 }
 
 /// Adds the share of a group to the probabilities of its endpoints.
-fn share_out(part: Part<'_>, share: f64, eligible: impl Fn(&Candidate) -> bool, odds: &mut [f64]) {
+fn add_probabilities(
+    part: Part<'_>,
+    share: f64,
+    eligible: impl Fn(&Candidate) -> bool,
+    odds: &mut [f64],
+) {
     let candidates = part.candidates.iter().zip(odds.iter_mut().skip(part.start));
     let candidates = candidates.filter(|(candidate, _)| eligible(candidate));
     // Loads change concurrently, so each is read once.
@@ -73,13 +78,13 @@ fn share_out(part: Part<'_>, share: f64, eligible: impl Fn(&Candidate) -> bool, 
     let total: f64 = all.iter().map(|(load, _)| f64::from(load.weight)).sum();
     all.sort_by(|(one, _), (other, _)| one.compare(*other));
     let mut above = total;
-    for alike in all.chunk_by_mut(|(one, _), (other, _)| one.compare(*other).is_eq()) {
+    for equally_loaded in all.chunk_by_mut(|(one, _), (other, _)| one.compare(*other).is_eq()) {
         let at_least = above;
-        above -= alike
+        above -= equally_loaded
             .iter()
             .map(|(load, _)| f64::from(load.weight))
             .sum::<f64>();
-        for (load, odds) in alike {
+        for (load, odds) in equally_loaded {
             let part = f64::from(load.weight) / total;
             **odds += share * part * (at_least + above) / total;
         }

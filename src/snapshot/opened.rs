@@ -5,33 +5,37 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::lookup::{Found, Means};
+use super::lookup::{LookupResult, Means};
 use super::{Endpoint, Service, Shards, Snapshot};
 
 /// Workloads of the services whose entry exposes them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Opened {
+pub(super) struct ExposedWorkloads {
     /// Addresses and workloads by the hostname of their service.
-    services: Shards<Arc<str>, Arc<BTreeSet<Place>>>,
+    services: Shards<Arc<str>, Arc<BTreeSet<WorkloadAddress>>>,
     /// Services and workloads at each address of this network, in order of the hostnames.
-    addresses: Shards<IpAddr, Arc<[Served]>>,
+    addresses: Shards<IpAddr, Arc<[ServiceWorkload]>>,
 }
 
 /// Hostname of a service, and uid of one of its workloads.
-type Served = (Arc<str>, Arc<str>);
+type ServiceWorkload = (Arc<str>, Arc<str>);
 
 /// Address of a workload, and its uid.
-type Place = (IpAddr, Arc<str>);
+type WorkloadAddress = (IpAddr, Arc<str>);
 
 impl Snapshot {
     /// Returns each service port that a workload at an address serves at the port `target`.
-    pub(super) fn at_address(&self, ip: IpAddr, target: u16) -> impl Iterator<Item = Found<'_>> {
+    pub(super) fn ports_at_address(
+        &self,
+        ip: IpAddr,
+        target: u16,
+    ) -> impl Iterator<Item = LookupResult<'_>> {
         let places = self.index.opened.addresses.get(&ip).into_iter();
         let places = places.flat_map(|places| places.iter());
-        places.flat_map(move |(host, uid)| self.at_target(host, uid, target))
+        places.flat_map(move |(host, uid)| self.ports_at_target(host, uid, target))
     }
 
-    fn at_target(&self, host: &str, uid: &str, target: u16) -> Vec<Found<'_>> {
+    fn ports_at_target(&self, host: &str, uid: &str, target: u16) -> Vec<LookupResult<'_>> {
         let found = self.services.get(host).zip(self.mesh.workloads.get(uid));
         let Some((service, workload)) = found else {
             return Vec::new();
@@ -40,10 +44,10 @@ impl Snapshot {
         let ports = workload.services.get(&*name).into_iter();
         let ports = ports.flat_map(|ports| ports.iter());
         let ports = ports.filter(|&(port, at)| *at == target && service.ports.contains_key(port));
-        let found = |(port, _): (&u16, _)| Found {
+        let found = |(port, _): (&u16, _)| LookupResult {
             service,
             port: *port,
-            means: Means::Workload(Arc::clone(workload)),
+            matched_by: Means::Workload(Arc::clone(workload)),
         };
         ports.map(found).collect()
     }
@@ -54,24 +58,24 @@ impl Snapshot {
         service: &Service,
         uid: &str,
         port: u16,
-        direct: bool,
+        is_passthrough: bool,
     ) -> Option<Arc<Endpoint>> {
         let part = self.index.part(&service.definition, None);
         let place = part
             .members
             .binary_search_by(|member| member.uid().cmp(uid));
         let member = part.members.get(place.ok()?)?;
-        let found = self.index.endpoint(&part, member, port, direct);
+        let found = self.index.endpoint(&part, member, port, is_passthrough);
         let ready = found.filter(|(_, is_ready)| *is_ready);
         ready.map(|(endpoint, _)| Arc::clone(endpoint))
     }
 
     /// Updates the exposed workloads of a service.
-    pub(super) fn open(&mut self, host: &str) {
+    pub(super) fn update_exposed(&mut self, host: &str) {
         let opens = || {
-            let entry = self.entry_of(host);
+            let entry = self.exposure_host(host);
             let mut entries = self.exposure.entries(&entry).iter();
-            entries.any(|entry| entry.workloads)
+            entries.any(|entry| entry.exposes_workloads)
         };
         let service = self.services.get(host).filter(|_| opens()).cloned();
         let old = self.index.opened.services.get(host).cloned();
@@ -85,7 +89,7 @@ impl Snapshot {
         // The waypoint of an address is unknown. A workload with one is left out, so that it is not
         // bypassed.
         let workloads = workloads.filter(|workload| !workload.has_waypoint);
-        let new: BTreeSet<Place> = workloads
+        let new: BTreeSet<WorkloadAddress> = workloads
             .flat_map(|workload| {
                 let addresses = workload.addresses.iter().map(IpAddr::to_canonical);
                 addresses.map(|ip| (ip, Arc::clone(&workload.uid)))
@@ -96,7 +100,7 @@ impl Snapshot {
         for (ip, uid) in old.symmetric_difference(&new) {
             self.index
                 .opened
-                .note(*ip, (&host, uid), new.contains(&(*ip, Arc::clone(uid))));
+                .set_served(*ip, (&host, uid), new.contains(&(*ip, Arc::clone(uid))));
         }
         match new.is_empty() {
             true => drop(self.index.opened.services.remove(&host)),
@@ -105,23 +109,23 @@ impl Snapshot {
     }
 
     /// Updates the exposed workloads of all services of a family, after one was added or removed.
-    pub(super) fn open_family(&mut self, host: &str) {
+    pub(super) fn update_exposed_family(&mut self, host: &str) {
         let names = Arc::clone(&self.names);
         for name in names
             .stem(host)
             .into_iter()
             .flat_map(|stem| names.family(stem))
         {
-            self.open(&name);
+            self.update_exposed(&name);
         }
     }
 
     /// Updates the exposed workloads of all services, after a change of the rules.
-    pub(super) fn open_all(&mut self) {
+    pub(super) fn update_all_exposed(&mut self) {
         let mut hosts: BTreeSet<Arc<str>> = self.index.opened.services.keys().cloned().collect();
         let entries = self.exposure.hosts().filter(|host| {
             let mut entries = self.exposure.entries(host).iter();
-            entries.any(|entry| entry.workloads)
+            entries.any(|entry| entry.exposes_workloads)
         });
         // An entry may hold for any service of its family; `open` finds out for which one.
         let family = entries.flat_map(|host| {
@@ -131,14 +135,14 @@ impl Snapshot {
         });
         hosts.extend(family.map(Arc::from));
         for host in hosts {
-            self.open(&host);
+            self.update_exposed(&host);
         }
     }
 }
 
-impl Opened {
+impl ExposedWorkloads {
     /// Records whether a workload of a service is at an address.
-    fn note(&mut self, ip: IpAddr, (host, uid): (&Arc<str>, &Arc<str>), is_there: bool) {
+    fn set_served(&mut self, ip: IpAddr, (host, uid): (&Arc<str>, &Arc<str>), is_there: bool) {
         let old = self.addresses.get(&ip).into_iter();
         let old = old.flat_map(|places| places.iter());
         let others = old.filter(|(other, own)| (other, own) != (host, uid));

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::authorization::{Action, Attributes, Policy, Scope};
+use super::authorization::{Action, Attributes, Policy, PolicyScope};
 use super::mesh::Workload;
 
 /// Enforcement mode of Istio's authorization policies.
@@ -27,7 +27,7 @@ pub enum Enforcement {
 /// a mesh that arrives before its policies would be open.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Policies {
-    told: bool,
+    received: bool,
     global: Vec<Arc<Policy>>,
     by_namespace: HashMap<Box<str>, Vec<Arc<Policy>>>,
     /// All policies by `namespace/name`.
@@ -38,16 +38,16 @@ pub struct Policies {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// Reason for which the tunnel is rejected, if it is.
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<PolicyRejection>,
     /// Reason for which it would be rejected if dry-run policies were enforced.
-    pub dry_run: Option<Refusal>,
+    pub dry_run: Option<PolicyRejection>,
 }
 
 /// Reason for which a tunnel is rejected.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
+pub enum PolicyRejection {
     /// No policies have been received yet.
-    Untold,
+    NotReceived,
     /// This DENY policy matches.
     Denied(Arc<Policy>),
     /// ALLOW policies apply, and none of them matches; this is the first one.
@@ -57,18 +57,18 @@ pub enum Refusal {
 impl FromIterator<Arc<Policy>> for Policies {
     fn from_iter<T: IntoIterator<Item = Arc<Policy>>>(policies: T) -> Self {
         let mut all = Self {
-            told: true,
+            received: true,
             ..Self::default()
         };
         for policy in policies {
             match policy.scope {
-                Scope::Global => all.global.push(Arc::clone(&policy)),
-                Scope::Namespace => {
+                PolicyScope::Global => all.global.push(Arc::clone(&policy)),
+                PolicyScope::Namespace => {
                     let namespace = policy.namespace.as_str().into();
                     let own = all.by_namespace.entry(namespace).or_default();
                     own.push(Arc::clone(&policy));
                 }
-                Scope::Selected => {}
+                PolicyScope::Selected => {}
             }
             all.by_name.insert(policy.full_name().into(), policy);
         }
@@ -101,18 +101,18 @@ impl Policies {
 
     /// Evaluates the policies that apply to `workload` (contract 5): the global ones, those of its
     /// namespace, and those that it names.
-    pub fn judge(&self, workload: &Workload, attributes: &Attributes<'_>) -> Verdict {
-        if !self.told {
+    pub fn evaluate(&self, workload: &Workload, attributes: &Attributes<'_>) -> Verdict {
+        if !self.received {
             return Verdict {
-                refusal: Some(Refusal::Untold),
+                refusal: Some(PolicyRejection::NotReceived),
                 dry_run: None,
             };
         }
         let in_force = self.of(workload).filter(|policy| !policy.dry_run);
-        let refusal = refusal(in_force, attributes);
+        let refusal = rejection(in_force, attributes);
         let logs = self.of(workload).any(|policy| policy.dry_run);
         let dry_run = match refusal {
-            None if logs => self::refusal(self.of(workload), attributes),
+            None if logs => rejection(self.of(workload), attributes),
             _ => None,
         };
         Verdict { refusal, dry_run }
@@ -130,15 +130,15 @@ impl Policies {
 
 /// Returns the reason for a rejection, if any. A matching DENY rejects. So does the absence of a
 /// matching ALLOW if any ALLOW applies.
-fn refusal<'a>(
+fn rejection<'a>(
     policies: impl Iterator<Item = &'a Arc<Policy>>,
     attributes: &Attributes<'_>,
-) -> Option<Refusal> {
+) -> Option<PolicyRejection> {
     let (mut allows, mut is_allowed) = (None, false);
     for policy in policies {
         match policy.action {
             Action::Deny if policy.matches(attributes) => {
-                return Some(Refusal::Denied(Arc::clone(policy)));
+                return Some(PolicyRejection::Denied(Arc::clone(policy)));
             }
             Action::Deny => {}
             Action::Allow => {
@@ -148,13 +148,13 @@ fn refusal<'a>(
         }
     }
     let first = allows.filter(|_| !is_allowed)?;
-    Some(Refusal::NotAllowed(Arc::clone(first)))
+    Some(PolicyRejection::NotAllowed(Arc::clone(first)))
 }
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for PolicyRejection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Untold => f.write_str("the authorization policies are not known yet"),
+            Self::NotReceived => f.write_str("the authorization policies are not known yet"),
             Self::Denied(policy) if policy.unreadable => {
                 let name = policy.full_name();
                 write!(
@@ -177,7 +177,7 @@ mod tests {
     use super::super::mesh::Template;
     use super::*;
 
-    fn policy(name: &str, scope: Scope, action: Action, namespace: &str) -> Policy {
+    fn policy(name: &str, scope: PolicyScope, action: Action, namespace: &str) -> Policy {
         let one = Match {
             namespaces: Condition {
                 any: vec![StringMatch::Exact(namespace.to_owned())],
@@ -219,7 +219,7 @@ mod tests {
             destination: [10, 0, 0, 2].into(),
             port: None,
         };
-        policies.judge(&workload, &attributes)
+        policies.evaluate(&workload, &attributes)
     }
 
     fn policies(all: &[Policy]) -> Policies {
@@ -229,16 +229,16 @@ mod tests {
     /// Returns the name of the policy that rejects, and whether it is a DENY.
     fn refused(verdict: &Verdict) -> Option<(&str, bool)> {
         match verdict.refusal.as_ref()? {
-            Refusal::Untold => Some(("", false)),
-            Refusal::Denied(policy) => Some((&policy.name, true)),
-            Refusal::NotAllowed(policy) => Some((&policy.name, false)),
+            PolicyRejection::NotReceived => Some(("", false)),
+            PolicyRejection::Denied(policy) => Some((&policy.name, true)),
+            PolicyRejection::NotAllowed(policy) => Some((&policy.name, false)),
         }
     }
 
     #[test]
     fn what_covers_a_workload_decides_and_a_deny_comes_before_an_allow() {
         use Action::{Allow, Deny};
-        use Scope::{Global, Namespace, Selected};
+        use PolicyScope::{Global, Namespace, Selected};
         let one = |scope, action, of| policy("p", scope, action, of);
         let two = |a: Policy, b: Policy| {
             vec![
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn a_dry_run_refuses_nothing_and_tells_what_it_would() {
         let would = |action, of| {
-            let one = policy("p", Scope::Global, action, of);
+            let one = policy("p", PolicyScope::Global, action, of);
             judge(
                 &policies(&[Policy {
                     dry_run: true,
@@ -312,14 +312,14 @@ mod tests {
     fn before_a_source_has_told_its_policies_everything_is_refused() {
         assert_eq!(
             judge(&Policies::default(), &[]).refusal,
-            Some(Refusal::Untold)
+            Some(PolicyRejection::NotReceived)
         );
         assert_eq!(judge(&policies(&[]), &[]).refusal, None);
     }
 
     #[test]
     fn a_policy_that_is_named_and_not_there_is_told() {
-        let known = policies(&[policy("p", Scope::Selected, Action::Deny, "shop")]);
+        let known = policies(&[policy("p", PolicyScope::Selected, Action::Deny, "shop")]);
         let workload = |names: &[&str]| Workload {
             template: Template {
                 policies: names.iter().map(|&name| name.into()).collect(),

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 /// Services exported or kept local by their own cluster, and the clusters that are linked to it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Scope {
+pub struct ServiceVisibility {
     /// Hostnames of services exported on all ports to every peer of a linked cluster.
     pub exported: HashSet<Box<str>>,
     /// Hostnames of services that no other cluster reaches, regardless of all other rules.

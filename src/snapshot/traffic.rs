@@ -20,11 +20,11 @@ pub struct Position {
     /// Source of the locality, for display; empty while it is unknown.
     pub origin: Arc<str>,
     /// Uid of the gateway's own workload. Once the mesh has it, its locality is used.
-    pub record: Option<Arc<str>>,
+    pub own_uid: Option<Arc<str>>,
 }
 
 /// Origin of a locality received from the mesh.
-const RECORD: &str = "istiod's record of this pod";
+const ORIGIN_MESH: &str = "istiod's record of this pod";
 
 /// All inputs of load balancing other than the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,19 +43,19 @@ pub enum Override {
     /// Makes new tunnels avoid a region.
     Evacuate(RegionPattern),
     /// Ends the evacuation of a region.
-    Return(RegionPattern),
+    Restore(RegionPattern),
 }
 
 /// Traffic configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
-    services: HashMap<Arc<str>, Rule>,
-    every: Rule,
+    services: HashMap<Arc<str>, TrafficRule>,
+    default_rule: TrafficRule,
 }
 
 /// Rule for one service, or for every service. A key that is `None` is unset.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rule {
+pub struct TrafficRule {
     /// Scopes in which endpoints are preferred.
     pub preferences: Option<&'static [Scope]>,
     /// Ratio of ready endpoints below which a tier leaves some of its share to the next one.
@@ -63,7 +63,7 @@ pub struct Rule {
     /// Weights of regions; empty if unset.
     pub regions: Regions,
     /// True if the time of dials counts as load.
-    pub latency: Option<bool>,
+    pub by_latency: Option<bool>,
 }
 
 /// Weights of regions.
@@ -91,7 +91,7 @@ pub struct Region {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spill {
     factor: u32,
-    of: u32,
+    divisor: u32,
 }
 
 impl Spill {
@@ -99,7 +99,7 @@ impl Spill {
     pub const fn below(percent: u8) -> Self {
         Self {
             factor: 100,
-            of: percent as u32,
+            divisor: percent as u32,
         }
     }
 
@@ -107,13 +107,13 @@ impl Spill {
     pub const fn by_factor(percent: u32) -> Self {
         Self {
             factor: percent,
-            of: 100,
+            divisor: 100,
         }
     }
 
     /// Returns the part of `whole` that these endpoints can take, rounded down.
-    pub(super) fn part(self, whole: u64, count: Count) -> u64 {
-        let wanted = u128::from(count.all) * u128::from(self.of);
+    pub(super) fn capacity(self, whole: u64, count: Count) -> u64 {
+        let wanted = u128::from(count.all) * u128::from(self.divisor);
         let have = u128::from(count.ready) * u128::from(self.factor);
         match wanted {
             0 if count.ready > 0 => whole,
@@ -132,7 +132,7 @@ impl Default for Spill {
 
 impl fmt::Display for Spill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let percent = u64::from(self.of) * 100 / u64::from(self.factor).max(1);
+        let percent = u64::from(self.divisor) * 100 / u64::from(self.factor).max(1);
         write!(f, "{percent}%")
     }
 }
@@ -148,7 +148,7 @@ impl Regions {
                 weight,
             })
             .collect();
-        list.sort_by_key(|region| std::cmp::Reverse(region.pattern.depth()));
+        list.sort_by_key(|region| std::cmp::Reverse(region.pattern.part_count()));
         Self {
             shares: list.iter().any(|region| region.weight > 0),
             list: list.into(),
@@ -161,7 +161,7 @@ impl Regions {
     }
 
     /// Returns whether the weights distribute tunnels, rather than only evacuate regions.
-    pub fn shares(&self) -> bool {
+    pub fn has_weights(&self) -> bool {
         self.shares
     }
 
@@ -173,38 +173,41 @@ impl Regions {
     /// Returns the most specific region of a locality, with its index in the list.
     pub(super) fn find(&self, locality: &Locality) -> Option<(usize, &Region)> {
         let mut list = self.list.iter().enumerate();
-        list.find(|(_, region)| is_in(&region.pattern, locality))
+        list.find(|(_, region)| matches_locality(&region.pattern, locality))
     }
 }
 
 /// Returns whether a pattern matches a locality.
-pub(super) fn is_in(pattern: &RegionPattern, locality: &Locality) -> bool {
+pub(super) fn matches_locality(pattern: &RegionPattern, locality: &Locality) -> bool {
     pattern.matches(&locality.region, &locality.zone, &locality.subzone)
 }
 
 impl Traffic {
     /// Returns the rules of services by hostname, with the rule for every service.
-    pub fn new(services: impl IntoIterator<Item = (Arc<str>, Rule)>, every: Rule) -> Self {
+    pub fn new(
+        services: impl IntoIterator<Item = (Arc<str>, TrafficRule)>,
+        every: TrafficRule,
+    ) -> Self {
         Self {
             services: services.into_iter().collect(),
-            every,
+            default_rule: every,
         }
     }
 
     /// Returns the rule of a service, if it has its own.
-    pub fn of(&self, host: &str) -> Option<&Rule> {
+    pub fn service_rule(&self, host: &str) -> Option<&TrafficRule> {
         self.services.get(host)
     }
 
     /// Returns the rule for every service.
-    pub fn of_every(&self) -> &Rule {
-        &self.every
+    pub fn default_rule(&self) -> &TrafficRule {
+        &self.default_rule
     }
 }
 
 impl Balancing {
     /// Returns a copy with these changes applied.
-    pub(super) fn changed(
+    pub(super) fn with_changes(
         &self,
         (position, traffic, order): (Option<Position>, Option<Traffic>, Option<Override>),
     ) -> Self {
@@ -213,7 +216,7 @@ impl Balancing {
         next.traffic = traffic.unwrap_or(next.traffic);
         match order {
             Some(Override::Evacuate(region)) => drop(next.evacuated.insert(region)),
-            Some(Override::Return(region)) => drop(next.evacuated.remove(&region)),
+            Some(Override::Restore(region)) => drop(next.evacuated.remove(&region)),
             None => {}
         }
         next
@@ -222,15 +225,16 @@ impl Balancing {
     /// Returns a copy with the locality of the gateway's own workload, or `None` if nothing
     /// changes. `told` is the mesh as received, in which workloads keep their uids. If the workload
     /// is removed, its last locality stays.
-    pub(super) fn located(&self, told: &Mesh) -> Option<Self> {
-        let own = told.workloads.get(&**self.position.record.as_ref()?)?;
-        let is_new = *own.locality != self.position.locality || *self.position.origin != *RECORD;
+    pub(super) fn with_own_locality(&self, received: &Mesh) -> Option<Self> {
+        let own = received.workloads.get(&**self.position.own_uid.as_ref()?)?;
+        let is_new =
+            *own.locality != self.position.locality || *self.position.origin != *ORIGIN_MESH;
         if !is_new || *own.locality == Locality::default() {
             return None;
         }
         let mut next = self.clone();
         next.position.locality = Locality::clone(&own.locality);
-        next.position.origin = RECORD.into();
+        next.position.origin = ORIGIN_MESH.into();
         Some(next)
     }
 
@@ -241,14 +245,14 @@ impl Balancing {
             &self.position.cluster,
             &self.position.locality,
             &self.evacuated,
-            self.traffic.of(host),
-            self.traffic.of_every(),
+            self.traffic.service_rule(host),
+            self.traffic.default_rule(),
         ) != (
             &before.position.cluster,
             &before.position.locality,
             &before.evacuated,
-            before.traffic.of(host),
-            before.traffic.of_every(),
+            before.traffic.service_rule(host),
+            before.traffic.default_rule(),
         )
     }
 }
@@ -276,7 +280,7 @@ mod tests {
             (Spill::by_factor(u32::MAX), u32::MAX, u32::MAX, 100),
         ] {
             let count = Count { ready, all };
-            assert_eq!(spill.part(100, count), part, "{spill} {count:?}");
+            assert_eq!(spill.capacity(100, count), part, "{spill} {count:?}");
         }
         assert_eq!(Spill::by_factor(140).to_string(), "71%");
         assert_eq!(Spill::default().to_string(), "70%");
@@ -322,16 +326,29 @@ mod tests {
         };
         let mut balancing = Balancing::default();
         balancing.position.locality = at("a");
-        assert_eq!(balancing.located(&mesh(at("b"))), None, "nobody asks");
-        balancing.position.record = Some("own".into());
-        assert_eq!(balancing.located(&mesh(Locality::default())), None);
-        assert_eq!(balancing.located(&Mesh::default()), None);
-        let located = balancing.located(&mesh(at("b"))).expect("a locality");
+        assert_eq!(
+            balancing.with_own_locality(&mesh(at("b"))),
+            None,
+            "nobody asks"
+        );
+        balancing.position.own_uid = Some("own".into());
+        assert_eq!(
+            balancing.with_own_locality(&mesh(Locality::default())),
+            None
+        );
+        assert_eq!(balancing.with_own_locality(&Mesh::default()), None);
+        let located = balancing
+            .with_own_locality(&mesh(at("b")))
+            .expect("a locality");
         assert_eq!(located.position.locality, at("b"));
-        assert_eq!(*located.position.origin, *RECORD);
-        assert_eq!(located.located(&mesh(at("b"))), None, "nothing changes");
-        assert_eq!(located.located(&Mesh::default()), None);
+        assert_eq!(*located.position.origin, *ORIGIN_MESH);
+        assert_eq!(
+            located.with_own_locality(&mesh(at("b"))),
+            None,
+            "nothing changes"
+        );
+        assert_eq!(located.with_own_locality(&Mesh::default()), None);
         // The same place, but from a better source.
-        assert!(balancing.located(&mesh(at("a"))).is_some());
+        assert!(balancing.with_own_locality(&mesh(at("a"))).is_some());
     }
 }

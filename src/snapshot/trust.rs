@@ -17,9 +17,9 @@ const UNLISTED: &str = "unlisted";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustSet {
     clusters: HashMap<Box<str>, Arc<str>>,
-    waypoints: HashSet<Box<str>>,
+    trusted_waypoints: HashSet<Box<str>>,
     /// Present if domains without an entry are in the set too.
-    others: Option<Others>,
+    unlisted: Option<UnlistedDomains>,
     /// Present if the issuer rather than the domain determines the cluster.
     issuers: Option<Issuers>,
 }
@@ -34,9 +34,9 @@ struct Issuers {
 
 /// Domains without an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Others {
+struct UnlistedDomains {
     /// Clusters of the entries; a domain of one of these names is not accepted.
-    taken: HashSet<Arc<str>>,
+    listed_clusters: HashSet<Arc<str>>,
     /// [`UNLISTED`].
     counted: Arc<str>,
 }
@@ -48,7 +48,7 @@ pub struct PeerCluster {
     pub name: Arc<str>,
     /// Name under which tunnels and descriptors of the peer are counted. The configuration bounds
     /// the number of these names.
-    pub counted: Arc<str>,
+    pub metric_name: Arc<str>,
 }
 
 impl TrustSet {
@@ -57,8 +57,8 @@ impl TrustSet {
         let entry = |(domain, cluster): (&str, &str)| (domain.into(), cluster.into());
         Self {
             clusters: domains.into_iter().map(entry).collect(),
-            waypoints: HashSet::new(),
-            others: None,
+            trusted_waypoints: HashSet::new(),
+            unlisted: None,
             issuers: None,
         }
     }
@@ -83,28 +83,34 @@ impl TrustSet {
     /// Returns the set extended by every other domain, each with a cluster of its own name. A
     /// domain named like a cluster of an entry is not included.
     pub fn with_any_domain(self, any_domain: bool) -> Self {
-        let others = any_domain.then(|| Others {
-            taken: self.clusters.values().map(Arc::clone).collect(),
+        let others = any_domain.then(|| UnlistedDomains {
+            listed_clusters: self.clusters.values().map(Arc::clone).collect(),
             counted: UNLISTED.into(),
         });
-        Self { others, ..self }
+        Self {
+            unlisted: others,
+            ..self
+        }
     }
 
     /// Returns the set with these identities (`spiffe://…`) of waypoints and gateways.
     pub fn with_waypoints<'a>(self, waypoints: impl IntoIterator<Item = &'a str>) -> Self {
         let waypoints = waypoints.into_iter().map(Into::into).collect();
-        Self { waypoints, ..self }
+        Self {
+            trusted_waypoints: waypoints,
+            ..self
+        }
     }
 
     /// Returns whether the configuration lists this identity as a waypoint's or a gateway's.
     pub fn is_waypoint(&self, principal: &str) -> bool {
-        self.waypoints.contains(principal)
+        self.trusted_waypoints.contains(principal)
     }
 
     /// Returns the cluster of a caller, which its issuer or its trust domain determines. Returns
     /// `None` if the trust domain is not in the set or the issuer is rejected.
     pub fn cluster<'a>(&'a self, caller: Caller<'a>) -> Option<&'a str> {
-        match self.origin(caller.trust_domain, caller.issuer)? {
+        match self.cluster_source(caller.trust_domain, caller.issuer)? {
             Origin::Named(name) => Some(name),
             Origin::Domain(_) => Some(caller.trust_domain),
         }
@@ -116,20 +122,20 @@ impl TrustSet {
         domain: &Arc<str>,
         issuer: Option<&SpkiHash>,
     ) -> Option<PeerCluster> {
-        let (name, counted) = match self.origin(domain, issuer)? {
+        let (name, counted) = match self.cluster_source(domain, issuer)? {
             Origin::Named(name) => (name, name),
             Origin::Domain(others) => (domain, &others.counted),
         };
         Some(PeerCluster {
             name: Arc::clone(name),
-            counted: Arc::clone(counted),
+            metric_name: Arc::clone(counted),
         })
     }
 
     /// Returns whether a trust domain is in the set.
     pub fn contains(&self, domain: &str) -> bool {
         let is_named = self.clusters.contains_key(domain);
-        let takes_all = || self.others.is_some() && self.issuers.is_some();
+        let takes_all = || self.unlisted.is_some() && self.issuers.is_some();
         is_named || (takes_all() && !domain.is_empty()) || self.others(domain).is_some()
     }
 
@@ -159,7 +165,7 @@ impl TrustSet {
         issuers.map(|(issuer, cluster)| (&**cluster, issuer))
     }
 
-    fn origin(&self, domain: &str, issuer: Option<&SpkiHash>) -> Option<Origin<'_>> {
+    fn cluster_source(&self, domain: &str, issuer: Option<&SpkiHash>) -> Option<Origin<'_>> {
         let Some(issuers) = &self.issuers else {
             let named = self.clusters.get(domain).map(Origin::Named);
             return named.or_else(|| self.others(domain).map(Origin::Domain));
@@ -169,9 +175,9 @@ impl TrustSet {
     }
 
     /// Returns the domains without an entry, if `domain` is one of them and is in the set.
-    fn others(&self, domain: &str) -> Option<&Others> {
-        let others = self.others.as_ref()?;
-        (!domain.is_empty() && !others.taken.contains(domain)).then_some(others)
+    fn others(&self, domain: &str) -> Option<&UnlistedDomains> {
+        let others = self.unlisted.as_ref()?;
+        (!domain.is_empty() && !others.listed_clusters.contains(domain)).then_some(others)
     }
 }
 
@@ -180,7 +186,7 @@ enum Origin<'a> {
     /// Cluster of an entry.
     Named(&'a Arc<str>),
     /// Domain without an entry, whose name is the cluster.
-    Domain(&'a Others),
+    Domain(&'a UnlistedDomains),
 }
 
 impl Issuers {
@@ -223,7 +229,11 @@ mod tests {
                 let caller = of("cluster.local", issuer);
                 assert_eq!(set.cluster(caller), want, "{issuer:?}");
                 let counted = set.peer_cluster(&"cluster.local".into(), issuer);
-                assert_eq!(counted.map(|it| it.counted).as_deref(), want, "{issuer:?}");
+                assert_eq!(
+                    counted.map(|it| it.metric_name).as_deref(),
+                    want,
+                    "{issuer:?}"
+                );
             }
             // The trust domain must be in the set as well.
             assert_eq!(set.cluster(of("north.local", Some(&WEST))), None);
@@ -274,7 +284,7 @@ mod tests {
         let set = TrustSet::new([("west.local", "west")]).with_any_domain(true);
         let of = |domain: &str| {
             let cluster = set.peer_cluster(&domain.into(), None).expect("a cluster");
-            (cluster.name.to_string(), cluster.counted.to_string())
+            (cluster.name.to_string(), cluster.metric_name.to_string())
         };
         let pair = |name: &str, counted: &str| (name.to_owned(), counted.to_owned());
         assert_eq!(of("north.local"), pair("north.local", "unlisted"));

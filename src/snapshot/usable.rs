@@ -14,15 +14,15 @@ use super::tiers::Ranking;
 /// Reasons known only to the running gateway come in addition: ejections, and addresses on the deny
 /// list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Unused {
+pub enum ExclusionReason {
     /// The service passes original destinations through and has no endpoints.
-    PassThrough,
+    OriginalDestination,
     /// The service has no such port.
     NoServicePort,
     /// The workload does not serve this port of the service.
     NotServed,
     /// The record represents the gateway of another network (contract 8.3).
-    StandsForGateway,
+    RepresentsGateway,
     /// The workload is in this network, which is not ours.
     OtherNetwork(String),
     /// The workload does not speak HBONE, and the source restricts dialling to those that do.
@@ -45,18 +45,18 @@ pub enum Unused {
     /// have one.
     NoLocality,
     /// The workload misses a preference that the service requires (mode STRICT).
-    NotSame(Scope),
+    MissesPreference(Scope),
     /// The workload could be dialled, but tunnels must go through a waypoint of the service.
     BehindWaypoint,
 }
 
-impl fmt::Display for Unused {
+impl fmt::Display for ExclusionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::PassThrough => "the service passes original destinations through",
+            Self::OriginalDestination => "the service passes original destinations through",
             Self::NoServicePort => "the service has no such port",
             Self::NotServed => "it does not serve this port",
-            Self::StandsForGateway => "it stands for the gateway of another network",
+            Self::RepresentsGateway => "it stands for the gateway of another network",
             Self::OtherNetwork(network) => return write!(f, "it is in network {network}"),
             Self::NoHbone => "it does not speak HBONE",
             Self::NoAddress => "it has no address",
@@ -76,7 +76,7 @@ impl fmt::Display for Unused {
                 );
             }
             Self::NoLocality => "its locality has no weight in the assignment",
-            Self::NotSame(scope) => {
+            Self::MissesPreference(scope) => {
                 return write!(f, "the service wants the same {scope} (mode STRICT)");
             }
             Self::BehindWaypoint => "tunnels go to the service's waypoint",
@@ -86,47 +86,51 @@ impl fmt::Display for Unused {
 
 /// Returns the reason for which `workload` is no endpoint of port `port` of `service` in this
 /// snapshot, or `None` if it is one.
-pub fn unused(
+pub fn exclusion_reason(
     snapshot: &Snapshot,
     service: &Service,
     workload: &Workload,
     port: u16,
-) -> Option<Unused> {
+) -> Option<ExclusionReason> {
     let (network, hbone_only) = (snapshot.network(), snapshot.mesh.hbone_only);
-    let behind = || (!service.waypoints.is_empty()).then_some(Unused::BehindWaypoint);
-    let is_silent = || {
+    let behind = || (!service.waypoints.is_empty()).then_some(ExclusionReason::BehindWaypoint);
+    let lacks_hbone = || {
         let target = target_port(service, workload, port);
         hbone_only && target.is_some_and(|target| !speaks_hbone(workload, port, target))
     };
-    undialled(workload, network, hbone_only)
-        .or_else(|| is_silent().then_some(Unused::NoHbone))
-        .or_else(|| unserved(service, workload, port))
+    workload_exclusion(workload, network, hbone_only)
+        .or_else(|| lacks_hbone().then_some(ExclusionReason::NoHbone))
+        .or_else(|| service_exclusion(service, workload, port))
         .or_else(|| {
             let (of, host) = ((service, port), &service.hostname);
-            Ranking::new(of, host, network, &snapshot.balancing).excludes(workload)
+            Ranking::new(of, host, network, &snapshot.balancing).exclusion(workload)
         })
         .or_else(behind)
 }
 
-/// Evaluates the part of [`unused`] that depends on the service, for a workload that can be
+/// Evaluates the part of [`exclusion_reason`] that depends on the service, for a workload that can be
 /// dialled. Health is checked last: an unhealthy workload still counts among the endpoints of its
 /// tier.
-pub(super) fn unserved(service: &Service, workload: &Workload, port: u16) -> Option<Unused> {
+pub(super) fn service_exclusion(
+    service: &Service,
+    workload: &Workload,
+    port: u16,
+) -> Option<ExclusionReason> {
     if service.passthrough {
-        return Some(Unused::PassThrough);
+        return Some(ExclusionReason::OriginalDestination);
     }
     if !service.ports.contains_key(&port) {
-        return Some(Unused::NoServicePort);
+        return Some(ExclusionReason::NoServicePort);
     }
     let Some(target) = target_port(service, workload, port) else {
-        return Some(Unused::NotServed);
+        return Some(ExclusionReason::NotServed);
     };
     if workload.protocol == Protocol::Tcp && target == 0 {
-        Some(Unused::NoTargetPort)
+        Some(ExclusionReason::NoTargetPort)
     } else if workload.capacity == 0 {
-        Some(Unused::Drained)
+        Some(ExclusionReason::Drained)
     } else if !workload.healthy && !service.allow_unhealthy {
-        Some(Unused::Unhealthy)
+        Some(ExclusionReason::Unhealthy)
     } else {
         None
     }
@@ -145,20 +149,24 @@ fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16>
     ports.get(&port).copied()
 }
 
-/// Evaluates the part of [`unused`] that depends on the workload alone and excludes it from all
+/// Evaluates the part of [`exclusion_reason`] that depends on the workload alone and excludes it from all
 /// services (contract 8.3).
-pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) -> Option<Unused> {
+pub(super) fn workload_exclusion(
+    workload: &Workload,
+    network: &str,
+    hbone_only: bool,
+) -> Option<ExclusionReason> {
     if workload.network_gateway.is_some()
         || workload.uid.starts_with("NetworkGateway/")
         || workload.uid.split('/').nth(1) == Some("SplitHorizonWorkload")
     {
-        Some(Unused::StandsForGateway)
+        Some(ExclusionReason::RepresentsGateway)
     } else if !workload.network.is_empty() && *workload.network != *network {
-        Some(Unused::OtherNetwork(workload.network.to_string()))
+        Some(ExclusionReason::OtherNetwork(workload.network.to_string()))
     } else if hbone_only && !has_hbone_port(workload) {
-        Some(Unused::NoHbone)
+        Some(ExclusionReason::NoHbone)
     } else if workload.addresses.is_empty() {
-        Some(Unused::NoAddress)
+        Some(ExclusionReason::NoAddress)
     } else {
         None
     }
@@ -185,7 +193,7 @@ fn has_hbone_port(workload: &Workload) -> bool {
 mod tests {
     use super::*;
     use crate::snapshot::mesh::{self, Assignment, GatewayAddress, Locality, Place, Waypoint};
-    use crate::snapshot::traffic::{Override, Regions, Rule, Traffic};
+    use crate::snapshot::traffic::{Override, Regions, Traffic, TrafficRule};
     use crate::wire::RegionPattern;
 
     fn service() -> Service {
@@ -231,45 +239,55 @@ mod tests {
     }
 
     /// Returns the reason that a gateway in network `east` gives for a workload.
-    fn why(service: &Service, workload: &Workload, hbone_only: bool, port: u16) -> Option<Unused> {
+    fn reason_for(
+        service: &Service,
+        workload: &Workload,
+        hbone_only: bool,
+        port: u16,
+    ) -> Option<ExclusionReason> {
         let mut snapshot = Snapshot::default();
         snapshot.index.network = "east".into();
         snapshot.mesh.hbone_only = hbone_only;
         let region = |text, weight| (RegionPattern::parse(text).expect("a region"), weight);
-        let rule = |regions: Vec<_>| Rule {
+        let rule = |regions: Vec<_>| TrafficRule {
             regions: Regions::new(regions),
-            ..Rule::default()
+            ..TrafficRule::default()
         };
         let weights = rule(vec![region("here", 1), region("shut", 0)]);
-        let traffic = Traffic::new([("weighed.app".into(), weights)], Rule::default());
+        let traffic = Traffic::new([("weighed.app".into(), weights)], TrafficRule::default());
         let order = Some(Override::Evacuate(region("flooded", 0).0));
-        let changed = snapshot.balancing.changed((None, Some(traffic), order));
+        let changed = snapshot
+            .balancing
+            .with_changes((None, Some(traffic), order));
         snapshot.balancing = Arc::new(changed);
-        unused(&snapshot, service, workload, port)
+        exclusion_reason(&snapshot, service, workload, port)
     }
 
     /// Returns the reason for port 80 after a change of the service or the workload.
-    fn said(change: impl FnOnce(&mut Service, &mut Workload)) -> Option<Unused> {
+    fn reason_after(change: impl FnOnce(&mut Service, &mut Workload)) -> Option<ExclusionReason> {
         let (mut service, mut workload) = (service(), workload());
         change(&mut service, &mut workload);
-        why(&service, &workload, true, 80)
+        reason_for(&service, &workload, true, 80)
     }
 
     #[test]
     fn what_can_be_dialled_is_used() {
-        assert_eq!(said(|_, _| ()), None);
-        assert_eq!(said(|_, workload| workload.network = "".into()), None);
-        let allowed = said(|service, workload| {
+        assert_eq!(reason_after(|_, _| ()), None);
+        assert_eq!(
+            reason_after(|_, workload| workload.network = "".into()),
+            None
+        );
+        let allowed = reason_after(|service, workload| {
             service.allow_unhealthy = true;
             workload.healthy = false;
         });
         assert_eq!(allowed, None);
         let mut plain = workload();
         plain.protocol = Protocol::Tcp;
-        assert_eq!(why(&service(), &plain, false, 80), None);
+        assert_eq!(reason_for(&service(), &plain, false, 80), None);
         plain.services = [("app/echo.app".into(), [(80, 0)].into())].into();
-        let without_port = why(&service(), &plain, false, 80);
-        assert_eq!(without_port, Some(Unused::NoTargetPort));
+        let without_port = reason_for(&service(), &plain, false, 80);
+        assert_eq!(without_port, Some(ExclusionReason::NoTargetPort));
     }
 
     #[test]
@@ -278,17 +296,23 @@ mod tests {
         service.ports.insert(15008, 15008);
         let mut gateway = workload();
         gateway.protocol = Protocol::Tcp;
-        assert_eq!(why(&service, &gateway, true, 15008), Some(Unused::NoHbone));
+        assert_eq!(
+            reason_for(&service, &gateway, true, 15008),
+            Some(ExclusionReason::NoHbone)
+        );
         gateway.services = [("app/echo.app".into(), [(80, 80), (15008, 15008)].into())].into();
-        assert_eq!(why(&service, &gateway, true, 15008), None);
-        assert_eq!(why(&service, &gateway, true, 80), Some(Unused::NoHbone));
+        assert_eq!(reason_for(&service, &gateway, true, 15008), None);
+        assert_eq!(
+            reason_for(&service, &gateway, true, 80),
+            Some(ExclusionReason::NoHbone)
+        );
         // HBONE needs 15008 as both the service port and the target port.
         service.ports.extend([(15008, 0), (80, 0)]);
         for ports in [[(80, 8080), (15008, 8080)], [(80, 15008), (15008, 5432)]] {
             gateway.services = [("app/echo.app".into(), ports.into())].into();
             for port in [80, 15008] {
-                let said = why(&service, &gateway, true, port);
-                assert_eq!(said, Some(Unused::NoHbone), "{ports:?} {port}");
+                let said = reason_for(&service, &gateway, true, port);
+                assert_eq!(said, Some(ExclusionReason::NoHbone), "{ports:?} {port}");
             }
         }
     }
@@ -296,28 +320,37 @@ mod tests {
     #[test]
     fn where_a_workload_runs_may_be_why_it_is_not_used() {
         let weighed = |region: &'static str| {
-            said(move |service, workload| {
+            reason_after(move |service, workload| {
                 service.hostname = "weighed.app".into();
                 workload.services = [("app/weighed.app".into(), [(80, 8080)].into())].into();
                 is_in(workload, region);
             })
         };
         assert_eq!(weighed("here"), None);
-        assert_eq!(weighed("shut"), Some(Unused::NoWeight("shut".into())));
-        assert_eq!(weighed("there"), Some(Unused::NoRegion("there".into())));
-        let flooded = said(|_, workload| is_in(workload, "flooded"));
-        assert_eq!(flooded, Some(Unused::Evacuated("flooded".into())));
+        assert_eq!(
+            weighed("shut"),
+            Some(ExclusionReason::NoWeight("shut".into()))
+        );
+        assert_eq!(
+            weighed("there"),
+            Some(ExclusionReason::NoRegion("there".into()))
+        );
+        let flooded = reason_after(|_, workload| is_in(workload, "flooded"));
+        assert_eq!(flooded, Some(ExclusionReason::Evacuated("flooded".into())));
         let strict = |region: &'static str| {
-            said(move |service, workload| {
+            reason_after(move |service, workload| {
                 service.preferences = vec![Scope::Network, Scope::Node, Scope::Region];
                 service.strict = true;
                 is_in(workload, region);
             })
         };
         assert_eq!(strict(""), None);
-        assert_eq!(strict("there"), Some(Unused::NotSame(Scope::Region)));
+        assert_eq!(
+            strict("there"),
+            Some(ExclusionReason::MissesPreference(Scope::Region))
+        );
         let assigned = |region: &'static str| {
-            said(move |service, workload| {
+            reason_after(move |service, workload| {
                 let locality = Locality {
                     region: "here".into(),
                     ..Locality::default()
@@ -333,57 +366,69 @@ mod tests {
             })
         };
         assert_eq!(assigned("here"), None);
-        assert_eq!(assigned("there"), Some(Unused::NoLocality));
+        assert_eq!(assigned("there"), Some(ExclusionReason::NoLocality));
     }
 
     #[test]
     fn each_reason_is_given_for_what_causes_it() {
         type Change = fn(&mut Service, &mut Workload);
-        let table: [(Change, Unused); 12] = [
+        let table: [(Change, ExclusionReason); 12] = [
             (
                 |service, _| {
                     let gateway = gateway();
                     service.waypoints.push(Waypoint { gateway, weight: 1 });
                 },
-                Unused::BehindWaypoint,
+                ExclusionReason::BehindWaypoint,
             ),
-            (|service, _| service.passthrough = true, Unused::PassThrough),
-            (|service, _| service.ports.clear(), Unused::NoServicePort),
+            (
+                |service, _| service.passthrough = true,
+                ExclusionReason::OriginalDestination,
+            ),
+            (
+                |service, _| service.ports.clear(),
+                ExclusionReason::NoServicePort,
+            ),
             (
                 |_, workload| workload.services = mesh::Services::default(),
-                Unused::NotServed,
+                ExclusionReason::NotServed,
             ),
             (
                 |_, workload| workload.network_gateway = Some(Arc::new(gateway())),
-                Unused::StandsForGateway,
+                ExclusionReason::RepresentsGateway,
             ),
             (
                 |_, workload| workload.uid = "NetworkGateway/west/10.0.0.9/15008".into(),
-                Unused::StandsForGateway,
+                ExclusionReason::RepresentsGateway,
             ),
             (
                 |_, workload| workload.uid = "x/SplitHorizonWorkload/gw/gw/10.0.0.9/a/b".into(),
-                Unused::StandsForGateway,
+                ExclusionReason::RepresentsGateway,
             ),
             (
                 |_, workload| workload.network = "west".into(),
-                Unused::OtherNetwork("west".into()),
+                ExclusionReason::OtherNetwork("west".into()),
             ),
             (
                 |_, workload| workload.protocol = Protocol::Tcp,
-                Unused::NoHbone,
+                ExclusionReason::NoHbone,
             ),
             (
                 |_, workload| workload.addresses = Box::default(),
-                Unused::NoAddress,
+                ExclusionReason::NoAddress,
             ),
-            (|_, workload| workload.healthy = false, Unused::Unhealthy),
-            (|_, workload| workload.capacity = 0, Unused::Drained),
+            (
+                |_, workload| workload.healthy = false,
+                ExclusionReason::Unhealthy,
+            ),
+            (
+                |_, workload| workload.capacity = 0,
+                ExclusionReason::Drained,
+            ),
         ];
         for (change, want) in table {
-            assert_eq!(said(change), Some(want));
+            assert_eq!(reason_after(change), Some(want));
         }
-        let other = why(&service(), &workload(), true, 81);
-        assert_eq!(other, Some(Unused::NotServed));
+        let other = reason_for(&service(), &workload(), true, 81);
+        assert_eq!(other, Some(ExclusionReason::NotServed));
     }
 }

@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use super::mesh::{self, Workload};
-use super::usable::undialled;
-use super::{Host, Snapshot, Unused};
+use super::usable::workload_exclusion;
+use super::{ExclusionReason, Host, Snapshot};
 
 impl Snapshot {
     /// Returns the hostnames whose addresses tunnels may need. The cost is linear in the workloads
     /// with a hostname and the routes of TLS listeners. If such a workload is in no reachable
     /// service, it is also linear in the services with waypoints.
     pub fn wanted_hosts(&self) -> BTreeMap<Arc<str>, Arc<Host>> {
-        let pass = Pass::new(self);
+        let pass = WantedHosts::new(self);
         let known = self.hosts.known.iter();
         let wanted = known.filter(|(_, host)| {
             let mut workloads = self.hosts.workloads(host);
@@ -27,10 +27,10 @@ impl Snapshot {
 }
 
 /// Single pass over all hostnames, with the state that each of them needs.
-struct Pass<'a> {
+struct WantedHosts<'a> {
     snapshot: &'a Snapshot,
     /// Names that routes of TLS listeners expose to anyone, with the targets of their aliases.
-    routed: HashSet<Family<'a>>,
+    passthrough_names: HashSet<Family<'a>>,
     /// Waypoints of reachable services, as `namespace/hostname`.
     waypoints: OnceCell<HashSet<String>>,
 }
@@ -42,21 +42,21 @@ enum Family<'a> {
     Name(&'a str),
 }
 
-impl<'a> Pass<'a> {
+impl<'a> WantedHosts<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
         let mut pass = Self {
             snapshot,
-            routed: HashSet::new(),
+            passthrough_names: HashSet::new(),
             waypoints: OnceCell::new(),
         };
-        for name in snapshot.exposure.routed() {
-            let aliases = snapshot.names.called(name).iter();
+        for name in snapshot.exposure.passthrough_hosts() {
+            let aliases = snapshot.names.aliases_of(name).iter();
             let targets = aliases.flat_map(|alias| alias.targets());
             let targets = targets.map(|(target, _)| &**target);
-            let hosts = targets.chain(snapshot.exposure.hosts_called(name));
+            let hosts = targets.chain(snapshot.exposure.hosts_with_alias(name));
             let families = hosts.chain([name]).map(|host| pass.family(host));
             let families: Vec<_> = families.collect();
-            pass.routed.extend(families);
+            pass.passthrough_names.extend(families);
         }
         pass
     }
@@ -69,45 +69,46 @@ impl<'a> Pass<'a> {
     /// Returns whether a tunnel may be dialled to a workload once it has an address.
     fn would_dial(&self, workload: &'a Workload) -> bool {
         let snapshot = self.snapshot;
-        let hbone_only = snapshot.mesh.hbone_only && !snapshot.direct;
-        let unused = undialled(workload, snapshot.network(), hbone_only);
-        let is_dialled = matches!(unused, None | Some(Unused::NoAddress)) && workload.capacity > 0;
+        let hbone_only = snapshot.mesh.hbone_only && !snapshot.has_passthrough;
+        let unused = workload_exclusion(workload, snapshot.network(), hbone_only);
+        let is_dialled =
+            matches!(unused, None | Some(ExclusionReason::NoAddress)) && workload.capacity > 0;
         let mut services = workload.services.iter();
         is_dialled
             && services.any(|(service, ports)| {
                 let ports = ports.keys().copied();
                 let name = service.split_once('/');
-                name.is_some_and(|name| self.can_be_reached(name, ports))
-                    || self.waypoints_in_use().contains(&**service)
+                name.is_some_and(|name| self.is_reachable(name, ports))
+                    || self.reachable_waypoints().contains(&**service)
             })
     }
 
     /// Returns whether a peer may reach the service `namespace/hostname`, or anyone may by a TLS
     /// listener.
-    fn can_be_reached(
+    fn is_reachable(
         &self,
         (namespace, host): (&str, &'a str),
         mut ports: impl Iterator<Item = u16>,
     ) -> bool {
-        if self.routed.contains(&self.family(host)) {
+        if self.passthrough_names.contains(&self.family(host)) {
             return true;
         }
         let snapshot = self.snapshot;
-        if snapshot.is_kept(host) || !snapshot.is_meant(host, namespace) {
+        if snapshot.is_cluster_local(host) || !snapshot.may_answer(host, namespace) {
             return false;
         }
-        let entry = snapshot.entry_of(host);
+        let entry = snapshot.exposure_host(host);
         if snapshot.exposure.has_entry(&entry) {
             let mut entries = snapshot.exposure.entries(&entry).iter();
-            return entries.any(|entry| !entry.to.is_empty());
+            return entries.any(|entry| !entry.audiences.is_empty());
         }
         snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, port))
     }
 
-    fn waypoints_in_use(&self) -> &HashSet<String> {
+    fn reachable_waypoints(&self) -> &HashSet<String> {
         let is_reached = |service: &&'a Arc<mesh::Service>| {
             let ports = service.ports.keys().copied();
-            self.can_be_reached((&service.namespace, &service.hostname), ports)
+            self.is_reachable((&service.namespace, &service.hostname), ports)
         };
         self.waypoints.get_or_init(|| {
             let services = self.snapshot.mesh.services.values();
@@ -207,10 +208,10 @@ mod tests {
     fn exposure(to: Vec<Audience>) -> ExposureTable {
         let mut table = ExposureTable::new(false);
         let exposure = Exposure {
-            to,
+            audiences: to,
             ..Exposure::default()
         };
-        table.expose("echo.app", &exposure, []);
+        table.add_entry("echo.app", &exposure, []);
         table
     }
 
@@ -243,7 +244,7 @@ mod tests {
         let exposed = of(exposure(vec![anyone.clone()]), None);
         assert_eq!(wanted(exposed), ["echo", "waypoint"]);
         let mut routed = exposure(vec![anyone]);
-        routed.route(["routed.app"]);
+        routed.add_passthrough_hosts(["routed.app"]);
         let change = Change {
             direct: Some(true),
             ..of(routed, None)
@@ -324,7 +325,7 @@ mod tests {
     fn istiod_8_a_route_leads_to_the_family_of_a_name_and_of_its_aliases() {
         let named = |name: &str| {
             let mut routed = exposure(Vec::new());
-            routed.route([name]);
+            routed.add_passthrough_hosts([name]);
             let target = ("echo.app.one".into(), None);
             let alias = Alias::new(("alias", None), vec![target], None, None);
             let mut mesh = mesh();

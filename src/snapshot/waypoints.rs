@@ -15,7 +15,7 @@ pub(super) struct NamedWaypoints(Shards<Place, usize>);
 
 impl NamedWaypoints {
     /// Counts the waypoints of a service that is added, removed or changed.
-    pub(super) fn change(
+    pub(super) fn update_counts(
         &mut self,
         before: Option<&Arc<mesh::Service>>,
         after: Option<&Arc<mesh::Service>>,
@@ -47,7 +47,7 @@ impl NamedWaypoints {
 }
 
 /// Services that a change of the mesh affects.
-pub(super) struct Touched<'a> {
+pub(super) struct AffectedServices<'a> {
     /// True if all services are rebuilt.
     pub(super) all: bool,
     /// True if an added, removed or changed service has or had waypoints.
@@ -55,7 +55,7 @@ pub(super) struct Touched<'a> {
     /// Hostnames that another service may now answer to.
     pub(super) hosts: BTreeSet<Cow<'a, str>>,
     /// Services (`namespace/hostname`) that have lost an identity.
-    pub(super) losers: Vec<Arc<str>>,
+    pub(super) lost_identity: Vec<Arc<str>>,
 }
 
 /// Returns a place with its address in canonical form, as VIPs are stored.
@@ -70,7 +70,11 @@ impl Snapshot {
     /// Applies a change since `before`. Requests a review of the wanted hostnames if the change
     /// affects services with waypoints, or waypoints that services name. Returns whether such a
     /// waypoint has lost an identity.
-    pub(super) fn follow_waypoints(&mut self, before: &Self, touched: &Touched<'_>) -> bool {
+    pub(super) fn apply_waypoint_changes(
+        &mut self,
+        before: &Self,
+        touched: &AffectedServices<'_>,
+    ) -> bool {
         let hosts = touched.hosts.iter().map(|host| &**host);
         let mut places: Vec<_> = match touched.all {
             true => self.index.waypoints.places().cloned().collect(),
@@ -79,7 +83,7 @@ impl Snapshot {
         if touched.all || touched.has_waypoints || !places.is_empty() {
             self.hosts.reconsider();
         }
-        let losers = touched.losers.iter();
+        let losers = touched.lost_identity.iter();
         let losers = losers.filter_map(|service| service.split_once('/'));
         places.extend(self.named_waypoints(before, losers.map(|(_, host)| host)));
         self.has_lost_waypoint_identity(before, &places)
@@ -98,12 +102,12 @@ impl Snapshot {
             let services = [before, self].map(|of| of.services.get(host));
             services.into_iter().flatten()
         });
-        let places = services.flat_map(|service| self.places_of(&service.definition));
+        let places = services.flat_map(|service| self.waypoint_places(&service.definition));
         places.filter(|place| named.contains_key(place))
     }
 
     /// Returns the places by which services can name this service as a waypoint.
-    fn places_of(&self, service: &mesh::Service) -> Vec<Place> {
+    fn waypoint_places(&self, service: &mesh::Service) -> Vec<Place> {
         let vips = self.index.vips(service).into_iter();
         let vips = vips.flat_map(|vip| {
             let networks = ["", self.network()];
@@ -144,7 +148,9 @@ impl Snapshot {
                 let service = self.services.get(hostname)?;
                 (*service.namespace == *namespace).then_some(service)
             }
-            Place::Address(network, ip) if self.is_local(network) => self.by_vip(ip.to_canonical()),
+            Place::Address(network, ip) if self.is_local(network) => {
+                self.service_by_vip(ip.to_canonical())
+            }
             Place::Address(..) => None,
         }
     }

@@ -11,7 +11,7 @@ use std::time::Instant;
 use prometheus_client::metrics::counter::Counter;
 use tracing::Level;
 
-use super::limiter::{Identities, Limiter};
+use super::limiter::{IdentityLimiter, Limiter};
 use crate::config::Access;
 
 /// Limit of lines per second about the refusals of one identity, or of all peers without one.
@@ -23,7 +23,7 @@ const SAMPLE: u32 = 100;
 #[derive(Debug)]
 pub(super) struct AccessLog {
     mode: AtomicU8,
-    identities: Identities,
+    identities: IdentityLimiter,
     without_identity: Limiter,
     suppressed: Counter,
 }
@@ -33,7 +33,7 @@ impl AccessLog {
     pub(super) fn new(suppressed: Counter) -> Self {
         Self {
             mode: AtomicU8::new(Access::All as u8),
-            identities: Identities::new(REFUSALS_A_SECOND),
+            identities: IdentityLimiter::new(REFUSALS_A_SECOND),
             without_identity: Limiter::new(REFUSALS_A_SECOND),
             suppressed,
         }
@@ -58,14 +58,14 @@ impl AccessLog {
     /// `identity` is the peer's, or empty. The sample is random, so that no peer can evade it.
     pub(super) fn admit(&self, identity: &Arc<str>, was_open: bool, level: Level) -> Option<u64> {
         let is_error = level != Level::INFO;
-        let is_drawn = || self.is(Access::Sampled) && fastrand::u32(..SAMPLE) == 0;
-        if self.is(Access::Off) || !(is_error || self.is_all() || is_drawn()) {
+        let is_sampled = || self.is(Access::Sampled) && fastrand::u32(..SAMPLE) == 0;
+        if self.is(Access::Off) || !(is_error || self.is_all() || is_sampled()) {
             return None;
         }
         if was_open {
             return Some(0);
         }
-        self.counted(match identity.is_empty() {
+        self.count_suppressed(match identity.is_empty() {
             true => self.without_identity.admit(Instant::now()),
             false => self.identities.admit(identity, Instant::now()),
         })
@@ -76,11 +76,11 @@ impl AccessLog {
     pub(super) fn admit_handshake(&self) -> Option<u64> {
         match self.is(Access::Off) {
             true => None,
-            false => self.counted(self.without_identity.admit(Instant::now())),
+            false => self.count_suppressed(self.without_identity.admit(Instant::now())),
         }
     }
 
-    fn counted(&self, admitted: Option<u64>) -> Option<u64> {
+    fn count_suppressed(&self, admitted: Option<u64>) -> Option<u64> {
         if admitted.is_none() {
             self.suppressed.inc();
         }

@@ -82,13 +82,13 @@ pub(super) const NO_FLAGS: &str = "-";
 
 /// Sources of the labels of a tunnel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Facts<'a> {
+pub(super) struct TunnelFacts<'a> {
     pub(super) source: &'a Arc<Source>,
     pub(super) service: &'a DestinationService,
     workload: Option<&'a Arc<WorkloadLabels>>,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> TunnelFacts<'a> {
     /// Collects the facts so far. The workload is known after its dial.
     pub(super) fn new(
         source: &'a Arc<Source>,
@@ -127,7 +127,7 @@ impl<'a> Facts<'a> {
 
 impl TcpLabels {
     /// Returns the shared labels of those that exceed the limit of label sets.
-    pub(super) fn others(&self) -> Self {
+    pub(super) fn overflow_labels(&self) -> Self {
         Self {
             response_flags: self.response_flags,
             security: self.security,

@@ -71,13 +71,13 @@ impl Limiter {
 
 /// Limiters by identity. Identities beyond the limit of the table share one.
 #[derive(Debug)]
-pub(super) struct Identities {
+pub(super) struct IdentityLimiter {
     a_second: u32,
     windows: Mutex<HashMap<Arc<str>, Window>>,
     others: Limiter,
 }
 
-impl Identities {
+impl IdentityLimiter {
     /// Creates limiters of `a_second` lines per second for each identity.
     pub(super) fn new(a_second: u32) -> Self {
         Self {
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn an_identity_that_floods_takes_no_line_of_another_one() {
-        let limiter = Identities::new(10);
+        let limiter = IdentityLimiter::new(10);
         let [flood, other] = ["flood", "other"].map(Arc::from);
         let start = Instant::now();
         let passed = (0..100).filter(|_| limiter.admit(&flood, start).is_some());
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn identities_beyond_the_table_share_one_limit_until_there_is_room() {
-        let limiter = Identities::new(1);
+        let limiter = IdentityLimiter::new(1);
         let start = Instant::now();
         let minted = |i: usize| Arc::from(format!("minted-{i}"));
         let passed = |now| {

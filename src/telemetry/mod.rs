@@ -14,10 +14,10 @@ mod xds;
 pub use labels::{Destination, DestinationService, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
-pub use record::{Record, handshake_refused, shed};
-pub use xds::Xds;
+pub use record::{Record, connection_refused, handshake_refused};
+pub use xds::XdsMetrics;
 
-pub use crate::status::{What, WorkloadLabels};
+pub use crate::status::{ReloadSource, WorkloadLabels};
 
 #[cfg(test)]
 mod support;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{Level, field};
 
-use super::labels::Facts;
+use super::labels::TunnelFacts;
 use super::metrics::OpenTunnel;
 use super::{Destination, DestinationService, Metrics, Source, WorkloadLabels};
 use crate::reason::{HandshakeRefusal, Reason};
@@ -21,7 +21,7 @@ const MAX_TEXT: usize = 260;
 pub struct Record {
     metrics: Arc<Metrics>,
     source: Arc<Source>,
-    asked: Asked,
+    requested: RequestedName,
     service: DestinationService,
     workload: Option<Arc<WorkloadLabels>>,
     destination: Option<Destination>,
@@ -37,12 +37,12 @@ pub struct Record {
 
 /// Name that the peer requested, as received.
 #[derive(Debug)]
-enum Asked {
+enum RequestedName {
     Authority(Box<str>),
     /// Shared with the peer.
     Sni(Arc<str>),
     /// Authority and server name of the TLS inside. Boxed: few tunnels have both.
-    Both(Box<(Box<str>, Box<str>)>),
+    AuthorityAndSni(Box<(Box<str>, Box<str>)>),
 }
 
 /// Writes one event of the access log. Unknown fields are omitted.
@@ -57,17 +57,17 @@ macro_rules! access {
             parent: None,
             $level,
             "src.addr" = %$record.source.address,
-            "src.namespace" = known(&$record.source.namespace),
-            "src.identity" = known(&$record.source.principal),
-            "src.cluster" = known(&$record.source.cluster),
+            "src.namespace" = non_empty(&$record.source.namespace),
+            "src.identity" = non_empty(&$record.source.principal),
+            "src.cluster" = non_empty(&$record.source.cluster),
             "dst.addr" = $record.destination.as_ref().map(|it| field::display(it.address)),
             "dst.hbone_addr" = $record.authority(),
             "dst.sni" = $record.sni(),
-            "dst.service" = known(&$record.service.hostname),
-            "dst.workload" = $record.destination.as_ref().and_then(|it| known(it.pod.pod_name())),
-            "dst.namespace" = known($record.destination_namespace()),
-            "dst.identity" = $record.workload.as_ref().and_then(|it| known(&it.principal)),
-            "dst.cluster" = $record.workload.as_ref().and_then(|it| known(&it.cluster)),
+            "dst.service" = non_empty(&$record.service.hostname),
+            "dst.workload" = $record.destination.as_ref().and_then(|it| non_empty(it.pod.pod_name())),
+            "dst.namespace" = non_empty($record.destination_namespace()),
+            "dst.identity" = $record.workload.as_ref().and_then(|it| non_empty(&it.principal)),
+            "dst.cluster" = $record.workload.as_ref().and_then(|it| non_empty(&it.cluster)),
             direction = "inbound",
             $($($extra)+,)?
             $message
@@ -98,20 +98,24 @@ impl Record {
         Self::of(
             metrics,
             source,
-            Asked::Authority(truncated(authority).into()),
+            RequestedName::Authority(truncated(authority).into()),
         )
     }
 
     /// Creates the record of a tunnel that a ClientHello requested.
-    pub fn of_hello(metrics: &Arc<Metrics>, source: &Arc<Source>, sni: Option<Arc<str>>) -> Self {
-        Self::of(metrics, source, Asked::Sni(sni.unwrap_or_default()))
+    pub fn for_client_hello(
+        metrics: &Arc<Metrics>,
+        source: &Arc<Source>,
+        sni: Option<Arc<str>>,
+    ) -> Self {
+        Self::of(metrics, source, RequestedName::Sni(sni.unwrap_or_default()))
     }
 
-    fn of(metrics: &Arc<Metrics>, source: &Arc<Source>, asked: Asked) -> Self {
+    fn of(metrics: &Arc<Metrics>, source: &Arc<Source>, asked: RequestedName) -> Self {
         Self {
             metrics: Arc::clone(metrics),
             source: Arc::clone(source),
-            asked,
+            requested: asked,
             service: DestinationService::default(),
             workload: None,
             destination: None,
@@ -125,20 +129,20 @@ impl Record {
     }
 
     /// Records the server name of the TLS inside a tunnel.
-    pub fn asked_inside(&mut self, sni: Option<&str>) {
-        if let (Asked::Authority(authority), Some(sni)) = (&mut self.asked, sni) {
+    pub fn set_inner_sni(&mut self, sni: Option<&str>) {
+        if let (RequestedName::Authority(authority), Some(sni)) = (&mut self.requested, sni) {
             let both = (std::mem::take(authority), truncated(sni).into());
-            self.asked = Asked::Both(Box::new(both));
+            self.requested = RequestedName::AuthorityAndSni(Box::new(both));
         }
     }
 
     /// Records the service that the tunnel was resolved to.
-    pub fn routed(&mut self, service: DestinationService) {
+    pub fn set_service(&mut self, service: DestinationService) {
         self.service = service;
     }
 
     /// Records that the endpoint was dialled and the peer was answered: the tunnel is open.
-    pub fn connected(&mut self, destination: Destination, workload: &Arc<WorkloadLabels>) {
+    pub fn set_open(&mut self, destination: Destination, workload: &Arc<WorkloadLabels>) {
         self.destination = Some(destination);
         self.workload = Some(Arc::clone(workload));
         // Details of failed dials do not explain a later end.
@@ -150,7 +154,7 @@ impl Record {
     }
 
     /// Counts bytes from the peer to the endpoint.
-    pub fn received(&mut self, bytes: u64) {
+    pub fn add_received(&mut self, bytes: u64) {
         self.received = self.received.saturating_add(bytes);
         if let Some(open) = &self.open {
             open.handles.received.inc_by(bytes);
@@ -158,7 +162,7 @@ impl Record {
     }
 
     /// Counts bytes from the endpoint to the peer.
-    pub fn sent(&mut self, bytes: u64) {
+    pub fn add_sent(&mut self, bytes: u64) {
         self.sent = self.sent.saturating_add(bytes);
         if let Some(open) = &self.open {
             open.handles.sent.inc_by(bytes);
@@ -197,18 +201,18 @@ impl Record {
     }
 
     fn authority(&self) -> Option<&str> {
-        match &self.asked {
-            Asked::Authority(authority) => known(authority),
-            Asked::Both(both) => known(&both.0),
-            Asked::Sni(_) => None,
+        match &self.requested {
+            RequestedName::Authority(authority) => non_empty(authority),
+            RequestedName::AuthorityAndSni(both) => non_empty(&both.0),
+            RequestedName::Sni(_) => None,
         }
     }
 
     fn sni(&self) -> Option<&str> {
-        match &self.asked {
-            Asked::Sni(sni) => known(sni),
-            Asked::Both(both) => known(&both.1),
-            Asked::Authority(_) => None,
+        match &self.requested {
+            RequestedName::Sni(sni) => non_empty(sni),
+            RequestedName::AuthorityAndSni(both) => non_empty(&both.1),
+            RequestedName::Authority(_) => None,
         }
     }
 
@@ -220,8 +224,8 @@ impl Record {
         }
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::new(&self.source, &self.service, self.workload.as_ref())
+    fn facts(&self) -> TunnelFacts<'_> {
+        TunnelFacts::new(&self.source, &self.service, self.workload.as_ref())
     }
 
     fn log(&self, reason: Reason) {
@@ -286,7 +290,7 @@ pub fn handshake_refused(
             "src.addr" = %address,
             direction = "inbound",
             reason = refusal.label(),
-            error = known(truncated(detail)),
+            error = non_empty(truncated(detail)),
             suppressed = (suppressed > 0).then_some(suppressed),
             "handshake refused"
         );
@@ -295,7 +299,12 @@ pub fn handshake_refused(
 
 /// Logs a connection that was closed before its handshake, because of a limit. Log lines are
 /// limited as in [`handshake_refused`].
-pub fn shed(metrics: &Metrics, address: SocketAddr, limit: &str, why: &dyn fmt::Display) {
+pub fn connection_refused(
+    metrics: &Metrics,
+    address: SocketAddr,
+    limit: &str,
+    why: &dyn fmt::Display,
+) {
     if let Some(suppressed) = metrics.access.admit_handshake() {
         tracing::event!(
             target: "access",
@@ -312,7 +321,7 @@ pub fn shed(metrics: &Metrics, address: SocketAddr, limit: &str, why: &dyn fmt::
 }
 
 /// Returns the text, or none if it is empty.
-fn known(text: &str) -> Option<&str> {
+fn non_empty(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
@@ -371,7 +380,7 @@ mod tests {
             region: "us-east-2".into(),
             zone: String::new(),
         };
-        record.connected(destination, &Arc::new(workload));
+        record.set_open(destination, &Arc::new(workload));
     }
 
     fn record(metrics: &Arc<Metrics>, authority: &str) -> Record {
@@ -404,11 +413,11 @@ mod tests {
     fn a_tunnel_counts_its_bytes_while_open_and_its_end_once() {
         let metrics = Arc::new(Metrics::new());
         let mut record = record(&metrics, "echo.app.mesh.internal:80");
-        record.routed(service());
+        record.set_service(service());
         connect(&mut record);
-        record.received(5);
-        record.sent(6);
-        record.sent(7);
+        record.add_received(5);
+        record.add_sent(6);
+        record.add_sent(7);
         let open = metrics.encode();
         for (name, count) in [
             ("istio_tcp_connections_opened_total", 1),
@@ -441,7 +450,7 @@ mod tests {
     fn a_refusal_counts_as_failed_with_its_response_flags() {
         let metrics = Arc::new(Metrics::new());
         let mut record = record(&metrics, "echo.app.mesh.internal:80");
-        record.routed(service());
+        record.set_service(service());
         record.finish(Reason::NotForPeer);
         drop(record);
         let text = metrics.encode();
@@ -480,10 +489,10 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let mut events = logged("debug", || {
             let mut record = record(&metrics, "echo.app.mesh.internal:80");
-            record.routed(service());
+            record.set_service(service());
             connect(&mut record);
-            record.received(5);
-            record.sent(6);
+            record.add_received(5);
+            record.add_sent(6);
             record.finish(Reason::Completed);
         });
         let duration = events[1]
@@ -532,7 +541,7 @@ mod tests {
             first.finish(Reason::BadAuthority);
             drop(first);
             let mut second = record(&metrics, &"é".repeat(1000));
-            second.routed(service());
+            second.set_service(service());
             second.finish(Reason::DialRefused);
             second.detail("10.0.0.1:80 and 1 other refused".into());
         });

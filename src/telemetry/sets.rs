@@ -1,7 +1,7 @@
 //! Counters with Istio's labels: at most [`MAX_LABEL_SETS`] label sets each, which expire.
 //!
 //! An issuer of identities in a trusted domain must neither exhaust the memory nor fill the table
-//! permanently. A counter that was unused for [`UNUSED`] is removed, unless an open tunnel holds
+//! permanently. A counter that was unused for [`UNUSED_LIFETIME`] is removed, unless an open tunnel holds
 //! it. A new one starts at 0, which Prometheus' `rate()` treats as a reset.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ pub(super) const MAX_LABEL_SETS: usize = 4096;
 
 /// Lifetime of an unused label set: longer than any scrape interval, and usually longer than the
 /// range of a Prometheus alert.
-pub(super) const UNUSED: Duration = Duration::from_secs(60 * 60);
+pub(super) const UNUSED_LIFETIME: Duration = Duration::from_secs(60 * 60);
 
 /// Counter of one label set. It does not expire while a clone exists.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +60,7 @@ struct Inner {
 struct LabelSet {
     count: Count,
     /// Count at the last sweep.
-    seen: u64,
+    count_at_sweep: u64,
     /// Time of the last sweep that found the counter in use.
     used: Instant,
 }
@@ -95,7 +95,7 @@ impl LabelSets {
         if let Some(set) = sets.get(labels) {
             return set.count.clone();
         }
-        let others = counter(&mut sets, labels.others());
+        let others = counter(&mut sets, labels.overflow_labels());
         drop(sets);
         self.0.overflow.inc();
         if !self.0.is_full.swap(true, Ordering::Relaxed) {
@@ -108,15 +108,15 @@ impl LabelSets {
         others
     }
 
-    /// Removes counters that no tunnel holds and that were unused for [`UNUSED`].
+    /// Removes counters that no tunnel holds and that were unused for [`UNUSED_LIFETIME`].
     pub(super) fn sweep(&self, now: Instant) {
         let mut sets = self.write();
         sets.retain(|_, set| {
             let count = set.count.get();
-            if count != set.seen || Arc::strong_count(&set.count.0) > 1 {
-                (set.seen, set.used) = (count, now);
+            if count != set.count_at_sweep || Arc::strong_count(&set.count.0) > 1 {
+                (set.count_at_sweep, set.used) = (count, now);
             }
-            now.saturating_duration_since(set.used) < UNUSED
+            now.saturating_duration_since(set.used) < UNUSED_LIFETIME
         });
         if sets.len() < MAX_LABEL_SETS {
             self.0.is_full.store(false, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl LabelSets {
 fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count {
     let set = sets.entry(labels).or_insert_with(|| LabelSet {
         count: Count::default(),
-        seen: 0,
+        count_at_sweep: 0,
         used: Instant::now(),
     });
     set.count.clone()
@@ -167,14 +167,14 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::super::DestinationService;
-    use super::super::labels::{Facts, NO_FLAGS};
+    use super::super::labels::{NO_FLAGS, TunnelFacts};
     use super::super::support::source;
     use super::*;
 
     fn labels(account: usize) -> TcpLabels {
         let mut source = source();
         source.principal = Arc::from(format!("spiffe://east.local/ns/a/sa/{account}"));
-        Facts::new(&Arc::new(source), &DestinationService::default(), None).labels(NO_FLAGS)
+        TunnelFacts::new(&Arc::new(source), &DestinationService::default(), None).labels(NO_FLAGS)
     }
 
     struct Counted {
@@ -212,22 +212,22 @@ mod tests {
         assert_eq!(counted.samples().len(), 2);
         // Used again half an hour later, which restarts its hour.
         counted.sets.counter(&labels(1)).inc();
-        counted.sets.sweep(start + UNUSED / 2);
-        counted.sets.sweep(start + UNUSED);
+        counted.sets.sweep(start + UNUSED_LIFETIME / 2);
+        counted.sets.sweep(start + UNUSED_LIFETIME);
         assert_eq!(counted.samples().len(), 2);
-        counted.sets.sweep(start + UNUSED * 3 / 2);
+        counted.sets.sweep(start + UNUSED_LIFETIME * 3 / 2);
         assert_eq!(counted.samples().len(), 1);
         held.inc_by(7);
-        counted.sets.sweep(start + UNUSED * 9);
+        counted.sets.sweep(start + UNUSED_LIFETIME * 9);
         assert!(counted.samples()[0].contains("/sa/0\""));
         assert!(counted.samples()[0].ends_with(" 7"));
         drop(held);
         // The hour of a held counter starts when its last handle is dropped.
         counted
             .sets
-            .sweep(start + UNUSED * 10 - Duration::from_secs(1));
+            .sweep(start + UNUSED_LIFETIME * 10 - Duration::from_secs(1));
         assert_eq!(counted.samples().len(), 1);
-        counted.sets.sweep(start + UNUSED * 10);
+        counted.sets.sweep(start + UNUSED_LIFETIME * 10);
         assert_eq!(counted.samples().len(), 0);
         counted.sets.counter(&labels(0)).inc();
         assert!(counted.samples()[0].ends_with(" 1"), "it starts anew");
@@ -252,7 +252,7 @@ mod tests {
         let start = Instant::now();
         counted.sets.sweep(start);
         assert!(counted.sets.0.is_full.load(Ordering::Relaxed));
-        counted.sets.sweep(start + UNUSED);
+        counted.sets.sweep(start + UNUSED_LIFETIME);
         assert!(!counted.sets.0.is_full.load(Ordering::Relaxed));
         counted.sets.counter(&labels(MAX_LABEL_SETS + 1)).inc();
         assert_eq!(counted.overflow.get(), 3);

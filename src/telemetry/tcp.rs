@@ -7,7 +7,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::labels::{Facts, NO_FLAGS};
+use super::labels::{NO_FLAGS, TunnelFacts};
 use super::metrics::metric;
 use super::sets::{Count, LabelSets};
 use super::{DestinationService, Source, WorkloadLabels};
@@ -16,7 +16,7 @@ const OVERFLOW: &str = "Counts that went to `unknown` as the metric has no room 
 
 /// Number of slots of the cache. With everything that an old connection and an old snapshot leave
 /// in them, they hold 256 × under 2 KiB.
-const PLACES: usize = 256;
+const CACHE_SLOTS: usize = 256;
 
 /// Istio's counters.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Tcp {
     failed: LabelSets,
     received: LabelSets,
     sent: LabelSets,
-    lately: Box<[Mutex<Option<Lately>>]>,
+    cache: Box<[Mutex<Option<CachedHandles>>]>,
 }
 
 /// Counters of the label set of an open tunnel.
@@ -43,7 +43,7 @@ pub(super) struct Handles {
 /// dozen strings four times. A hit compares only pointers, which stay valid because the entry
 /// holds them.
 #[derive(Debug)]
-struct Lately {
+struct CachedHandles {
     source: Arc<Source>,
     service: DestinationService,
     workload: Arc<WorkloadLabels>,
@@ -73,19 +73,28 @@ impl Tcp {
                 "istio_tcp_sent_bytes",
                 "Bytes from the endpoint to the peer",
             ),
-            lately: (0..PLACES).map(|_| Mutex::default()).collect(),
+            cache: (0..CACHE_SLOTS).map(|_| Mutex::default()).collect(),
         }
     }
 
     /// Counts an opened tunnel, and returns the counters that it uses until its end.
-    pub(super) fn opened(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
+    pub(super) fn opened(
+        &self,
+        facts: TunnelFacts<'_>,
+        workload: &Arc<WorkloadLabels>,
+    ) -> Arc<Handles> {
         let handles = self.handles(facts, workload);
         handles.opened.inc();
         handles
     }
 
     /// Counts the end of a tunnel: closed if it was open, failed otherwise.
-    pub(super) fn ended(&self, facts: Facts<'_>, open: Option<&Handles>, flags: &'static str) {
+    pub(super) fn ended(
+        &self,
+        facts: TunnelFacts<'_>,
+        open: Option<&Handles>,
+        flags: &'static str,
+    ) {
         let labels = || facts.labels(flags);
         match open {
             Some(handles) if flags == NO_FLAGS => {
@@ -103,10 +112,10 @@ impl Tcp {
 
     /// Removes counters that were unused for an hour.
     pub(super) fn sweep(&self, now: Instant) {
-        for place in &self.lately {
+        for place in &self.cache {
             let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
             // An entry that only the cache holds counts as unused.
-            if lately.as_ref().is_some_and(Lately::is_idle) {
+            if lately.as_ref().is_some_and(CachedHandles::is_idle) {
                 *lately = None;
             }
         }
@@ -121,7 +130,7 @@ impl Tcp {
         }
     }
 
-    fn handles(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
+    fn handles(&self, facts: TunnelFacts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
         let make = || {
             let labels = facts.labels(NO_FLAGS);
             Arc::new(Handles {
@@ -131,16 +140,16 @@ impl Tcp {
                 closed: OnceLock::new(),
             })
         };
-        let Some(place) = self.lately.get(place_of(facts, workload)) else {
+        let Some(place) = self.cache.get(slot_of(facts, workload)) else {
             return make();
         };
         // The value behind a poisoned lock is consistent: it is replaced in one step.
         let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
         match &*lately {
-            Some(found) if found.is_of(facts, workload) => Arc::clone(&found.handles),
+            Some(found) if found.matches(facts, workload) => Arc::clone(&found.handles),
             _ => {
                 let handles = make();
-                *lately = Some(Lately {
+                *lately = Some(CachedHandles {
                     source: Arc::clone(facts.source),
                     service: facts.service.clone(),
                     workload: Arc::clone(workload),
@@ -152,13 +161,13 @@ impl Tcp {
     }
 }
 
-impl Lately {
+impl CachedHandles {
     /// Returns true if no open tunnel has these counters.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.handles) == 1
     }
 
-    fn is_of(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> bool {
+    fn matches(&self, facts: TunnelFacts<'_>, workload: &Arc<WorkloadLabels>) -> bool {
         let (own, other) = (&self.service, facts.service);
         // Only the parts of a source that are labels, so that all peers without identity share an
         // entry.
@@ -172,8 +181,8 @@ impl Lately {
     }
 }
 
-/// Returns the slot, below [`PLACES`], for three addresses.
-fn place_of(facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> usize {
+/// Returns the slot, below [`CACHE_SLOTS`], for three addresses.
+fn slot_of(facts: TunnelFacts<'_>, workload: &Arc<WorkloadLabels>) -> usize {
     let addresses = [
         Arc::as_ptr(&facts.source.principal).addr(),
         Arc::as_ptr(workload).addr(),
@@ -182,14 +191,14 @@ fn place_of(facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> usize {
     // Knuth's multiplicative hash. Addresses are multiples of eight, and the low bits mix least.
     let mix =
         |sum: usize, address: usize| (sum ^ address).wrapping_mul(0x9e37_79b9).rotate_left(29);
-    addresses.into_iter().fold(0, mix) % PLACES
+    addresses.into_iter().fold(0, mix) % CACHE_SLOTS
 }
 
 #[cfg(test)]
 mod tests {
     use prometheus_client::encoding::text;
 
-    use super::super::sets::{MAX_LABEL_SETS, UNUSED};
+    use super::super::sets::{MAX_LABEL_SETS, UNUSED_LIFETIME};
     use super::super::support::{source, value};
     use super::*;
 
@@ -212,7 +221,7 @@ mod tests {
             let mut source = source();
             source.principal = Arc::from(format!("spiffe://east.local/ns/a/sa/{i}"));
             let source = Arc::new(source);
-            let facts = Facts::new(&source, &service, None);
+            let facts = TunnelFacts::new(&source, &service, None);
             tcp.ended(facts, None, NO_FLAGS);
             // Twice: a cached label set is the same one.
             for _ in 0..2 {
@@ -241,14 +250,14 @@ mod tests {
             })
         });
         let [quiet, _] = workloads.each_ref().map(|workload| {
-            let facts = Facts::new(&source, &service, Some(workload));
+            let facts = TunnelFacts::new(&source, &service, Some(workload));
             let open = tcp.opened(facts, workload);
             tcp.ended(facts, Some(&open), NO_FLAGS);
             tcp.opened(facts, workload)
         });
         let start = Instant::now();
         // The second tunnel was dropped immediately; only the cache still holds its counters.
-        for now in [start, start + UNUSED, start + UNUSED * 2] {
+        for now in [start, start + UNUSED_LIFETIME, start + UNUSED_LIFETIME * 2] {
             tcp.sweep(now);
         }
         quiet.sent.inc_by(5);
@@ -274,7 +283,10 @@ mod tests {
             ] {
                 *text = Arc::default();
             }
-            tcp.opened(Facts::new(&Arc::new(source), &service, None), &workload)
+            tcp.opened(
+                TunnelFacts::new(&Arc::new(source), &service, None),
+                &workload,
+            )
         };
         assert!(Arc::ptr_eq(&opened(1), &opened(2)));
     }
@@ -288,11 +300,13 @@ mod tests {
             workload: name(i),
             ..WorkloadLabels::default()
         };
-        let workloads: Vec<_> = (0..4 * PLACES).map(|i| Arc::new(workload(i))).collect();
+        let workloads: Vec<_> = (0..4 * CACHE_SLOTS)
+            .map(|i| Arc::new(workload(i)))
+            .collect();
         let source = Arc::new(source());
         for round in 0..3 {
             for (i, workload) in workloads.iter().enumerate() {
-                let facts = Facts::new(&source, &service, Some(workload));
+                let facts = TunnelFacts::new(&source, &service, Some(workload));
                 let open = tcp.opened(facts, workload);
                 open.sent.inc_by(i as u64);
                 let flags = if round == 0 { "UF" } else { NO_FLAGS };

@@ -27,7 +27,7 @@ type Label = [(&'static str, &'static str); 1];
 
 /// Metrics of the stream to a control plane. Types are identified by their full URL.
 #[derive(Debug)]
-pub struct Xds {
+pub struct XdsMetrics {
     terminations: Family<Label, Counter>,
     messages: Family<Label, Counter>,
     message_bytes: Family<Label, Counter>,
@@ -40,7 +40,7 @@ pub struct Xds {
     nack_lines: Limiter,
 }
 
-impl Xds {
+impl XdsMetrics {
     pub(super) fn register(r: &mut Registry) -> Self {
         Self {
             terminations: metric(r, "istio_xds_connection_terminations", TERMINATIONS),
@@ -57,7 +57,7 @@ impl Xds {
     }
 
     /// Creates the counters of a type, so that they are exported as 0.
-    pub fn expect(&self, url: &'static str) {
+    pub fn create_type(&self, url: &'static str) {
         let label = label(url);
         drop(self.messages.get_or_create(&label));
         drop(self.message_bytes.get_or_create(&label));
@@ -97,7 +97,7 @@ impl Xds {
     }
 
     /// Sets the numbers of held and rejected resources of a type.
-    pub fn holds(&self, url: &'static str, held: usize, rejected: usize) {
+    pub fn set_resources(&self, url: &'static str, held: usize, rejected: usize) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.resources.get_or_create(&label(url)).set(count(held));
         self.rejected
@@ -106,7 +106,7 @@ impl Xds {
     }
 
     /// Sets the time at which the state on disk was saved.
-    pub fn cached(&self, at: SystemTime) {
+    pub fn set_cache_time(&self, at: SystemTime) {
         self.cached.set(seconds(at));
     }
 }
@@ -132,13 +132,13 @@ mod tests {
     fn each_event_of_the_stream_is_counted_by_its_type() {
         let metrics = Metrics::new();
         let xds = metrics.xds();
-        xds.expect("a");
+        xds.create_type("a");
         xds.connected();
         xds.message("b", 10);
         xds.message("b", 5);
         xds.accepted("b");
-        xds.holds("b", 7, 2);
-        xds.cached(UNIX_EPOCH + Duration::from_secs(77));
+        xds.set_resources("b", 7, 2);
+        xds.set_cache_time(UNIX_EPOCH + Duration::from_secs(77));
         let lines = (0..20).filter_map(|_| xds.nacked("b")).count();
         assert_eq!(lines, 10, "in one second");
         let connected = metrics.encode();

@@ -11,10 +11,10 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use super::issuers::Issuer;
 
 /// Lifetime of a cache entry; the chain is then verified again.
-const BELIEVED: Duration = Duration::from_secs(5 * 60);
+const LIFETIME: Duration = Duration::from_secs(5 * 60);
 /// Capacity of each generation: 2 × 512 × 64 bytes plus the overhead of the maps is
 /// about 140 KiB.
-const HALF: usize = 512;
+const GENERATION_CAPACITY: usize = 512;
 
 /// Cache of the chains that one verifier has verified.
 ///
@@ -29,40 +29,40 @@ const HALF: usize = 512;
 /// of it. A client with a valid chain can fill the cache with variants of it. Other chains are
 /// then evicted early and verified again.
 #[derive(Debug, Default)]
-pub(super) struct Chains(Mutex<Halves>);
+pub(super) struct ChainCache(Mutex<Generations>);
 
 /// Two generations of entries: a full young generation replaces the old one.
 #[derive(Debug, Default)]
-struct Halves {
-    young: HashMap<Key, Verified>,
-    old: HashMap<Key, Verified>,
+struct Generations {
+    young: HashMap<ChainFingerprint, Verdict>,
+    old: HashMap<ChainFingerprint, Verdict>,
 }
 
 /// Fingerprint of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key([u8; 32]);
+pub(super) struct ChainFingerprint([u8; 32]);
 
 /// Verdict that a chain is valid.
 #[derive(Clone, Debug)]
-pub(super) struct Verified {
+pub(super) struct Verdict {
     /// Time for which the chain was verified.
     pub(super) at: UnixTime,
     /// Time from which the verdict no longer applies.
     pub(super) until: UnixTime,
     /// The verified path.
-    pub(super) path: Path,
+    pub(super) path: VerifiedPath,
 }
 
 /// Verified path from a leaf to a root.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Path {
+pub(super) struct VerifiedPath {
     /// First expiry of a certificate on the path.
     pub(super) not_after: UnixTime,
     /// Issuer of the leaf.
     pub(super) issuer: Arc<Issuer>,
 }
 
-impl Key {
+impl ChainFingerprint {
     pub(super) fn new(leaf: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>]) -> Self {
         let mut digest = Context::new(&SHA256);
         for certificate in [leaf].into_iter().chain(intermediates) {
@@ -75,26 +75,26 @@ impl Key {
     }
 }
 
-impl Verified {
-    fn holds(&self, now: UnixTime) -> bool {
+impl Verdict {
+    fn is_valid(&self, now: UnixTime) -> bool {
         let age = now.as_secs().checked_sub(self.at.as_secs());
-        let is_young = age.is_some_and(|age| age < BELIEVED.as_secs());
+        let is_young = age.is_some_and(|age| age < LIFETIME.as_secs());
         is_young && now < self.until && now <= self.path.not_after
     }
 }
 
-impl Chains {
+impl ChainCache {
     /// Returns the path of a chain that was verified recently and is still valid.
-    pub(super) fn hold(&self, key: &Key, now: UnixTime) -> Option<Path> {
+    pub(super) fn get(&self, key: &ChainFingerprint, now: UnixTime) -> Option<VerifiedPath> {
         let halves = self.lock();
         let verified = halves.young.get(key).or_else(|| halves.old.get(key))?;
-        verified.holds(now).then(|| verified.path.clone())
+        verified.is_valid(now).then(|| verified.path.clone())
     }
 
     /// Records that the chain was verified.
-    pub(super) fn add(&self, key: Key, verified: Verified) {
+    pub(super) fn add(&self, key: ChainFingerprint, verified: Verdict) {
         let mut halves = self.lock();
-        if halves.young.len() >= HALF {
+        if halves.young.len() >= GENERATION_CAPACITY {
             halves.old = mem::take(&mut halves.young);
         }
         halves.young.insert(key, verified);
@@ -102,7 +102,7 @@ impl Chains {
 
     /// Locks the entries. No critical section leaves them inconsistent, so a poisoned lock is
     /// usable.
-    fn lock(&self) -> MutexGuard<'_, Halves> {
+    fn lock(&self) -> MutexGuard<'_, Generations> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -113,23 +113,23 @@ mod tests {
 
     use super::*;
 
-    fn key(texts: &[&str]) -> Key {
+    fn key(texts: &[&str]) -> ChainFingerprint {
         let certificates: Vec<_> = texts
             .iter()
             .map(|text| CertificateDer::from(text.as_bytes()))
             .collect();
-        Key::new(&certificates[0], &certificates[1..])
+        ChainFingerprint::new(&certificates[0], &certificates[1..])
     }
 
     fn time(seconds: u64) -> UnixTime {
         UnixTime::since_unix_epoch(Duration::from_secs(seconds))
     }
 
-    fn verified(at: u64, until: u64, not_after: u64) -> Verified {
-        Verified {
+    fn verified(at: u64, until: u64, not_after: u64) -> Verdict {
+        Verdict {
             at: time(at),
             until: time(until),
-            path: Path {
+            path: VerifiedPath {
                 not_after: time(not_after),
                 issuer: Arc::new(Issuer {
                     spki: SpkiHash::new([0; 32]),
@@ -156,9 +156,9 @@ mod tests {
 
     #[test]
     fn a_chain_holds_for_five_minutes_and_never_past_its_end_nor_before_its_time() {
-        let chains = Chains::default();
+        let chains = ChainCache::default();
         let (long, short, stale) = (key(&["long"]), key(&["short"]), key(&["stale"]));
-        assert!(chains.hold(&long, time(1000)).is_none());
+        assert!(chains.get(&long, time(1000)).is_none());
         chains.add(long, verified(1000, 9000, 9000));
         chains.add(short, verified(1000, 9000, 1010));
         chains.add(stale, verified(1000, 1010, 9000));
@@ -172,11 +172,11 @@ mod tests {
             (1300, [false, false, false]),
         ] {
             let now = time(now);
-            let got = [long, short, stale].map(|key| chains.hold(&key, now).is_some());
+            let got = [long, short, stale].map(|key| chains.get(&key, now).is_some());
             assert_eq!(got, want, "at {now:?}");
         }
         chains.add(long, verified(1300, 9000, 9000));
-        let end = chains.hold(&long, time(1300));
+        let end = chains.get(&long, time(1300));
         assert_eq!(
             end.map(|path| path.not_after),
             Some(time(9000)),
@@ -186,16 +186,22 @@ mod tests {
 
     #[test]
     fn more_chains_than_it_holds_push_the_oldest_out() {
-        let chains = Chains::default();
+        let chains = ChainCache::default();
         let key = |index: usize| key(&[&index.to_string()]);
-        for index in 0..10 * HALF {
+        for index in 0..10 * GENERATION_CAPACITY {
             chains.add(key(index), verified(1000, 9000, 9000));
             let halves = chains.lock();
-            assert!(halves.young.len() <= HALF && halves.old.len() <= HALF);
+            assert!(
+                halves.young.len() <= GENERATION_CAPACITY
+                    && halves.old.len() <= GENERATION_CAPACITY
+            );
         }
-        let held = |index: &usize| chains.hold(&key(*index), time(1000)).is_some();
-        let count = (0..10 * HALF).filter(held).count();
-        assert!((HALF + 1..=2 * HALF).contains(&count), "{count}");
-        assert!(held(&(10 * HALF - 1)) && !held(&0));
+        let held = |index: &usize| chains.get(&key(*index), time(1000)).is_some();
+        let count = (0..10 * GENERATION_CAPACITY).filter(held).count();
+        assert!(
+            (GENERATION_CAPACITY + 1..=2 * GENERATION_CAPACITY).contains(&count),
+            "{count}"
+        );
+        assert!(held(&(10 * GENERATION_CAPACITY - 1)) && !held(&0));
     }
 }

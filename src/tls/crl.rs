@@ -28,7 +28,7 @@ use super::files::TlsError;
 const BYTES_MAX: usize = 16 << 20;
 /// Limit of the key combinations of equally named issuers that are tried for one chain. Any
 /// client can cause them, and each costs the signature checks of a chain.
-const SETS_MAX: usize = 8;
+const LIST_SETS_MAX: usize = 8;
 /// OID of the extension issuingDistributionPoint (RFC 5280 section 5.2.5).
 const DISTRIBUTION_POINT: &str = "2.5.29.28";
 
@@ -36,7 +36,7 @@ const DISTRIBUTION_POINT: &str = "2.5.29.28";
 #[derive(Debug)]
 pub struct Crls {
     lists: Vec<List>,
-    issuers: Vec<Issuer>,
+    issuers: Vec<IssuerLists>,
     on_stale: CrlPolicy,
     on_missing: CrlPolicy,
 }
@@ -48,15 +48,15 @@ struct List {
     issuer: Vec<u8>,
     /// Key identifier of the issuer, and issuing distribution point, if the list has them.
     key: Option<Vec<u8>>,
-    point: Option<Vec<u8>>,
+    distribution_point: Option<Vec<u8>>,
     this_update: i64,
-    shown: status::Crl,
+    status: status::Crl,
 }
 
 /// Lists of all issuers with one name. webpki uses the first list of a name, so the lists of
 /// different keys are tried in turn, for example after a change of roots.
 #[derive(Debug)]
-struct Issuer {
+struct IssuerLists {
     name: Vec<u8>,
     keys: Vec<OfKey>,
 }
@@ -69,7 +69,7 @@ struct OfKey {
 }
 
 /// Issuer named in a certificate.
-struct Named {
+struct NamedIssuer {
     name: Vec<u8>,
     key: Option<Vec<u8>>,
 }
@@ -77,7 +77,7 @@ struct Named {
 impl List {
     /// Returns whether the list was issued by `root`: the names are equal, and also the key
     /// identifiers if both have one.
-    fn is_of(&self, root: &X509Certificate<'_>) -> bool {
+    fn is_issued_by(&self, root: &X509Certificate<'_>) -> bool {
         let mut extensions = root.extensions().iter();
         let key = extensions.find_map(|extension| match extension.parsed_extension() {
             ParsedExtension::SubjectKeyIdentifier(key) => Some(key.0),
@@ -102,7 +102,7 @@ impl Crls {
                 Err(error) if error.kind() == io::ErrorKind::NotFound && absent_is_empty => {
                     continue;
                 }
-                read => read.map_err(|error| bad(file, &error))?,
+                read => read.map_err(|error| bad_crl(file, &error))?,
             };
             left -= bytes.len();
             if bytes.trim_ascii().is_empty() && absent_is_empty {
@@ -110,7 +110,7 @@ impl Crls {
             }
             lists.extend(parse(file, &bytes)?);
         }
-        let lists = newest(lists);
+        let lists = drop_superseded(lists);
         Ok(Self {
             issuers: issuers(&lists),
             lists,
@@ -150,20 +150,20 @@ impl Crls {
         result
     }
 
-    /// Returns the sets of lists to try for a chain, at most [`SETS_MAX`]. Each set has the
+    /// Returns the sets of lists to try for a chain, at most [`LIST_SETS_MAX`]. Each set has the
     /// lists of one key for every issuer name. Only issuers named in the chain are tried with
     /// several keys, beginning with the keys that its certificates name.
     fn sets(
         &self,
         chain: &[&CertificateDer<'_>],
     ) -> impl Iterator<Item = Vec<&CertRevocationList<'static>>> {
-        let has_twins = self.issuers.iter().any(|issuer| issuer.keys.len() > 1);
-        let chain = chain.iter().filter(|_| has_twins);
-        let named: Vec<_> = chain.filter_map(|der| named(der)).collect();
-        let choices = self.issuers.iter().map(|issuer| issuer.choices(&named));
+        let has_equal_names = self.issuers.iter().any(|issuer| issuer.keys.len() > 1);
+        let chain = chain.iter().filter(|_| has_equal_names);
+        let named: Vec<_> = chain.filter_map(|der| issuer_named_in(der)).collect();
+        let choices = self.issuers.iter().map(|issuer| issuer.keys_to_try(&named));
         let choices: Vec<_> = choices.collect();
         let count = choices.iter().map(Vec::len);
-        let count = count.fold(1, usize::saturating_mul).min(SETS_MAX);
+        let count = count.fold(1, usize::saturating_mul).min(LIST_SETS_MAX);
         (0..count).map(move |number| {
             let mut rest = number;
             let chosen = choices.iter().filter_map(|keys| {
@@ -193,12 +193,12 @@ impl Crls {
 
     /// Returns the first time after `at` at which a list becomes stale.
     pub fn next_stale(&self, at: SystemTime) -> Option<SystemTime> {
-        let ends = self.lists.iter().map(|list| list.shown.next_update);
+        let ends = self.lists.iter().map(|list| list.status.next_update);
         ends.filter(|end| *end > at).min()
     }
 
     /// Returns [`Self::next_stale`] if stale lists lead to refusals.
-    pub(super) fn fresh_until(&self, at: SystemTime) -> Option<SystemTime> {
+    pub(super) fn next_refused_as_stale(&self, at: SystemTime) -> Option<SystemTime> {
         let is_refused = self.on_stale == CrlPolicy::Reject;
         self.next_stale(at).filter(|_| is_refused)
     }
@@ -206,7 +206,7 @@ impl Crls {
     /// Returns the lists that are stale at `at`, if stale lists lead to refusals.
     pub fn refused_as_stale(&self, at: SystemTime) -> impl Iterator<Item = &status::Crl> {
         let is_refused = self.on_stale == CrlPolicy::Reject;
-        let lists = self.lists.iter().map(|list| &list.shown);
+        let lists = self.lists.iter().map(|list| &list.status);
         lists.filter(move |list| is_refused && list.next_update <= at)
     }
 
@@ -220,13 +220,13 @@ impl Crls {
         }
         let parsed = roots.filter_map(|der| X509Certificate::from_der(der).ok());
         let roots = parsed.map(|(_, root)| root);
-        let unlisted = roots.filter(|root| !self.lists.iter().any(|list| list.is_of(root)));
+        let unlisted = roots.filter(|root| !self.lists.iter().any(|list| list.is_issued_by(root)));
         unlisted.map(|root| root.subject().to_string()).collect()
     }
 
     /// Returns a description of each list for status output.
     pub fn status(&self) -> Vec<status::Crl> {
-        self.lists.iter().map(|list| list.shown.clone()).collect()
+        self.lists.iter().map(|list| list.status.clone()).collect()
     }
 
     /// Returns the refusal for a revocation error, with the certificate or list that caused it.
@@ -255,16 +255,16 @@ impl Crls {
                     });
                     lists.map(move |list| {
                         let serial = certificate.raw_serial_as_string();
-                        format!("the certificate with serial {serial} is in {}", list.shown)
+                        format!("the certificate with serial {serial} is in {}", list.status)
                     })
                 });
                 (HandshakeRefusal::Revoked, found.next())
             }
             webpki::Error::CrlExpired { .. } => {
                 let mut stale = named.flat_map(|certificate| {
-                    lists_of(certificate).filter(|list| list.shown.next_update <= now)
+                    lists_of(certificate).filter(|list| list.status.next_update <= now)
                 });
-                let stale = stale.next().map(|list| format!("{} is stale", list.shown));
+                let stale = stale.next().map(|list| format!("{} is stale", list.status));
                 (HandshakeRefusal::StaleCrl, stale)
             }
             webpki::Error::UnknownRevocationStatus => {
@@ -290,7 +290,7 @@ impl Crls {
     }
 }
 
-fn bad(file: &Path, why: &dyn ToString) -> TlsError {
+fn bad_crl(file: &Path, why: &dyn ToString) -> TlsError {
     TlsError::BadCrl {
         file: file.to_owned(),
         why: why.to_string(),
@@ -316,20 +316,20 @@ fn parse(file: &Path, bytes: &[u8]) -> Result<Vec<List>, TlsError> {
     let found = match is_pem {
         true => CertificateRevocationListDer::pem_slice_iter(bytes)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| bad(file, &error))?,
+            .map_err(|error| bad_crl(file, &error))?,
         false => vec![CertificateRevocationListDer::from(bytes.to_vec())],
     };
     if found.is_empty() {
-        return Err(bad(file, &"it has no list"));
+        return Err(bad_crl(file, &"it has no list"));
     }
-    let lists = found.iter().map(|der| list(file, der));
+    let lists = found.iter().map(|der| parse_list(file, der));
     lists.collect()
 }
 
-fn list(file: &Path, der: &CertificateRevocationListDer<'_>) -> Result<List, TlsError> {
-    let list = OwnedCertRevocationList::from_der(der).map_err(|error| bad(file, &error))?;
+fn parse_list(file: &Path, der: &CertificateRevocationListDer<'_>) -> Result<List, TlsError> {
+    let list = OwnedCertRevocationList::from_der(der).map_err(|error| bad_crl(file, &error))?;
     let parsed = CertificateRevocationList::from_der(der);
-    let (_, parsed) = parsed.map_err(|error| bad(file, &error))?;
+    let (_, parsed) = parsed.map_err(|error| bad_crl(file, &error))?;
     let next_update = parsed.next_update().as_ref().map_or(0, seconds);
     let mut points = parsed.extensions().iter();
     let point = points.find(|extension| extension.oid.to_id_string() == DISTRIBUTION_POINT);
@@ -337,9 +337,9 @@ fn list(file: &Path, der: &CertificateRevocationListDer<'_>) -> Result<List, Tls
         list: list.into(),
         issuer: parsed.issuer().as_raw().to_vec(),
         key: authority_key(parsed.extensions()),
-        point: point.map(|point| point.value.to_vec()),
+        distribution_point: point.map(|point| point.value.to_vec()),
         this_update: parsed.last_update().timestamp(),
-        shown: status::Crl {
+        status: status::Crl {
             file: file.to_owned(),
             issuer: parsed.issuer().to_string(),
             number: parsed.crl_number().map(ToString::to_string),
@@ -353,23 +353,29 @@ fn seconds(time: &ASN1Time) -> u64 {
 }
 
 /// Removes each list that has a newer one with the same issuer, key and scope.
-fn newest(mut lists: Vec<List>) -> Vec<List> {
+fn drop_superseded(mut lists: Vec<List>) -> Vec<List> {
     lists.sort_by_key(|list| std::cmp::Reverse(list.this_update));
     let mut seen = std::collections::HashSet::new();
-    lists.retain(|list| seen.insert((list.issuer.clone(), list.key.clone(), list.point.clone())));
+    lists.retain(|list| {
+        seen.insert((
+            list.issuer.clone(),
+            list.key.clone(),
+            list.distribution_point.clone(),
+        ))
+    });
     lists
 }
 
 /// Groups lists by the name and key of their issuer.
-fn issuers(lists: &[List]) -> Vec<Issuer> {
-    let mut issuers: Vec<Issuer> = Vec::new();
+fn issuers(lists: &[List]) -> Vec<IssuerLists> {
+    let mut issuers: Vec<IssuerLists> = Vec::new();
     for (index, list) in lists.iter().enumerate() {
         let of_key = || OfKey {
             key: list.key.clone(),
             lists: vec![index],
         };
         let Some(issuer) = issuers.iter_mut().find(|one| one.name == list.issuer) else {
-            issuers.push(Issuer {
+            issuers.push(IssuerLists {
                 name: list.issuer.clone(),
                 keys: vec![of_key()],
             });
@@ -383,10 +389,10 @@ fn issuers(lists: &[List]) -> Vec<Issuer> {
     issuers
 }
 
-impl Issuer {
+impl IssuerLists {
     /// Returns the keys to try for certificates with these issuers. Keys that a certificate
     /// names come first.
-    fn choices(&self, named: &[Named]) -> Vec<&OfKey> {
+    fn keys_to_try(&self, named: &[NamedIssuer]) -> Vec<&OfKey> {
         let named: Vec<_> = named.iter().filter(|one| one.name == self.name).collect();
         let count = if named.is_empty() { 1 } else { self.keys.len() };
         let mut keys: Vec<_> = self.keys.iter().take(count).collect();
@@ -400,9 +406,9 @@ impl Issuer {
 }
 
 /// Returns the issuer that a certificate names, or `None` if the certificate is malformed.
-fn named(der: &CertificateDer<'_>) -> Option<Named> {
+fn issuer_named_in(der: &CertificateDer<'_>) -> Option<NamedIssuer> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    Some(Named {
+    Some(NamedIssuer {
         name: certificate.issuer().as_raw().to_vec(),
         key: authority_key(certificate.extensions()),
     })
@@ -547,7 +553,7 @@ mod tests {
             let chain = certificates(&leaf.expect("a leaf").chain_pem);
             let sets: Vec<_> = crls.sets(&chain.iter().collect::<Vec<_>>()).collect();
             assert_eq!(sets.len(), 2);
-            let key = named(&chain[0]).expect("an issuer").key;
+            let key = issuer_named_in(&chain[0]).expect("an issuer").key;
             let own = crls.lists.iter().find(|list| list.key == key);
             let own = &own.expect("a list of the key").list;
             assert!(sets[0].iter().any(|list| std::ptr::eq(*list, own)));

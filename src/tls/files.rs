@@ -19,12 +19,12 @@ use crate::status::{Certificate, CertificateInfo};
 use crate::wire::SpkiHash;
 
 use super::crl::Crls;
-use super::identity::{Identity, expiry_of, leaf_identity, start_of};
+use super::identity::{Identity, leaf_identity, not_after, not_before};
 use super::issuers::Issuer;
 
 /// Certificate with its key, and the roots that came with it.
 #[derive(Debug)]
-pub struct Material {
+pub struct IdentityMaterial {
     /// The leaf, then its intermediates.
     pub chain: Vec<CertificateDer<'static>>,
     /// The leaf's key.
@@ -68,12 +68,12 @@ pub struct TrustedDomain {
     /// roots.
     pub issuers: Option<Arc<HashSet<SpkiHash>>>,
     /// Roots of this domain alone, or `None` for the shared ones.
-    pub roots: Option<OwnRoots>,
+    pub roots: Option<DomainRoots>,
 }
 
 /// Roots of one trust domain.
 #[derive(Debug)]
-pub struct OwnRoots {
+pub struct DomainRoots {
     /// Roots for the verification of peers.
     store: Arc<RootCertStore>,
     /// The same roots as certificates, for status output and expiry times.
@@ -153,7 +153,7 @@ pub enum TlsError {
     Provider(#[source] rustls::Error),
 }
 
-impl Material {
+impl IdentityMaterial {
     /// Loads and checks the files of an identity.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl Material {
     /// Parses material from PEM texts, for clients that keep certificates in memory.
     ///
     /// # Errors
-    /// As [`Material::load`], with `(memory)` as the file's name.
+    /// As [`IdentityMaterial::load`], with `(memory)` as the file's name.
     pub fn from_pem(chain: &str, key: &str, roots: &str) -> Result<Self, TlsError> {
         let file = Path::new("(memory)");
         let bad_pem = |source| TlsError::Pem {
@@ -206,7 +206,7 @@ impl Material {
             identity: identity(file, &chain)?,
             not_before: chain
                 .first()
-                .map_or(SystemTime::UNIX_EPOCH, |leaf| start_of(leaf)),
+                .map_or(SystemTime::UNIX_EPOCH, |leaf| not_before(leaf)),
             roots: root_store(roots_file, &root_certificates)?,
             chain,
             key,
@@ -217,12 +217,12 @@ impl Material {
 
     /// Returns the issuer of the leaf, if the chain contains it.
     pub fn issuer(&self) -> Option<Issuer> {
-        self.chain.get(1).and_then(Issuer::of_certificate)
+        self.chain.get(1).and_then(Issuer::from_certificate)
     }
 
     /// Returns the roots for a trust domain without its own roots: its bundle if there are
     /// bundles, else the shared roots.
-    pub fn roots_of(&self, domain: &str) -> Option<&Arc<RootCertStore>> {
+    pub fn roots_for_domain(&self, domain: &str) -> Option<&Arc<RootCertStore>> {
         match &self.bundles {
             None => Some(&self.roots),
             Some(bundles) => bundles.get(domain),
@@ -239,21 +239,21 @@ fn identity(file: &Path, chain: &[CertificateDer<'static>]) -> Result<Identity, 
     })
 }
 
-impl Material {
+impl IdentityMaterial {
     /// Returns a description for the status pages.
     pub fn status(&self) -> Certificate {
         Certificate {
             identity: self.identity.uri.to_string(),
             state: "Available".to_owned(),
-            chain: infos(&self.chain),
-            roots: infos(&self.root_certificates),
+            chain: certificate_infos(&self.chain),
+            roots: certificate_infos(&self.root_certificates),
         }
     }
 
     /// Returns the first expiry among the certificates of each kind.
     pub fn expiries(&self) -> Vec<(&'static str, SystemTime)> {
         let (leaf, intermediates) = self.chain.split_at(self.chain.len().min(1));
-        let first = |certificates: &[_]| certificates.iter().map(expiry_of).min();
+        let first = |certificates: &[_]| certificates.iter().map(not_after).min();
         let kinds = [
             ("leaf", first(leaf)),
             ("intermediate", first(intermediates)),
@@ -264,7 +264,7 @@ impl Material {
     }
 }
 
-fn infos(certificates: &[CertificateDer<'static>]) -> Vec<CertificateInfo> {
+fn certificate_infos(certificates: &[CertificateDer<'static>]) -> Vec<CertificateInfo> {
     certificates.iter().filter_map(certificate_info).collect()
 }
 
@@ -285,9 +285,12 @@ fn certificate_info(der: &CertificateDer<'static>) -> Option<CertificateInfo> {
 
 impl TrustedDomain {
     /// Returns the roots for peers of the domain: its own, else those that came with `material`.
-    pub fn roots_with<'a>(&'a self, material: &'a Material) -> Option<&'a Arc<RootCertStore>> {
+    pub fn effective_roots<'a>(
+        &'a self,
+        material: &'a IdentityMaterial,
+    ) -> Option<&'a Arc<RootCertStore>> {
         let own = self.roots.as_ref().map(|own| &own.store);
-        own.or_else(|| material.roots_of(&self.name))
+        own.or_else(|| material.roots_for_domain(&self.name))
     }
 
     /// Returns a description of its own roots for the status pages.
@@ -297,14 +300,14 @@ impl TrustedDomain {
             identity: format!("trust domain {}", self.name),
             state: "Available".to_owned(),
             chain: Vec::new(),
-            roots: infos(&own.certificates),
+            roots: certificate_infos(&own.certificates),
         })
     }
 
     /// Returns the first expiry among its own roots.
     pub fn expiry(&self) -> Option<SystemTime> {
         let own = self.roots.as_ref()?;
-        own.certificates.iter().map(expiry_of).min()
+        own.certificates.iter().map(not_after).min()
     }
 
     /// Loads trust domains, with the files of their roots and issuers.
@@ -316,7 +319,7 @@ impl TrustedDomain {
             let own = |file: &PathBuf| {
                 let certificates = certificates(file)?;
                 let store = root_store(file, &certificates)?;
-                Ok(OwnRoots {
+                Ok(DomainRoots {
                     store,
                     certificates,
                 })
@@ -357,7 +360,7 @@ impl PeerTrust {
 
     /// Returns the subjects of the trusted roots that have no list in `trust.crl`. Every peer
     /// below them is refused.
-    pub fn unlisted_roots(&self, material: Option<&Material>) -> BTreeSet<String> {
+    pub fn roots_without_crl(&self, material: Option<&IdentityMaterial>) -> BTreeSet<String> {
         let Some(crls) = &self.crls else {
             return BTreeSet::new();
         };
@@ -400,7 +403,7 @@ fn hashes(issuers: &[config::Issuer]) -> Result<Vec<SpkiHash>, TlsError> {
             config::Issuer::File(file) => file,
         };
         for certificate in certificates(file)? {
-            let issuer = Issuer::of_certificate(&certificate).filter(|_| is_ca(&certificate));
+            let issuer = Issuer::from_certificate(&certificate).filter(|_| is_ca(&certificate));
             let issuer = issuer.ok_or_else(|| TlsError::NotAnIssuer(file.clone()))?;
             hashes.push(issuer.spki);
         }

@@ -41,7 +41,7 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
     if constraints.is_some_and(|extension| extension.value.ca) {
         return Err(HandshakeRefusal::CaAsLeaf);
     }
-    let uri = only_uri(&certificate)?;
+    let uri = single_uri_san(&certificate)?;
     let [trust_domain, namespace, service_account] = parse_identity(uri)
         .ok_or(HandshakeRefusal::BadSpiffeId)?
         .map(Arc::from);
@@ -95,14 +95,14 @@ fn end_of(certificate: &X509Certificate<'_>) -> u64 {
 }
 
 /// Returns the start of a certificate's validity, or 1970 for a malformed certificate.
-pub(super) fn start_of(der: &CertificateDer<'_>) -> SystemTime {
+pub(super) fn not_before(der: &CertificateDer<'_>) -> SystemTime {
     time_of(der, |certificate| {
         u64::try_from(certificate.validity().not_before.timestamp()).unwrap_or(0)
     })
 }
 
 /// Returns the expiry of a certificate, or 1970 for a malformed certificate.
-pub(super) fn expiry_of(der: &CertificateDer<'_>) -> SystemTime {
+pub(super) fn not_after(der: &CertificateDer<'_>) -> SystemTime {
     time_of(der, end_of)
 }
 
@@ -133,7 +133,7 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Handsha
     }
 }
 
-fn only_uri<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a str, HandshakeRefusal> {
+fn single_uri_san<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a str, HandshakeRefusal> {
     /// Tag of uniformResourceIdentifier (RFC 5280 section 4.2.1.6).
     const URI_TAG: u32 = 6;
     let names = certificate

@@ -15,19 +15,19 @@ use tokio::sync::{Notify, SetOnce};
 
 use crate::reason::HandshakeRefusal;
 
-use super::chains::{Key, Path};
+use super::chains::{ChainFingerprint, VerifiedPath};
 use super::identity::leaf_identity;
-use super::issuers::{Issuer, Seen, SeenIssuer};
-use super::verifier::{ClientVerifier, explanation_of, issuer_of, refusal_of};
+use super::issuers::{Issuer, IssuerCounter, IssuerCounters};
+use super::verifier::{ClientVerifier, explain_error, issuer_of, refusal_for_error};
 
 /// Interval at which `recheck` reports the chains that have lost trust.
-const BATCH: Duration = Duration::from_millis(100);
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 /// Minimum number of entries before chains without a connection are pruned.
-const PRUNED_MIN: usize = 64;
+const PRUNE_ENTRIES_MIN: usize = 64;
 
 /// Configuration of HBONE listeners, with its verifier.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServerTls {
     /// Configuration for new handshakes.
     pub config: Arc<ServerConfig>,
     pub(super) verifier: Arc<ClientVerifier>,
@@ -35,18 +35,18 @@ pub struct Served {
 
 /// Configuration in force and chains of open connections.
 #[derive(Debug)]
-pub struct Inbound {
-    served: ArcSwap<Served>,
-    open: Mutex<Open>,
+pub struct InboundTls {
+    served: ArcSwap<ServerTls>,
+    open: Mutex<OpenChains>,
     changed: Notify,
 }
 
 /// Chains by fingerprint. Once their number has doubled, those without a connection are pruned.
 #[derive(Debug, Default)]
-struct Open {
-    chains: HashMap<Key, Weak<Chain>>,
+struct OpenChains {
+    chains: HashMap<ChainFingerprint, Weak<Chain>>,
     prune_at: usize,
-    issuers: Seen,
+    issuers: IssuerCounters,
 }
 
 /// Verified chain of one or more open connections; all that presented it share it.
@@ -59,18 +59,18 @@ pub struct Chain {
     not_after: AtomicU64,
     /// Issuer of the leaf: the holder of the key that signed it, on any path.
     issuer: Arc<Issuer>,
-    lost: SetOnce<HandshakeRefusal>,
+    trust_lost: SetOnce<HandshakeRefusal>,
 }
 
 /// Chain that is no longer trusted.
 #[derive(Debug)]
-pub struct Lost {
+pub struct LostTrust {
     /// Identity of the leaf.
     pub identity: Arc<str>,
     /// Reason for the loss of trust.
     pub refusal: HandshakeRefusal,
     /// The root, trust domain, issuer or revocation list that caused it.
-    pub why: String,
+    pub cause: String,
 }
 
 impl Chain {
@@ -90,12 +90,12 @@ impl Chain {
 
     /// Returns the reason if the chain is no longer trusted.
     pub fn lost(&self) -> Option<HandshakeRefusal> {
-        self.lost.get().copied()
+        self.trust_lost.get().copied()
     }
 
     /// Waits until the chain is no longer trusted, and returns the reason.
-    pub async fn until_lost(&self) -> HandshakeRefusal {
-        *self.lost.wait().await
+    pub async fn wait_trust_lost(&self) -> HandshakeRefusal {
+        *self.trust_lost.wait().await
     }
 
     fn parts(&self) -> Option<(&CertificateDer<'static>, &[CertificateDer<'static>])> {
@@ -103,9 +103,9 @@ impl Chain {
     }
 }
 
-impl Inbound {
+impl InboundTls {
     /// Creates the state of listeners without connections.
-    pub fn new(served: Served) -> Self {
+    pub fn new(served: ServerTls) -> Self {
         Self {
             served: ArcSwap::from_pointee(served),
             open: Mutex::default(),
@@ -119,19 +119,19 @@ impl Inbound {
     }
 
     /// Replaces the configuration and requests a recheck of open connections.
-    pub fn replace(&self, served: Served) {
+    pub fn replace(&self, served: ServerTls) {
         self.served.store(Arc::new(served));
-        self.recheck_soon();
+        self.request_recheck();
     }
 
     /// Requests a recheck of open connections, for example because a revocation list has become
     /// stale.
-    pub fn recheck_soon(&self) {
+    pub fn request_recheck(&self) {
         self.changed.notify_one();
     }
 
     /// Waits until a recheck of open connections is requested.
-    pub async fn changed(&self) {
+    pub async fn recheck_requested(&self) {
         self.changed.notified().await;
     }
 
@@ -151,13 +151,13 @@ impl Inbound {
         let (leaf, intermediates) = certificates
             .split_first()
             .ok_or(HandshakeRefusal::NoCertificate)?;
-        let key = Key::new(leaf, intermediates);
+        let key = ChainFingerprint::new(leaf, intermediates);
         loop {
             let served = self.served.load_full();
             let now = UnixTime::now();
-            let judged = served.verifier.judge(leaf, intermediates, now);
+            let judged = served.verifier.verify_chain(leaf, intermediates, now);
             let path = judged.map_err(|error| self.refusal(&error))?;
-            let chain = self.lock().note(key, path, certificates);
+            let chain = self.lock().get_or_insert(key, path, certificates);
             if Arc::ptr_eq(&served, &self.served.load()) {
                 self.lock().issuers.accept(chain.issuer());
                 return Ok(chain);
@@ -171,18 +171,18 @@ impl Inbound {
         if let Some(issuer) = issuer_of(error) {
             self.lock().issuers.refuse(issuer);
         }
-        refusal_of(error)
+        refusal_for_error(error)
     }
 
     /// Returns the issuers of leaves seen since the start, at most a fixed number.
-    pub fn issuers(&self) -> Vec<SeenIssuer> {
+    pub fn issuers(&self) -> Vec<IssuerCounter> {
         self.lock().issuers.all()
     }
 
     /// Verifies the chains of all open connections under the configuration in force. Reports, in
     /// batches, those that have lost trust. An expired certificate ends no tunnel: its chain is
     /// verified as of its last valid moment.
-    pub fn recheck(&self, mut tell: impl FnMut(&[Lost])) {
+    pub fn recheck(&self, mut report: impl FnMut(&[LostTrust])) {
         let open: Vec<_> = {
             let open = self.lock();
             open.chains.values().filter_map(Weak::upgrade).collect()
@@ -190,29 +190,29 @@ impl Inbound {
         let (mut batch, mut since) = (Vec::new(), Instant::now());
         for chain in open {
             if chain.lost().is_none()
-                && let Some(lost) = self.judge(&chain)
-                && chain.lost.set(lost.refusal).is_ok()
+                && let Some(lost) = self.verify_again(&chain)
+                && chain.trust_lost.set(lost.refusal).is_ok()
             {
                 batch.push(lost);
             }
-            if !batch.is_empty() && since.elapsed() >= BATCH {
-                tell(&batch);
+            if !batch.is_empty() && since.elapsed() >= REPORT_INTERVAL {
+                report(&batch);
                 batch.clear();
                 since = Instant::now();
             }
         }
         if !batch.is_empty() {
-            tell(&batch);
+            report(&batch);
         }
     }
 
-    fn judge(&self, chain: &Chain) -> Option<Lost> {
+    fn verify_again(&self, chain: &Chain) -> Option<LostTrust> {
         let (leaf, intermediates) = chain.parts()?;
         let at = chain.not_after().min(SystemTime::now());
         let at = at.duration_since(SystemTime::UNIX_EPOCH);
         let at = UnixTime::since_unix_epoch(at.unwrap_or_default());
         let served = self.served.load_full();
-        let judged = served.verifier.judge(leaf, intermediates, at);
+        let judged = served.verifier.verify_chain(leaf, intermediates, at);
         let error = match judged {
             Ok(path) => {
                 chain.set_not_after(path.not_after);
@@ -220,29 +220,34 @@ impl Inbound {
             }
             Err(error) => error,
         };
-        Some(Lost {
+        Some(LostTrust {
             identity: leaf_identity(leaf).map_or_else(|_| Arc::default(), |leaf| leaf.uri),
-            refusal: refusal_of(&error),
-            why: explanation_of(&error),
+            refusal: refusal_for_error(&error),
+            cause: explain_error(&error),
         })
     }
 
     /// Locks the chains. No critical section leaves them inconsistent, so a poisoned lock is
     /// usable.
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenChains> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
+impl OpenChains {
     /// Returns the chain of an earlier connection that is still trusted, or registers a new one.
-    fn note(&mut self, key: Key, path: Path, certificates: &[CertificateDer<'_>]) -> Arc<Chain> {
+    fn get_or_insert(
+        &mut self,
+        key: ChainFingerprint,
+        path: VerifiedPath,
+        certificates: &[CertificateDer<'_>],
+    ) -> Arc<Chain> {
         let known = self.chains.get(&key).and_then(Weak::upgrade);
         if let Some(known) = known.filter(|known| known.lost().is_none()) {
             known.set_not_after(path.not_after);
             return known;
         }
-        if self.chains.len() >= self.prune_at.max(PRUNED_MIN) {
+        if self.chains.len() >= self.prune_at.max(PRUNE_ENTRIES_MIN) {
             self.chains.retain(|_, chain| chain.strong_count() > 0);
             self.prune_at = 2 * self.chains.len();
         }
@@ -251,7 +256,7 @@ impl Open {
             certificates: certificates.map(|one| one.clone().into_owned()).collect(),
             not_after: AtomicU64::new(path.not_after.as_secs()),
             issuer: path.issuer,
-            lost: SetOnce::new(),
+            trust_lost: SetOnce::new(),
         });
         self.chains.insert(key, Arc::downgrade(&chain));
         chain
@@ -263,7 +268,9 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
 
     use super::super::dev::Authority;
-    use super::super::{Material, PeerTrust, TrustedDomain, serve, serve_nobody};
+    use super::super::{
+        IdentityMaterial, PeerTrust, TrustedDomain, listener_server_config, rejecting_server_config,
+    };
     use super::*;
 
     const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";
@@ -277,16 +284,16 @@ mod tests {
     }
 
     /// Returns the configuration of a gateway that trusts these domains.
-    fn served(authority: &Authority, domains: &[&str]) -> Served {
+    fn served(authority: &Authority, domains: &[&str]) -> ServerTls {
         let east = authority.intermediate("east").expect("an intermediate");
         let own = east.leaf("spiffe://east.local/ns/a/sa/b").expect("a leaf");
         let roots = authority.root_pem();
-        let material = Material::from_pem(&own.chain_pem, &own.key_pem, &roots);
+        let material = IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, &roots);
         let trust = PeerTrust {
             domains: domains.iter().map(|name| domain(name)).collect(),
             ..PeerTrust::default()
         };
-        serve(&material.expect("material"), &trust).expect("a configuration")
+        listener_server_config(&material.expect("material"), &trust).expect("a configuration")
     }
 
     fn chain(authority: &Authority, id: &str) -> Vec<CertificateDer<'static>> {
@@ -296,7 +303,7 @@ mod tests {
         read.collect::<Result<_, _>>().expect("certificates")
     }
 
-    fn rechecked(inbound: &Inbound) -> Vec<(Arc<str>, HandshakeRefusal)> {
+    fn rechecked(inbound: &InboundTls) -> Vec<(Arc<str>, HandshakeRefusal)> {
         let mut all = Vec::new();
         inbound.recheck(|batch| {
             all.extend(
@@ -311,7 +318,7 @@ mod tests {
     #[test]
     fn connections_of_one_chain_share_it_and_lose_trust_together_and_once() {
         let authority = Authority::new().expect("a root");
-        let inbound = Inbound::new(served(&authority, &["west.local", "north.local"]));
+        let inbound = InboundTls::new(served(&authority, &["west.local", "north.local"]));
         let west = chain(&authority, WEST);
         let north = chain(&authority, "spiffe://north.local/ns/a/sa/b");
         let (first, second) = (inbound.admit(&west), inbound.admit(&west));
@@ -334,13 +341,13 @@ mod tests {
     #[test]
     fn a_handshake_under_an_older_configuration_is_judged_by_the_one_in_force() {
         let authority = Authority::new().expect("a root");
-        let inbound = Inbound::new(served(&authority, &["west.local"]));
+        let inbound = InboundTls::new(served(&authority, &["west.local"]));
         let west = chain(&authority, WEST);
         inbound.admit(&west).expect("a chain");
         inbound.replace(served(&Authority::new().expect("a root"), &["west.local"]));
         let refused = inbound.admit(&west).expect_err("another root");
         assert_eq!(refused, HandshakeRefusal::UnknownIssuer);
-        inbound.replace(serve_nobody().expect("a configuration"));
+        inbound.replace(rejecting_server_config().expect("a configuration"));
         let refused = inbound.admit(&west).expect_err("nobody");
         assert_eq!(refused, HandshakeRefusal::UntrustedDomain);
         let none = inbound.admit(&[]).expect_err("no certificate");
@@ -350,17 +357,17 @@ mod tests {
     #[test]
     fn the_end_of_a_known_chain_is_that_of_the_configuration_in_force() {
         let authority = Authority::new().expect("a root");
-        let inbound = Inbound::new(served(&authority, &["west.local"]));
+        let inbound = InboundTls::new(served(&authority, &["west.local"]));
         let west = chain(&authority, WEST);
         let first = inbound.admit(&west).expect("a chain");
         let end = first.not_after();
         // The path to a different root, under another configuration.
-        let other = Path {
+        let other = VerifiedPath {
             not_after: UnixTime::since_unix_epoch(Duration::from_secs(1)),
             issuer: Arc::clone(first.issuer()),
         };
-        let key = Key::new(&west[0], &west[1..]);
-        let same = inbound.lock().note(key, other, &west);
+        let key = ChainFingerprint::new(&west[0], &west[1..]);
+        let same = inbound.lock().get_or_insert(key, other, &west);
         assert!(Arc::ptr_eq(&first, &same));
         assert_eq!(
             same.not_after(),
@@ -374,14 +381,14 @@ mod tests {
     #[test]
     fn chains_without_a_connection_do_not_pile_up() {
         let authority = Authority::new().expect("a root");
-        let inbound = Inbound::new(served(&authority, &["west.local"]));
+        let inbound = InboundTls::new(served(&authority, &["west.local"]));
         let issuer = authority.intermediate("west").expect("an intermediate");
-        for _ in 0..3 * PRUNED_MIN {
+        for _ in 0..3 * PRUNE_ENTRIES_MIN {
             let leaf = issuer.leaf(WEST).expect("a leaf").chain_pem;
             let read = CertificateDer::pem_slice_iter(leaf.as_bytes());
             let chain: Vec<_> = read.collect::<Result<_, _>>().expect("certificates");
             drop(inbound.admit(&chain).expect("a chain"));
-            assert!(inbound.lock().chains.len() <= PRUNED_MIN);
+            assert!(inbound.lock().chains.len() <= PRUNE_ENTRIES_MIN);
         }
     }
 }

@@ -13,7 +13,7 @@ use x509_parser::x509::X509Name;
 
 use crate::wire::SpkiHash;
 
-use super::verifier::shown;
+use super::verifier::escape_for_display;
 
 /// Limit of distinct issuers: an authority without a path length constraint can create any
 /// number.
@@ -32,7 +32,7 @@ pub struct Issuer {
 
 impl Issuer {
     /// Reads an intermediate. Returns `None` if it is malformed.
-    pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Option<Self> {
+    pub(super) fn from_certificate(der: &CertificateDer<'_>) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         Some(Self::new(
             certificate.public_key().raw,
@@ -42,7 +42,7 @@ impl Issuer {
 
     /// Reads a root. webpki keeps only the contents of its subject and its public key, two
     /// SEQUENCEs.
-    pub(super) fn of_anchor(anchor: &TrustAnchor<'_>) -> Self {
+    pub(super) fn from_anchor(anchor: &TrustAnchor<'_>) -> Self {
         let subject = sequence(&anchor.subject);
         let subject = X509Name::from_der(&subject).map(|(_, name)| name.to_string());
         Self::new(
@@ -56,7 +56,7 @@ impl Issuer {
         hash.copy_from_slice(digest(&SHA256, spki).as_ref());
         Self {
             spki: SpkiHash::new(hash),
-            subject: shown(subject).into(),
+            subject: escape_for_display(subject).into(),
         }
     }
 }
@@ -80,7 +80,7 @@ fn sequence(contents: &[u8]) -> Vec<u8> {
 
 /// Counters of an issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeenIssuer {
+pub struct IssuerCounter {
     /// The issuer.
     pub issuer: Arc<Issuer>,
     /// Number of accepted connections.
@@ -91,9 +91,9 @@ pub struct SeenIssuer {
 
 /// Issuers seen since the start, at most [`SEEN_MAX`].
 #[derive(Debug, Default)]
-pub(super) struct Seen(HashMap<SpkiHash, SeenIssuer>);
+pub(super) struct IssuerCounters(HashMap<SpkiHash, IssuerCounter>);
 
-impl Seen {
+impl IssuerCounters {
     /// Counts an accepted connection.
     pub(super) fn accept(&mut self, issuer: &Arc<Issuer>) {
         if let Some(seen) = self.entry(issuer) {
@@ -109,16 +109,16 @@ impl Seen {
     }
 
     /// Returns the counters of all issuers.
-    pub(super) fn all(&self) -> Vec<SeenIssuer> {
+    pub(super) fn all(&self) -> Vec<IssuerCounter> {
         self.0.values().cloned().collect()
     }
 
     /// Returns the entry of an issuer, or `None` if the issuer is new and the table is full.
-    fn entry(&mut self, issuer: &Arc<Issuer>) -> Option<&mut SeenIssuer> {
+    fn entry(&mut self, issuer: &Arc<Issuer>) -> Option<&mut IssuerCounter> {
         if self.0.len() >= SEEN_MAX && !self.0.contains_key(&issuer.spki) {
             return None;
         }
-        Some(self.0.entry(issuer.spki).or_insert_with(|| SeenIssuer {
+        Some(self.0.entry(issuer.spki).or_insert_with(|| IssuerCounter {
             issuer: Arc::clone(issuer),
             accepted: 0,
             refused: 0,
@@ -138,9 +138,9 @@ mod tests {
     fn an_anchor_has_the_hash_and_the_subject_of_its_certificate() {
         let root = Authority::new().expect("a root").root_pem();
         let root = CertificateDer::from_pem_slice(root.as_bytes()).expect("a certificate");
-        let of_certificate = Issuer::of_certificate(&root).expect("an issuer");
+        let of_certificate = Issuer::from_certificate(&root).expect("an issuer");
         let anchor = anchor_from_trusted_cert(&root).expect("an anchor");
-        assert_eq!(Issuer::of_anchor(&anchor), of_certificate);
+        assert_eq!(Issuer::from_anchor(&anchor), of_certificate);
         assert!(
             of_certificate
                 .subject
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn issuers_beyond_the_bound_are_not_told_apart() {
-        let mut seen = Seen::default();
+        let mut seen = IssuerCounters::default();
         let issuer = |number: usize| {
             let spki = SpkiHash::new(std::array::from_fn(|index| match index {
                 0 => u8::try_from(number % 256).expect("a byte"),

@@ -29,11 +29,11 @@ use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
 pub use crl::Crls;
-pub use files::{Bundles, Material, OwnRoots, PeerTrust, TlsError, TrustedDomain};
+pub use files::{Bundles, DomainRoots, IdentityMaterial, PeerTrust, TlsError, TrustedDomain};
 pub use identity::{Identity, leaf_identity};
-pub use inbound::{Chain, Inbound, Lost, Served};
-pub use issuers::{Issuer, SeenIssuer};
-pub use verifier::{explanation_of, refusal_of};
+pub use inbound::{Chain, InboundTls, LostTrust, ServerTls};
+pub use issuers::{Issuer, IssuerCounter};
+pub use verifier::{explain_error, refusal_for_error};
 
 /// The only application protocol of HBONE listeners.
 pub const ALPN_H2: &[u8] = b"h2";
@@ -64,40 +64,43 @@ fn provider() -> Arc<CryptoProvider> {
 ///
 /// # Errors
 /// The material is unusable: the key does not match the certificate, or there is no root.
-pub fn serve(material: &Material, trust: &PeerTrust) -> Result<Served, TlsError> {
+pub fn listener_server_config(
+    material: &IdentityMaterial,
+    trust: &PeerTrust,
+) -> Result<ServerTls, TlsError> {
     let provider = provider();
     let verifier = Arc::new(verifier::ClientVerifier::new(trust, material, &provider)?);
-    Ok(Served {
+    Ok(ServerTls {
         config: server_config_with(material, provider, Arc::clone(&verifier) as _)?,
         verifier,
     })
 }
 
-/// Builds a configuration like [`serve`], for an endpoint with a fixed set of trust domains.
+/// Builds a configuration like [`listener_server_config`], for an endpoint with a fixed set of trust domains.
 ///
 /// # Errors
-/// As [`serve`].
-pub fn server_config(
-    material: &Material,
+/// As [`listener_server_config`].
+pub fn endpoint_server_config(
+    material: &IdentityMaterial,
     domains: Vec<TrustedDomain>,
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust = PeerTrust {
         domains,
         ..PeerTrust::default()
     };
-    Ok(serve(material, &trust)?.config)
+    Ok(listener_server_config(material, &trust)?.config)
 }
 
 /// Builds a configuration that fails every handshake, for a listener without a certificate yet.
 ///
 /// # Errors
 /// The crypto library lacks a required algorithm.
-pub fn serve_nobody() -> Result<Served, TlsError> {
+pub fn rejecting_server_config() -> Result<ServerTls, TlsError> {
     /// Resolver without a certificate.
     #[derive(Debug)]
-    struct Nothing;
+    struct NoCertificate;
 
-    impl ResolvesServerCert for Nothing {
+    impl ResolvesServerCert for NoCertificate {
         fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
             None
         }
@@ -107,19 +110,21 @@ pub fn serve_nobody() -> Result<Served, TlsError> {
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsError::Provider)?
         .with_no_client_auth()
-        .with_cert_resolver(Arc::new(Nothing));
-    Ok(Served {
+        .with_cert_resolver(Arc::new(NoCertificate));
+    Ok(ServerTls {
         config: Arc::new(config),
-        verifier: Arc::new(verifier::ClientVerifier::of_nobody(&provider())),
+        verifier: Arc::new(verifier::ClientVerifier::rejecting(&provider())),
     })
 }
 
-/// Builds a configuration like [`server_config`], which accepts any client under `material`'s
+/// Builds a configuration like [`endpoint_server_config`], which accepts any client under `material`'s
 /// roots, regardless of its identity. For tools only, never for a gateway.
 ///
 /// # Errors
-/// As [`server_config`].
-pub fn server_config_for_any(material: &Material) -> Result<Arc<ServerConfig>, TlsError> {
+/// As [`endpoint_server_config`].
+pub fn server_config_any_client(
+    material: &IdentityMaterial,
+) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = provider();
     let roots = Arc::clone(&material.roots);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
@@ -129,7 +134,7 @@ pub fn server_config_for_any(material: &Material) -> Result<Arc<ServerConfig>, T
 }
 
 fn server_config_with(
-    material: &Material,
+    material: &IdentityMaterial,
     provider: Arc<CryptoProvider>,
     verifier: Arc<dyn ClientCertVerifier>,
 ) -> Result<Arc<ServerConfig>, TlsError> {
@@ -150,9 +155,9 @@ fn server_config_with(
 /// accepts a server with one of the `expected` identities; an empty set accepts no server.
 ///
 /// # Errors
-/// As [`server_config`].
+/// As [`endpoint_server_config`].
 pub fn client_config(
-    material: &Material,
+    material: &IdentityMaterial,
     expected: &[&str],
 ) -> Result<Arc<ClientConfig>, TlsError> {
     client_config_with(material, provider(), server_verifier(material, expected))
@@ -163,20 +168,20 @@ pub fn client_config(
 /// With `group`, it offers only that key exchange group.
 ///
 /// # Errors
-/// As [`server_config`].
-pub fn client_config_for_any(
-    material: &Material,
+/// As [`endpoint_server_config`].
+pub fn client_config_any_server(
+    material: &IdentityMaterial,
     group: Option<NamedGroup>,
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let mut provider = provider();
     let groups = &mut Arc::make_mut(&mut provider).kx_groups;
     groups.retain(|one| group.is_none_or(|group| one.name() == group));
-    let verifier = verifier::ServerVerifier::of_any(&material.roots, &provider);
+    let verifier = verifier::ServerVerifier::accepting_any(&material.roots, &provider);
     client_config_with(material, provider, Arc::new(verifier))
 }
 
 fn client_config_with(
-    material: &Material,
+    material: &IdentityMaterial,
     provider: Arc<CryptoProvider>,
     verifier: Arc<dyn ServerCertVerifier>,
 ) -> Result<Arc<ClientConfig>, TlsError> {
@@ -195,7 +200,10 @@ fn client_config_with(
 
 /// Returns a verifier that accepts servers under `material`'s roots with one of the `expected`
 /// identities, for clients with their own configuration.
-pub fn server_verifier(material: &Material, expected: &[&str]) -> Arc<dyn ServerCertVerifier> {
+pub fn server_verifier(
+    material: &IdentityMaterial,
+    expected: &[&str],
+) -> Arc<dyn ServerCertVerifier> {
     let roots = &material.roots;
     Arc::new(verifier::ServerVerifier::new(expected, roots, &provider()))
 }

@@ -5,18 +5,20 @@ const CLUSTER: &[u8] = b"k8s.cluster.name";
 
 /// Returns the first cluster in the values of the header that is not empty. The result is only a
 /// hint, because the client sets the header.
-pub fn cluster<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
-    let mut members = values.into_iter().flat_map(|value| value.split(is(b',')));
+pub fn source_cluster<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
+    let mut members = values
+        .into_iter()
+        .flat_map(|value| value.split(is_byte(b',')));
     members.find_map(|member| {
-        let mut parts = member.splitn(2, is(b'='));
+        let mut parts = member.splitn(2, is_byte(b'='));
         let (key, value) = (parts.next()?, parts.next()?);
         // Properties may follow the value.
-        let value = value.split(is(b';')).next()?.trim_ascii();
+        let value = value.split(is_byte(b';')).next()?.trim_ascii();
         (key.trim_ascii() == CLUSTER && !value.is_empty()).then_some(value)
     })
 }
 
-fn is(wanted: u8) -> impl Fn(&u8) -> bool {
+fn is_byte(wanted: u8) -> impl Fn(&u8) -> bool {
     move |byte| *byte == wanted
 }
 
@@ -45,7 +47,7 @@ mod tests {
             (&["K8s.Cluster.Name=west,,;=,"], None),
         ] {
             let values = values.iter().map(|value| value.as_bytes());
-            assert_eq!(cluster(values), want.map(str::as_bytes), "{want:?}");
+            assert_eq!(source_cluster(values), want.map(str::as_bytes), "{want:?}");
         }
     }
 }

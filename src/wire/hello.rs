@@ -14,7 +14,7 @@ const HEAD_BYTES: usize = 4 + 2;
 /// Returns the random of the ClientHello at the start of `bytes`, which may span several records
 /// and be incomplete. Returns `None` if `bytes` hold no ClientHello, or end before its random
 /// does.
-pub fn random(mut bytes: &[u8]) -> Option<Random> {
+pub fn client_random(mut bytes: &[u8]) -> Option<Random> {
     let (mut head, mut filled) = ([0; HEAD_BYTES + 32], 0);
     while filled < head.len() {
         let (&[kind, _, _, high, low], rest) = bytes.split_first_chunk()?;
@@ -58,22 +58,33 @@ mod tests {
     fn the_random_is_found_however_the_hello_is_cut_into_records() {
         for size in [1, 5, 37, 38, 39, 200] {
             let bytes = records(&message(1), size);
-            assert_eq!(random(&bytes), Some(RANDOM), "{size}");
+            assert_eq!(client_random(&bytes), Some(RANDOM), "{size}");
         }
-        assert_eq!(random(&records(&message(1), 200)[..43]), Some(RANDOM));
+        assert_eq!(
+            client_random(&records(&message(1), 200)[..43]),
+            Some(RANDOM)
+        );
     }
 
     #[test]
     fn what_is_no_hello_or_ends_early_has_none() {
         let hello = records(&message(1), 200);
         for length in 0..43 {
-            assert_eq!(random(&hello[..length]), None, "{length}");
+            assert_eq!(client_random(&hello[..length]), None, "{length}");
         }
-        assert_eq!(random(&records(&message(2), 200)), None, "a ServerHello");
         assert_eq!(
-            random(b"GET / HTTP/1.1\r\nhost: a.example.com\r\n\r\n....."),
+            client_random(&records(&message(2), 200)),
+            None,
+            "a ServerHello"
+        );
+        assert_eq!(
+            client_random(b"GET / HTTP/1.1\r\nhost: a.example.com\r\n\r\n....."),
             None
         );
-        assert_eq!(random(&[22, 3, 1, 0, 0].repeat(20)), None, "empty records");
+        assert_eq!(
+            client_random(&[22, 3, 1, 0, 0].repeat(20)),
+            None,
+            "empty records"
+        );
     }
 }

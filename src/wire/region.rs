@@ -43,7 +43,7 @@ impl RegionPattern {
 
     /// Returns the number of parts in the pattern. Of several patterns that match, the one with
     /// the most parts applies.
-    pub fn depth(&self) -> usize {
+    pub fn part_count(&self) -> usize {
         self.parts.len()
     }
 }

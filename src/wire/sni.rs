@@ -20,7 +20,7 @@ pub enum RouteBy {
 
 impl RouteBy {
     /// All variants with their names in the configuration.
-    pub const WORDS: [(&str, Self); 3] = [
+    pub const NAMES: [(&str, Self); 3] = [
         ("authority", Self::Authority),
         ("sni", Self::Sni),
         ("strict", Self::Strict),
@@ -29,12 +29,12 @@ impl RouteBy {
 
 impl fmt::Display for RouteBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Self::WORDS.into_iter().find(|(_, way)| way == self);
+        let word = Self::NAMES.into_iter().find(|(_, way)| way == self);
         f.write_str(word.map_or("", |(word, _)| word))
     }
 }
 
-/// Returns the service that a [`normalised`] name addresses inside a tunnel to `port`. A name of
+/// Returns the service that a [`normalise`] name addresses inside a tunnel to `port`. A name of
 /// Istio's form has its own port; any other name is taken with `port`. Returns `None` for a
 /// subset, because only the destination rules of the client's cluster define it.
 pub fn target(name: &str, port: u16) -> Option<Authority> {
@@ -49,7 +49,7 @@ pub fn target(name: &str, port: u16) -> Option<Authority> {
 
 /// Normalises a name by the rules for the host of an authority: lower case, no trailing dot.
 /// Returns `None` for an invalid name or an address (RFC 6066 section 3 allows no addresses).
-pub fn normalised(name: &str) -> Option<Box<str>> {
+pub fn normalise(name: &str) -> Option<Box<str>> {
     if name.len() > LENGTH_BYTES_MAX {
         return None;
     }
@@ -70,13 +70,13 @@ pub struct IstioName {
 }
 
 impl IstioName {
-    /// Parses a [`normalised`] name. Returns `None` for any other form.
+    /// Parses a [`normalise`] name. Returns `None` for any other form.
     pub fn parse(name: &str) -> Option<Self> {
         let (port, rest) = name.strip_prefix("outbound_.")?.split_once("_.")?;
         let (subset, host) = rest.split_once("_.")?;
         Some(Self {
             authority: Authority {
-                host: Host::Name(normalised(host)?),
+                host: Host::Name(normalise(host)?),
                 port: parse_port(port).ok()?,
             },
             subset: subset.into(),
@@ -102,7 +102,7 @@ pub enum SniPattern {
     Exact(Box<str>),
     /// All names below this one, at any depth, as in Envoy and Istio gateways: `*.example.com`.
     /// The name itself does not match.
-    Below(Box<str>),
+    Wildcard(Box<str>),
     /// Every name, and a ClientHello without a name: `*`.
     Any,
 }
@@ -124,7 +124,7 @@ impl SniPattern {
             return Err(AuthorityError::TooLong);
         }
         match Host::parse_unbracketed(name)? {
-            Host::Name(name) if is_wildcard => Ok(Self::Below(name)),
+            Host::Name(name) if is_wildcard => Ok(Self::Wildcard(name)),
             Host::Name(name) => Ok(Self::Exact(name)),
             Host::Ip(_) => Err(AuthorityError::BadHost),
         }
@@ -135,7 +135,7 @@ impl fmt::Display for SniPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exact(name) => f.write_str(name),
-            Self::Below(name) => write!(f, "*.{name}"),
+            Self::Wildcard(name) => write!(f, "*.{name}"),
             Self::Any => f.write_str("*"),
         }
     }
@@ -216,9 +216,9 @@ mod tests {
             (".", None),
         ];
         for (name, want) in cases {
-            assert_eq!(normalised(name).as_deref(), want, "{name:?}");
+            assert_eq!(normalise(name).as_deref(), want, "{name:?}");
         }
-        assert!(normalised(&"a.".repeat(128)).is_none());
+        assert!(normalise(&"a.".repeat(128)).is_none());
     }
 
     #[test]

@@ -12,46 +12,46 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::client::UNPLACED;
-use super::unknown::{self, Kind, Shape};
+use super::unknown::{self, FieldKind, Shape};
 use super::wds::{ip, namespace, number};
 use crate::grpc::security as proto;
 use crate::grpc::security::string_match::MatchType;
 use crate::snapshot::authorization::{
-    Action, Clause, Condition, Match, Policy, Rule, Scope, StringMatch,
+    Action, Clause, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
 };
 
-const LEAF: Kind = Kind::Leaf;
+const LEAF: FieldKind = FieldKind::Leaf;
 static AUTHORIZATION: Shape = Shape(&[
     (1, "name", LEAF),
     (2, "namespace", LEAF),
     (3, "scope", LEAF),
     (4, "action", LEAF),
-    (5, "rules", Kind::Many(&RULE)),
+    (5, "rules", FieldKind::Repeated(&RULE)),
     (6, "dry_run", LEAF),
     (7, "extensions", LEAF),
 ]);
-static RULE: Shape = Shape(&[(1, "clauses", Kind::Many(&CLAUSE))]);
-static CLAUSE: Shape = Shape(&[(2, "matches", Kind::Many(&MATCH))]);
+static RULE: Shape = Shape(&[(1, "clauses", FieldKind::Repeated(&CLAUSE))]);
+static CLAUSE: Shape = Shape(&[(2, "matches", FieldKind::Repeated(&MATCH))]);
 static MATCH: Shape = Shape(&[
-    (1, "namespaces", Kind::Many(&STRING_MATCH)),
-    (2, "not_namespaces", Kind::Many(&STRING_MATCH)),
-    (3, "principals", Kind::Many(&STRING_MATCH)),
-    (4, "not_principals", Kind::Many(&STRING_MATCH)),
-    (5, "source_ips", Kind::Many(&ADDRESS)),
-    (6, "not_source_ips", Kind::Many(&ADDRESS)),
-    (7, "destination_ips", Kind::Many(&ADDRESS)),
-    (8, "not_destination_ips", Kind::Many(&ADDRESS)),
+    (1, "namespaces", FieldKind::Repeated(&STRING_MATCH)),
+    (2, "not_namespaces", FieldKind::Repeated(&STRING_MATCH)),
+    (3, "principals", FieldKind::Repeated(&STRING_MATCH)),
+    (4, "not_principals", FieldKind::Repeated(&STRING_MATCH)),
+    (5, "source_ips", FieldKind::Repeated(&ADDRESS)),
+    (6, "not_source_ips", FieldKind::Repeated(&ADDRESS)),
+    (7, "destination_ips", FieldKind::Repeated(&ADDRESS)),
+    (8, "not_destination_ips", FieldKind::Repeated(&ADDRESS)),
     (9, "destination_ports", LEAF),
     (10, "not_destination_ports", LEAF),
-    (11, "service_accounts", Kind::Many(&ACCOUNT)),
-    (12, "not_service_accounts", Kind::Many(&ACCOUNT)),
+    (11, "service_accounts", FieldKind::Repeated(&ACCOUNT)),
+    (12, "not_service_accounts", FieldKind::Repeated(&ACCOUNT)),
     (13, "extensions", LEAF),
 ]);
 static STRING_MATCH: Shape = Shape(&[
     (1, "exact", LEAF),
     (2, "prefix", LEAF),
     (3, "suffix", LEAF),
-    (4, "presence", Kind::One(&EMPTY)),
+    (4, "presence", FieldKind::One(&EMPTY)),
 ]);
 static ADDRESS: Shape = Shape(&[(1, "address", LEAF), (2, "length", LEAF)]);
 static ACCOUNT: Shape = Shape(&[(1, "namespace", LEAF), (2, "service_account", LEAF)]);
@@ -61,7 +61,7 @@ static EMPTY: Shape = Shape(&[]);
 ///
 /// # Errors
 /// The path of the first unknown field.
-pub fn known_fields(body: &[u8]) -> Result<(), String> {
+pub fn reject_unknown_fields(body: &[u8]) -> Result<(), String> {
     unknown::refuse(body, &AUTHORIZATION).map_err(|why| format!("authorization{why}"))
 }
 
@@ -76,10 +76,10 @@ pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
         Ok(proto::Action::Deny) => Action::Deny,
         Err(_) => return Err(format!("authorization.action: {} is unknown", from.action)),
     };
-    no_extension(&from.extensions).map_err(|why| format!("authorization.{why}"))?;
-    let rules = each("authorization.rules", from.rules, |rule| {
-        let clauses = each("clauses", rule.clauses, |clause| {
-            let matches = each("matches", clause.matches, one_match)?;
+    reject_extensions(&from.extensions).map_err(|why| format!("authorization.{why}"))?;
+    let rules = convert_each("authorization.rules", from.rules, |rule| {
+        let clauses = convert_each("clauses", rule.clauses, |clause| {
+            let matches = convert_each("matches", clause.matches, convert_match)?;
             Ok(Clause { matches })
         })?;
         Ok(Rule { clauses })
@@ -96,18 +96,18 @@ pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
 }
 
 /// Converts a scope. Returns none for an unknown value.
-pub(super) fn scope(from: i32) -> Option<Scope> {
+pub(super) fn scope(from: i32) -> Option<PolicyScope> {
     Some(match proto::Scope::try_from(from).ok()? {
-        proto::Scope::Global => Scope::Global,
-        proto::Scope::Namespace => Scope::Namespace,
-        proto::Scope::WorkloadSelector => Scope::Selected,
+        proto::Scope::Global => PolicyScope::Global,
+        proto::Scope::Namespace => PolicyScope::Namespace,
+        proto::Scope::WorkloadSelector => PolicyScope::Selected,
     })
 }
 
-fn one_match(from: proto::Match) -> Result<Match, String> {
-    no_extension(&from.extensions)?;
-    let texts = |field, list| each(field, list, string_match);
-    let nets = |field, list| each(field, list, net);
+fn convert_match(from: proto::Match) -> Result<Match, String> {
+    reject_extensions(&from.extensions)?;
+    let texts = |field, list| convert_each(field, list, string_match);
+    let nets = |field, list| convert_each(field, list, convert_network);
     // No connection has port 0, so port 0 replaces an invalid number and matches nothing.
     let ports = |list: Vec<u32>| list.into_iter().map(number).collect();
     let accounts = |list: Vec<proto::ServiceAccountMatch>| {
@@ -155,7 +155,7 @@ fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
 
 /// Converts an address range. An IPv4-mapped IPv6 range becomes an IPv4 range, because
 /// addresses are compared in canonical form.
-fn net(from: proto::Address) -> Result<IpNet, String> {
+fn convert_network(from: proto::Address) -> Result<IpNet, String> {
     /// Prefix length of `::ffff:0:0/96`.
     const MAPPED_BITS: u32 = 96;
     let mut ip = ip(&from.address).map_err(|why| format!(".address: {why}"))?;
@@ -163,7 +163,7 @@ fn net(from: proto::Address) -> Result<IpNet, String> {
     if from.address.len() == 16 && ip.is_ipv4() {
         match length.checked_sub(MAPPED_BITS) {
             Some(rest) => length = rest,
-            None => ip = as_it_came(ip),
+            None => ip = to_mapped_ipv6(ip),
         }
     }
     u8::try_from(length)
@@ -173,14 +173,14 @@ fn net(from: proto::Address) -> Result<IpNet, String> {
 }
 
 /// Restores the IPv6 form of an address whose range is wider than all of IPv4.
-fn as_it_came(ip: IpAddr) -> IpAddr {
+fn to_mapped_ipv6(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => IpAddr::V6(ip.to_ipv6_mapped()),
         IpAddr::V6(_) => ip,
     }
 }
 
-fn no_extension(from: &[proto::Extension]) -> Result<(), String> {
+fn reject_extensions(from: &[proto::Extension]) -> Result<(), String> {
     let Some(first) = from.first() else {
         return Ok(());
     };
@@ -190,7 +190,7 @@ fn no_extension(from: &[proto::Extension]) -> Result<(), String> {
 
 /// Converts every entry of a list. An error of `read` starts with `.` and the name of a field,
 /// or with `:` if it concerns the entry itself.
-fn each<T, U>(
+fn convert_each<T, U>(
     field: &str,
     list: Vec<T>,
     read: impl Fn(T) -> Result<U, String>,
@@ -207,13 +207,13 @@ fn each<T, U>(
 
 /// Returns a policy that denies everything in its scope, as placeholder for the unreadable
 /// policy of this name.
-pub fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
+pub fn deny_all_placeholder(name: &str, scope: PolicyScope, dry_run: bool) -> Policy {
     let name = match name {
         UNPLACED => "(beyond the limits, or without a usable name)",
         name => name,
     };
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
-    Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
+    Policy::deny_all_unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
 }
 
 #[cfg(test)]
@@ -282,7 +282,10 @@ mod tests {
         };
         let got = policy(from).expect("a policy");
         assert_eq!((got.name.as_str(), got.namespace.as_str()), ("p", "app"));
-        assert_eq!((got.scope, got.action), (Scope::Selected, Action::Deny));
+        assert_eq!(
+            (got.scope, got.action),
+            (PolicyScope::Selected, Action::Deny)
+        );
         assert!(got.dry_run && !got.unreadable && got.rules[0].clauses.is_empty());
         let one = &got.rules[1].clauses[0].matches[0];
         assert_eq!(one.namespaces.any, [StringMatch::Exact("a".into())]);
@@ -349,11 +352,11 @@ mod tests {
                 let length = u8::try_from(body.len()).expect("few bytes");
                 body = [&[number << 3 | 2, length], &*body].concat();
             }
-            let why = known_fields(&body).expect_err(path);
+            let why = reject_unknown_fields(&body).expect_err(path);
             let want = format!("authorization{path}: field 99 is not understood");
             assert_eq!(why, want);
         }
-        let why = known_fields(&[0x2a, 0x02, 0x0a]).expect_err("it is cut off");
+        let why = reject_unknown_fields(&[0x2a, 0x02, 0x0a]).expect_err("it is cut off");
         assert_eq!(why, "authorization.rules[0]: it is cut off");
     }
 
@@ -369,7 +372,7 @@ mod tests {
             };
             change(&mut one);
             let body = with(one).encode_to_vec();
-            assert_eq!(known_fields(&body), Ok(()));
+            assert_eq!(reject_unknown_fields(&body), Ok(()));
         }
     }
 

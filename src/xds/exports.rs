@@ -9,7 +9,7 @@ use super::names::normal_hostname;
 use crate::snapshot::ExportSet;
 
 /// Static clusters of istiod's waypoints and east-west gateways.
-const STATIC: [&str; 2] = ["main_internal", "encap"];
+const STATIC_CLUSTERS: [&str; 2] = ["main_internal", "encap"];
 
 /// Returns whether a CDS response lists every cluster there is.
 ///
@@ -20,7 +20,7 @@ const STATIC: [&str; 2] = ["main_internal", "encap"];
 /// sign of it. Any other response may be partial.
 pub(super) fn is_whole(response: &Response) -> bool {
     let has = |name: &&str| response.resources.iter().any(|one| *one.name == **name);
-    STATIC.iter().all(has)
+    STATIC_CLUSTERS.iter().all(has)
 }
 
 /// Exported hostname and port by cluster name. Several clusters may export the same one.

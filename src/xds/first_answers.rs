@@ -9,19 +9,19 @@ use super::client::Client;
 use super::envoy::ENDPOINT;
 
 /// Longest time that readiness waits for answers after all wildcard types are complete.
-const ANSWERS_MAX: Duration = Duration::from_secs(5);
+const INITIAL_ENDPOINTS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Tracks whether each endpoint of the first subscription was received or does not exist. Under
 /// Istio no endpoints are subscribed to.
 #[derive(Debug, Default)]
-pub(super) struct FirstAnswers {
+pub(super) struct InitialEndpoints {
     deadline: Option<Instant>,
     settled: bool,
 }
 
-impl FirstAnswers {
+impl InitialEndpoints {
     /// Waits until the deadline for answers. Never completes if no answers are awaited.
-    pub(super) async fn late(&self) {
+    pub(super) async fn wait_deadline(&self) {
         match self.deadline.filter(|_| !self.settled) {
             Some(deadline) => sleep_until(deadline).await,
             None => pending().await,
@@ -29,10 +29,10 @@ impl FirstAnswers {
     }
 
     /// Returns whether each name was answered or the deadline has passed.
-    pub(super) fn are_settled(&mut self, client: &Client) -> bool {
+    pub(super) fn are_complete(&mut self, client: &Client) -> bool {
         if !self.settled && client.is_synced() {
             let now = Instant::now();
-            let deadline = *self.deadline.get_or_insert(now + ANSWERS_MAX);
+            let deadline = *self.deadline.get_or_insert(now + INITIAL_ENDPOINTS_TIMEOUT);
             self.settled = client.unanswered(ENDPOINT) == 0 || deadline <= now;
         }
         self.settled
@@ -48,7 +48,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn readiness_waits_for_answers_and_not_for_ever() {
         for answered in [true, false] {
-            let mut answers = FirstAnswers::default();
+            let mut answers = InitialEndpoints::default();
             let endpoints = Subscription {
                 type_url: ENDPOINT,
                 mode: Mode::OnDemand,
@@ -56,8 +56,8 @@ mod tests {
             let (mut client, mut store) = (Client::new(vec![endpoints]), Recorder::default());
             client.connected();
             let names = ["gone".to_owned()].into();
-            client.want(ENDPOINT, &names, &mut store);
-            assert!(!answers.are_settled(&client));
+            client.set_wanted(ENDPOINT, &names, &mut store);
+            assert!(!answers.are_complete(&client));
             let began = Instant::now();
             if answered {
                 let response = Response {
@@ -67,11 +67,11 @@ mod tests {
                 };
                 client.received(response, &mut store);
             } else {
-                answers.late().await;
+                answers.wait_deadline().await;
             }
-            assert!(answers.are_settled(&client));
+            assert!(answers.are_complete(&client));
             let waited = Instant::now() - began;
-            assert_eq!(waited >= ANSWERS_MAX, !answered, "{waited:?}");
+            assert_eq!(waited >= INITIAL_ENDPOINTS_TIMEOUT, !answered, "{waited:?}");
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn normal_hostname(text: &str) -> Option<Cow<'_, str>> {
 }
 
 /// Normalizes `namespace/hostname`, the form in which workloads refer to services.
-pub(super) fn service_key(text: &str) -> Option<String> {
+pub(super) fn normalize_service_key(text: &str) -> Option<String> {
     let (namespace, hostname) = text.split_once('/')?;
     let hostname = normal_hostname(hostname)?;
     (!namespace.is_empty()).then(|| format!("{namespace}/{hostname}"))

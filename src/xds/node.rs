@@ -9,7 +9,7 @@ use crate::grpc::core::{Locality, Node};
 
 /// Returns the node of the first requests to istiod. To istiod an `istio-east-west` gateway is
 /// a waypoint with the label of the controller that manages it (contract 2.5).
-pub(super) fn istio(pod: &Pod) -> Node {
+pub(super) fn istio_node(pod: &Pod) -> Node {
     let Pod {
         name,
         namespace,
@@ -50,7 +50,7 @@ pub(super) fn istio(pod: &Pod) -> Node {
 
 /// Returns the node of the first requests to another control plane. Names that the
 /// configuration leaves out default to the pod and its cluster.
-pub(super) fn envoy(names: &NodeNames, locality: &config::Locality, pod: &Pod) -> Node {
+pub(super) fn envoy_node(names: &NodeNames, locality: &config::Locality, pod: &Pod) -> Node {
     let NodeNames { id, cluster } = names.clone();
     Node {
         id: id.unwrap_or_else(|| format!("{}.{}", pod.name, pod.namespace)),

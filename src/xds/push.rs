@@ -7,7 +7,7 @@ use bytes::Bytes;
 use prost::encoding::WireType;
 
 use super::client::{ENTRIES_MAX, Resource, Response};
-use super::unknown::fields;
+use super::unknown::for_each_field;
 
 /// Numbers of the fields of `DeltaDiscoveryResponse`.
 const SYSTEM_VERSION: u32 = 1;
@@ -46,7 +46,7 @@ pub(super) fn read(message: &Bytes) -> Result<Push, String> {
         ..Push::default()
     };
     push.response.resources.reserve_exact(resources(message)?);
-    fields(message, |number, wire, value| {
+    for_each_field(message, |number, wire, value| {
         let response = &mut push.response;
         match number {
             SYSTEM_VERSION => text(wire, value)?.clone_into(&mut push.version),
@@ -71,7 +71,7 @@ pub(super) fn read(message: &Bytes) -> Result<Push, String> {
 /// malformed.
 fn resources(message: &[u8]) -> Result<usize, String> {
     let (mut resources, mut removed) = (0, 0);
-    fields(message, |number, _, _| {
+    for_each_field(message, |number, _, _| {
         match number {
             RESOURCES => resources += 1,
             REMOVED => removed += 1,
@@ -90,7 +90,7 @@ fn resources(message: &[u8]) -> Result<usize, String> {
 fn resource(message: &Bytes, value: &[u8]) -> Result<Resource, String> {
     let (mut name, mut version) = ("", "");
     let mut resource = Resource::default();
-    fields(value, |number, wire, value| {
+    for_each_field(value, |number, wire, value| {
         match number {
             VERSION => version = text(wire, value)?,
             BODY => any(message, delimited(wire, value)?, &mut resource)?,
@@ -109,7 +109,7 @@ fn resource(message: &Bytes, value: &[u8]) -> Result<Resource, String> {
 /// Reads a body. A field that comes twice is merged, as protobuf has it: the last value counts.
 fn any(message: &Bytes, value: &[u8], into: &mut Resource) -> Result<(), String> {
     let body = into.body.get_or_insert_default();
-    fields(value, |number, wire, value| {
+    for_each_field(value, |number, wire, value| {
         match number {
             ANY_TYPE => text(wire, value)?.clone_into(&mut into.body_type),
             ANY_VALUE => *body = message.slice_ref(delimited(wire, value)?),

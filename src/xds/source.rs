@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use super::client::{Client, Mode, Resource, Resources, Response, Subscription};
-use super::envoy::{Clusters, ENDPOINT};
+use super::client::{Client, Mode, Resource, ResourceStore, Response, Subscription};
+use super::envoy::{ClusterStore, ENDPOINT};
 use super::node;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
 use crate::config::pod::Pod;
@@ -15,7 +15,7 @@ use crate::snapshot::{ExportSet, Policies};
 use crate::status::Unused;
 
 /// Known types and their display names.
-const TYPES: [(&str, &str); 4] = [
+const TYPE_NAMES: [(&str, &str); 4] = [
     (ADDRESS, "addresses"),
     (AUTHORIZATION, "authorizations"),
     (CLUSTER, "clusters"),
@@ -24,7 +24,7 @@ const TYPES: [(&str, &str); 4] = [
 
 /// Kind of control plane of a stream.
 #[derive(Debug)]
-pub enum Kind {
+pub enum ControlPlaneKind {
     /// Istio: addresses, policies and the names of clusters.
     Istio,
     /// Envoy: clusters and their endpoints.
@@ -38,22 +38,26 @@ pub enum Kind {
     },
 }
 
-impl Kind {
+impl ControlPlaneKind {
     /// Returns a client without resources, and the store for its resources.
-    pub(super) fn start(&self) -> (Client, Source) {
+    pub(super) fn new_client_and_store(&self) -> (Client, Source) {
         let (types, source) = match self {
             Self::Istio => {
                 let types = [ADDRESS, AUTHORIZATION, CLUSTER].map(|url| (url, Mode::Wildcard));
                 (types.to_vec(), Source::default())
             }
             Self::Envoy { clusters, .. } => {
-                let said = clusters
-                    .iter()
-                    .filter_map(|NamedCluster { cluster, service }| {
-                        Some((cluster.clone(), (service.host.clone(), service.port?)))
-                    });
+                let configured_targets =
+                    clusters
+                        .iter()
+                        .filter_map(|NamedCluster { cluster, service }| {
+                            Some((cluster.clone(), (service.host.clone(), service.port?)))
+                        });
                 let types = vec![(CLUSTER, Mode::Wildcard), (ENDPOINT, Mode::OnDemand)];
-                (types, Source::Envoy(Box::new(Clusters::new(said))))
+                (
+                    types,
+                    Source::Envoy(Box::new(ClusterStore::new(configured_targets))),
+                )
             }
         };
         let types = types.into_iter();
@@ -64,21 +68,21 @@ impl Kind {
     /// Returns the node for the first requests of a stream.
     pub(super) fn node(&self, pod: &Pod) -> Node {
         match self {
-            Self::Istio => node::istio(pod),
-            Self::Envoy { node, locality, .. } => node::envoy(node, locality, pod),
+            Self::Istio => node::istio_node(pod),
+            Self::Envoy { node, locality, .. } => node::envoy_node(node, locality, pod),
         }
     }
 }
 
 /// Returns the display name of a type.
 pub(super) fn name_of(type_url: &str) -> &'static str {
-    let known = TYPES.iter().find(|(known, _)| *known == type_url);
+    let known = TYPE_NAMES.iter().find(|(known, _)| *known == type_url);
     known.map_or("others", |(_, name)| name)
 }
 
 /// Returns the metric label of a type. All types without a subscription share one label.
-pub(super) fn label_of(type_url: &str) -> &'static str {
-    let known = TYPES.iter().find(|(known, _)| *known == type_url);
+pub(super) fn metric_label(type_url: &str) -> &'static str {
+    let known = TYPE_NAMES.iter().find(|(known, _)| *known == type_url);
     known.map_or("other", |(known, _)| known)
 }
 
@@ -88,7 +92,7 @@ pub enum Source {
     /// Services, workloads, policies and the names of clusters.
     Istio(Box<Store>),
     /// Clusters and their endpoints.
-    Envoy(Box<Clusters>),
+    Envoy(Box<ClusterStore>),
 }
 
 impl Source {
@@ -118,14 +122,14 @@ impl Source {
 
     /// Notes that the control plane has sent all of its policies. No effect for an Envoy
     /// control plane.
-    pub fn told_policies(&mut self) {
+    pub fn set_policies_received(&mut self) {
         if let Self::Istio(store) = self {
             store.told_policies();
         }
     }
 
     /// Returns the names to subscribe to in EDS, if they may have changed since the last call.
-    pub(super) fn take_wanted(&mut self) -> Option<BTreeSet<String>> {
+    pub(super) fn take_eds_names(&mut self) -> Option<BTreeSet<String>> {
         match self {
             Self::Istio(_) => None,
             Self::Envoy(clusters) => clusters.take_wanted(),
@@ -141,7 +145,7 @@ impl Source {
     }
 
     /// Returns whether the resource of this name is a placeholder for an unreadable policy.
-    pub fn has_stand_in(&self, type_url: &str, name: &str) -> bool {
+    pub fn has_placeholder(&self, type_url: &str, name: &str) -> bool {
         match self {
             Self::Istio(store) => store.has_stand_in(type_url, name),
             Self::Envoy(_) => false,
@@ -156,14 +160,14 @@ impl Source {
         }
     }
 
-    fn resources(&self) -> &dyn Resources {
+    fn resources(&self) -> &dyn ResourceStore {
         match self {
             Self::Istio(store) => &**store,
             Self::Envoy(clusters) => &**clusters,
         }
     }
 
-    fn resources_mut(&mut self) -> &mut dyn Resources {
+    fn resources_mut(&mut self) -> &mut dyn ResourceStore {
         match self {
             Self::Istio(store) => &mut **store,
             Self::Envoy(clusters) => &mut **clusters,
@@ -177,21 +181,21 @@ impl Default for Source {
     }
 }
 
-impl Resources for Source {
+impl ResourceStore for Source {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         self.resources_mut().upsert(type_url, resource)
     }
 
-    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
-        self.resources_mut().rejected(type_url, name)
+    fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
+        self.resources_mut().handle_rejection(type_url, name)
     }
 
-    fn reads(&self, type_url: &str) -> bool {
-        self.resources().reads(type_url)
+    fn uses_bodies(&self, type_url: &str) -> bool {
+        self.resources().uses_bodies(type_url)
     }
 
-    fn is_whole(&self, type_url: &str, response: &Response) -> bool {
-        self.resources().is_whole(type_url, response)
+    fn is_complete_state(&self, type_url: &str, response: &Response) -> bool {
+        self.resources().is_complete_state(type_url, response)
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {

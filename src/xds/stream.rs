@@ -12,24 +12,24 @@ use tonic::Status as GrpcStatus;
 use tracing::{debug, info, warn};
 
 use super::cache::{Cache, Recorder};
-use super::client::{Client, End, Request};
+use super::client::{Client, Request, StreamEnd};
 use super::envoy::ENDPOINT;
-use super::first_answers::FirstAnswers;
+use super::first_answers::InitialEndpoints;
 use super::push::{self, Push};
-use super::source::{label_of, name_of};
+use super::source::{metric_label, name_of};
 use super::store::AUTHORIZATION;
 use crate::config::ControlPlane;
 use crate::config::pod::Pod;
 use crate::grpc::call::{self, Messages};
 use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::discovery::DeltaDiscoveryRequest;
-use crate::grpc::goaway::GoAway;
+use crate::grpc::goaway::GoAwayCode;
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
-use crate::status::{Rejection, ResourceType, Status, What};
+use crate::status::{Rejection, ReloadSource, ResourceType, Status};
 use crate::telemetry::Metrics;
 
-pub use super::source::Kind;
+pub use super::source::ControlPlaneKind;
 
 /// The delta form of ADS (contract 3.1).
 const METHOD: &str =
@@ -67,7 +67,7 @@ pub struct Feed {
     /// Where and how.
     pub plane: ControlPlane,
     /// Whose resources they are.
-    pub kind: Kind,
+    pub kind: ControlPlaneKind,
     /// Where the last good state is kept.
     pub cache: Option<PathBuf>,
     /// Who asks.
@@ -86,7 +86,7 @@ pub struct Feed {
 
 /// Why a stream ended.
 struct Ended {
-    end: End,
+    end: StreamEnd,
     why: String,
     /// The connection broke, and the server gave no status.
     is_broken: bool,
@@ -98,13 +98,13 @@ impl Ended {
     fn by_goaway(self, reason: Option<Reason>) -> Self {
         match reason {
             Some(Reason::NO_ERROR) if self.is_broken => Self {
-                end: End::GoAway,
+                end: StreamEnd::GoAway,
                 why: "the control plane ended the connection by GOAWAY, as it does by age".into(),
                 ..self
             },
             None | Some(Reason::NO_ERROR) => self,
             Some(reason) => Self {
-                end: End::Status,
+                end: StreamEnd::Status,
                 why: format!(
                     "the control plane ended the connection by GOAWAY with {reason:?}: {}",
                     self.why
@@ -118,7 +118,7 @@ impl Ended {
 impl From<ChannelError> for Ended {
     fn from(error: ChannelError) -> Self {
         Self {
-            end: End::Connect,
+            end: StreamEnd::Connect,
             why: error.to_string(),
             is_broken: false,
         }
@@ -128,7 +128,7 @@ impl From<ChannelError> for Ended {
 impl From<GrpcStatus> for Ended {
     fn from(status: GrpcStatus) -> Self {
         Self {
-            end: End::of_status(status.code().into(), status.message()),
+            end: StreamEnd::from_status(status.code().into(), status.message()),
             why: format!("{}: {}", status.code(), status.message()),
             // A status that the server sent has no cause.
             is_broken: std::error::Error::source(&status).is_some(),
@@ -140,13 +140,13 @@ impl From<GrpcStatus> for Ended {
 /// the control plane is away. It decodes and builds where it runs: on a thread of its own.
 pub async fn run(feed: Feed) {
     let (mut client, mut store) = feed.start();
-    let mut answers = FirstAnswers::default();
+    let mut answers = InitialEndpoints::default();
     feed.told(&client, &store);
     let mut is_aged = false;
     loop {
         let parts = (&mut client, &mut store, &mut answers);
         let Ended { end, why, .. } = feed.stream(parts, is_aged).await;
-        is_aged = end == End::GoAway;
+        is_aged = end == StreamEnd::GoAway;
         let wait = client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
         feed.metrics.xds().terminated(termination(end));
@@ -169,11 +169,11 @@ fn missing(client: &Client) -> impl Iterator<Item = &'static str> {
 }
 
 /// The reason of an end, in the words of ztunnel's metric.
-fn termination(end: End) -> &'static str {
+fn termination(end: StreamEnd) -> &'static str {
     match end {
-        End::Connect => "ConnectionError",
-        End::Clean => "Complete",
-        End::Status => "Error",
+        StreamEnd::Connect => "ConnectionError",
+        StreamEnd::Clean => "Complete",
+        StreamEnd::Status => "Error",
         _ => "Reconnect",
     }
 }
@@ -181,7 +181,7 @@ fn termination(end: End) -> &'static str {
 impl Feed {
     /// What there is before the first stream: the cached state, published, or nothing.
     fn start(&self) -> (Client, Recorder) {
-        let (mut client, source) = self.kind.start();
+        let (mut client, source) = self.kind.new_client_and_store();
         let Some(file) = self.cache.clone() else {
             return (client, Recorder::new(source));
         };
@@ -192,20 +192,20 @@ impl Feed {
         };
         let mut store = Recorder::restore(cache, source, &mut client);
         if let Some(saved) = store.saved() {
-            self.metrics.xds().cached(saved);
+            self.metrics.xds().set_cache_time(saved);
             self.status.set_discovery(|known| known.saved = Some(saved));
         }
         let (status, metrics) = (Arc::clone(&self.status), Arc::clone(&self.metrics));
         tokio::spawn(store.writer(move |saved| {
-            metrics.xds().cached(saved);
+            metrics.xds().set_cache_time(saved);
             status.set_discovery(|known| known.saved = Some(saved));
         }));
         if let Some(notice) = store.restored().map(ToOwned::to_owned) {
-            store.store.told_policies();
+            store.store.set_policies_received();
             self.update(&mut store);
             store.save();
-            self.status.set_reload(What::Mesh, Err(notice));
-            self.status.ready(self.pending);
+            self.status.set_reload(ReloadSource::Mesh, Err(notice));
+            self.status.clear_pending(self.pending);
         }
         (client, store)
     }
@@ -214,13 +214,13 @@ impl Feed {
     /// age, which the log has a line of already.
     async fn stream(
         &self,
-        parts: (&mut Client, &mut Recorder, &mut FirstAnswers),
+        parts: (&mut Client, &mut Recorder, &mut InitialEndpoints),
         is_aged: bool,
     ) -> Ended {
-        let (mut useful, goaway) = (false, GoAway::default());
+        let (mut useful, goaway) = (false, GoAwayCode::default());
         let mut ended = match self.talk(parts, (is_aged, &goaway), &mut useful).await {
             Ok(()) => Ended {
-                end: End::Clean,
+                end: StreamEnd::Clean,
                 why: "the control plane ended the stream".to_owned(),
                 is_broken: false,
             },
@@ -228,15 +228,15 @@ impl Feed {
         };
         // A stream that said nothing before it ended would be asked for a hundred times a second.
         if !useful {
-            ended.end = End::Status;
+            ended.end = StreamEnd::Status;
         }
         ended
     }
 
     async fn talk(
         &self,
-        (client, store, answers): (&mut Client, &mut Recorder, &mut FirstAnswers),
-        (is_aged, goaway): (bool, &GoAway),
+        (client, store, answers): (&mut Client, &mut Recorder, &mut InitialEndpoints),
+        (is_aged, goaway): (bool, &GoAwayCode),
         useful: &mut bool,
     ) -> Result<(), Ended> {
         // Clusters from the cache: the first request names the endpoints that they refer to.
@@ -255,7 +255,7 @@ impl Feed {
         loop {
             let response = tokio::select! {
                 response = awaited(client, heard, &mut responses) => response?,
-                () = answers.late() => {
+                () = answers.wait_deadline() => {
                     self.tell_ready(client, store, answers);
                     continue;
                 }
@@ -285,7 +285,7 @@ impl Feed {
     async fn open(
         &self,
         client: &mut Client,
-        goaway: &GoAway,
+        goaway: &GoAwayCode,
     ) -> Result<(mpsc::Sender<DeltaDiscoveryRequest>, Messages), Ended> {
         let channel = channel::connect(&self.plane, goaway.clone()).await?;
         let (requests, outgoing) = mpsc::channel(REQUESTS_MAX);
@@ -319,7 +319,7 @@ impl Feed {
             if response.nonce.len().max(response.type_url.len()) > WORD_BYTES_MAX {
                 return Err(GrpcStatus::internal("a nonce or a type is too long").into());
             }
-            let url = label_of(&response.type_url);
+            let url = metric_label(&response.type_url);
             self.metrics.xds().message(url, push.bytes);
             let version: String = push.version.chars().take(WORD_SHOWN).collect();
             for request in client.received(response, store) {
@@ -351,7 +351,7 @@ impl Feed {
         request: Request,
     ) -> Result<(), Ended> {
         if let Some(why) = &request.error
-            && let Some(suppressed) = self.metrics.xds().nacked(label_of(&request.type_url))
+            && let Some(suppressed) = self.metrics.xds().nacked(metric_label(&request.type_url))
         {
             // Quoted: names and reasons are the server's words.
             warn!(type_url = ?request.type_url, ?why,
@@ -372,10 +372,10 @@ impl Feed {
         &self,
         client: &mut Client,
         store: &mut Recorder,
-        answers: &mut FirstAnswers,
+        answers: &mut InitialEndpoints,
     ) -> Vec<Request> {
         if client.pending().all(|type_url| type_url != AUTHORIZATION) {
-            store.store.told_policies();
+            store.store.set_policies_received();
         }
         let changes = self.follow(client, store);
         self.told(client, store);
@@ -389,7 +389,7 @@ impl Feed {
         };
         let notice = store.restored().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
-        self.status.set_reload(What::Mesh, result);
+        self.status.set_reload(ReloadSource::Mesh, result);
         self.tell_ready(client, store, answers);
         changes
     }
@@ -397,17 +397,17 @@ impl Feed {
     /// Wants the endpoints that clusters refer to and no other, and publishes what has changed.
     /// Returns the changes of the subscription.
     fn follow(&self, client: &mut Client, store: &mut Recorder) -> Vec<Request> {
-        let names = store.store.take_wanted();
-        let changes = names.map(|names| client.want(ENDPOINT, &names, store));
+        let names = store.store.take_eds_names();
+        let changes = names.map(|names| client.set_wanted(ENDPOINT, &names, store));
         self.update(store);
         changes.unwrap_or_default()
     }
 
     /// Tells the probe and the cache of the first complete state.
-    fn tell_ready(&self, client: &Client, store: &Recorder, answers: &mut FirstAnswers) {
-        let complete = client.is_synced() && answers.are_settled(client);
+    fn tell_ready(&self, client: &Client, store: &Recorder, answers: &mut InitialEndpoints) {
+        let complete = client.is_synced() && answers.are_complete(client);
         if complete {
-            self.status.ready(self.pending);
+            self.status.clear_pending(self.pending);
         }
         // Half of a first state would be served as if it were all: without its policies, say.
         if complete || store.restored().is_some() {
@@ -421,7 +421,7 @@ impl Feed {
             self.metrics.xds().accepted(url);
         }
         self.status
-            .set_discovery(|known| known.answer(name_of(url), version, accepted));
+            .set_discovery(|known| known.record_answer(name_of(url), version, accepted));
     }
 
     /// Tells people what is known of each type.
@@ -440,15 +440,17 @@ impl Feed {
                 name: name_of(url),
                 synced: missing(client).all(|missing| missing != url),
                 held: client.held(url),
-                rejected: rejected.clone().count() + client.unlisted(url),
-                at_least: client.unlisted(url) > 0,
+                rejected: rejected.clone().count() + client.unlisted_rejections(url),
+                at_least: client.unlisted_rejections(url) > 0,
                 rejections: rejected.take(REJECTED_KEPT).map(rejection).collect(),
                 unused,
                 unused_first,
                 ..ResourceType::default()
             };
-            self.metrics.xds().expect(url);
-            self.metrics.xds().holds(url, told.held, told.rejected);
+            self.metrics.xds().create_type(url);
+            self.metrics
+                .xds()
+                .set_resources(url, told.held, told.rejected);
             told
         });
         let types = types.collect();
@@ -456,7 +458,7 @@ impl Feed {
         self.status.set_discovery(|known| {
             known.address = self.plane.address.to_string();
             known.from_disk = from_disk.map(ToOwned::to_owned);
-            known.told(types);
+            known.set_types(types);
         });
         let missing = missing(client).map(name_of).collect();
         self.status.missing(self.pending, missing);
@@ -502,15 +504,15 @@ async fn awaited(
     heard: Instant,
     responses: &mut Messages,
 ) -> Result<Option<Push>, Ended> {
-    if client.untold().next().is_none() {
+    if client.without_response().next().is_none() {
         return Ok(response(responses).await?);
     }
     let told = timeout_at(heard + SILENCE_MAX, response(responses)).await;
     Ok(told.map_err(|_| {
-        let missing: Vec<_> = client.untold().map(name_of).collect();
+        let missing: Vec<_> = client.without_response().map(name_of).collect();
         let missing = missing.join(", ");
         Ended {
-            end: End::Status,
+            end: StreamEnd::Status,
             why: format!("no message within {SILENCE_MAX:?}, and no {missing} yet"),
             is_broken: false,
         }

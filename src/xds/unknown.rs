@@ -9,17 +9,17 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 
 /// Known fields of a message: number, name and content.
 #[derive(Debug)]
-pub(super) struct Shape(pub(super) &'static [(u32, &'static str, Kind)]);
+pub(super) struct Shape(pub(super) &'static [(u32, &'static str, FieldKind)]);
 
 /// Content of a field.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum FieldKind {
     /// No message, or a message that other code checks.
     Leaf,
     /// A message.
     One(&'static Shape),
     /// A list of messages.
-    Many(&'static Shape),
+    Repeated(&'static Shape),
 }
 
 /// Rejects a message with a field that is not in the shape, at any depth.
@@ -39,9 +39,9 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
         let index = counts[place];
         counts[place] += 1;
         let (inner, at) = match kind {
-            Kind::One(shape) => (Some(shape), format!(".{name}")),
-            Kind::Many(shape) => (Some(shape), format!(".{name}[{index}]")),
-            Kind::Leaf => (None, format!(".{name}")),
+            FieldKind::One(shape) => (Some(shape), format!(".{name}")),
+            FieldKind::Repeated(shape) => (Some(shape), format!(".{name}[{index}]")),
+            FieldKind::Leaf => (None, format!(".{name}")),
         };
         let value = field(&mut bytes, number, wire).map_err(|why| format!("{at}: {why}"))?;
         if let Some(inner) = inner {
@@ -56,14 +56,14 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
 ///
 /// # Errors
 /// The first error of `see`, or the reason why the message cannot be decoded.
-pub(super) fn fields<'a>(
+pub(super) fn for_each_field<'a>(
     mut bytes: &'a [u8],
-    mut see: impl FnMut(u32, WireType, &'a [u8]) -> Result<(), String>,
+    mut visit: impl FnMut(u32, WireType, &'a [u8]) -> Result<(), String>,
 ) -> Result<(), String> {
     while bytes.has_remaining() {
         let (number, wire) = decode_key(&mut bytes).map_err(|error| error.to_string())?;
         let value = field(&mut bytes, number, wire)?;
-        see(number, wire, value)?;
+        visit(number, wire, value)?;
     }
     Ok(())
 }

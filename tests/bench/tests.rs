@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use crate::chart::{self, Entry, escaped};
-use crate::figures::{Bar, Interval, Judged, Round, Summary, Turn, Verdict, interval, median};
+use crate::figures::{
+    Interval, Limit, Round, Summary, Turn, ValidatedRound, Verdict, interval, median,
+};
 use crate::outcome::{Outcome, Unit};
 use crate::readme;
-use crate::rows::{BESIDE_BEFORE, Kind, ROWS, Way, What};
+use crate::rows::{BESIDE_BEFORE, Kind, Measurement, ROWS, Transport};
 
 /// A round of one turn.
 fn round(strait: &[f64], peer: &[f64]) -> Round {
@@ -50,8 +52,8 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
     let control = 0.93..=1.07;
     let good = round(&[1.0, 1.05], &[2.0, 1.95]);
     assert!(close(good.ratio(), 2.05 / 3.95));
-    assert!(good.clone().judged("Envoy", &control).is_ok());
-    let why = |round: Round| round.judged("Envoy", &control).unwrap_err();
+    assert!(good.clone().validate("Envoy", &control).is_ok());
+    let why = |round: Round| round.validate("Envoy", &control).unwrap_err();
     assert_eq!(
         why(round(&[1.0, 1.2], &[2.0, 2.0])),
         "control pair of Strait: 1.20"
@@ -71,16 +73,16 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
         turns: turns.to_vec(),
         foreign: 0.0,
     };
-    assert!(close(three.ratio(), good.ratio()) && three.judged("Envoy", &control).is_ok());
+    assert!(close(three.ratio(), good.ratio()) && three.validate("Envoy", &control).is_ok());
     // Memory has one sample of each, and no pair.
-    assert!(round(&[1.0], &[9.0]).judged("Envoy", &control).is_ok());
+    assert!(round(&[1.0], &[9.0]).validate("Envoy", &control).is_ok());
 }
 
 #[test]
 fn a_row_is_void_when_fewer_than_half_of_its_rounds_count() {
     let good = || Ok(round(&[1.0, 1.0], &[2.0, 2.0]));
     let void = || Err("control pair of Envoy: 0.50".to_owned());
-    let verdict = |rounds: &[Judged]| Summary::of(rounds).verdict(Bar::Ratio(0.5));
+    let verdict = |rounds: &[ValidatedRound]| Summary::of(rounds).verdict(Limit::Ratio(0.5));
     assert_eq!(verdict(&[good(), void()]), Verdict::Ok);
     assert_eq!(verdict(&[good(), void(), void()]), Verdict::Void);
     assert_eq!(verdict(&[void(), void()]), Verdict::Void);
@@ -92,19 +94,19 @@ fn a_row_is_void_when_fewer_than_half_of_its_rounds_count() {
 #[test]
 fn the_median_decides_about_the_bar() {
     let ratios = [0.4, 0.6, 0.9];
-    let rounds: Vec<Judged> = ratios.iter().map(|&x| Ok(round(&[x], &[1.0]))).collect();
+    let rounds: Vec<ValidatedRound> = ratios.iter().map(|&x| Ok(round(&[x], &[1.0]))).collect();
     let summary = Summary::of(&rounds);
-    assert_eq!(summary.verdict(Bar::Ratio(0.6)), Verdict::Ok);
-    assert_eq!(summary.verdict(Bar::Ratio(0.59)), Verdict::Miss);
+    assert_eq!(summary.verdict(Limit::Ratio(0.6)), Verdict::Ok);
+    assert_eq!(summary.verdict(Limit::Ratio(0.59)), Verdict::Miss);
     let memory = Summary::of(&[Ok(round(&[2.5], &[18.8]))]);
-    assert_eq!(memory.verdict(Bar::Absolute(2.6)), Verdict::Ok);
-    assert_eq!(memory.verdict(Bar::Absolute(2.4)), Verdict::Miss);
+    assert_eq!(memory.verdict(Limit::Absolute(2.6)), Verdict::Ok);
+    assert_eq!(memory.verdict(Limit::Absolute(2.4)), Verdict::Miss);
     let costs = memory.costs.expect("a round");
     assert!(close(costs.strait, 2.5) && close(costs.peer, 18.8));
-    let bar = Bar::Absolute(9.4).as_ratio(&costs).expect("a bar");
+    let bar = Limit::Absolute(9.4).as_ratio(&costs).expect("a bar");
     assert!(close(bar, 0.5));
-    assert_eq!(memory.verdict(Bar::None), Verdict::Ok);
-    assert_eq!(Bar::None.as_ratio(&costs), None);
+    assert_eq!(memory.verdict(Limit::None), Verdict::Ok);
+    assert_eq!(Limit::None.as_ratio(&costs), None);
 }
 
 #[test]
@@ -186,24 +188,26 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
         };
         assert_eq!(row.endpoint, endpoint, "{}", row.name);
         assert!(!row.ztunnel.is_empty(), "{}", row.name);
-        assert!(!row.beside.is_empty(), "{}", row.name);
-        for &(peer, bar) in row.beside {
+        assert!(!row.peers.is_empty(), "{}", row.name);
+        for &(peer, bar) in row.peers {
             assert_ne!(peer, Kind::Strait, "{}", row.name);
             match (row.way, row.what, bar) {
-                (Way::Hbone, What::Memory(_), bar) => assert!(matches!(bar, Bar::Absolute(_))),
-                (Way::Hbone, _, Bar::Ratio(ratio)) => assert!(ratio < 1.0),
-                (Way::Sni, _, Bar::Ratio(ratio)) => assert!(ratio <= 1.2),
-                (Way::Sni, _, Bar::None) => {}
+                (Transport::Hbone, Measurement::Memory(_), bar) => {
+                    assert!(matches!(bar, Limit::Absolute(_)))
+                }
+                (Transport::Hbone, _, Limit::Ratio(ratio)) => assert!(ratio < 1.0),
+                (Transport::Sni, _, Limit::Ratio(ratio)) => assert!(ratio <= 1.2),
+                (Transport::Sni, _, Limit::None) => {}
                 (_, _, bar) => panic!("{bar:?} for {}", row.name),
             }
         }
         let unit = match row.what {
-            What::Cpu(unit) => unit.cost().0,
-            What::P99 => "ms",
-            What::Memory(_) => "KiB",
+            Measurement::Cpu(unit) => unit.cost().0,
+            Measurement::P99 => "ms",
+            Measurement::Memory(_) => "KiB",
         };
         assert_eq!(row.unit(), unit);
-        if let What::Memory(held) = row.what {
+        if let Measurement::Memory(held) = row.what {
             assert!(
                 held.iter().all(|held| held.tunnels() >= 100),
                 "{}",
@@ -218,7 +222,7 @@ fn each_peer_has_rows_and_a_name_of_its_own() {
     let names: BTreeSet<&str> = Kind::ALL.into_iter().map(Kind::name).collect();
     assert_eq!(names.len(), Kind::ALL.len());
     for kind in Kind::ALL {
-        let mut beside = ROWS.iter().flat_map(|row| row.beside).chain(&BESIDE_BEFORE);
+        let mut beside = ROWS.iter().flat_map(|row| row.peers).chain(&BESIDE_BEFORE);
         let has = beside.any(|&(peer, _)| peer == kind);
         assert_eq!(has, kind != Kind::Strait, "{kind:?}");
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::support::{Done, done, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 /// The files of `deploy/local`, in a folder without certificates.
 fn without_certificates() -> TempDir {
@@ -32,8 +32,8 @@ fn replaced(folder: &Path, file: &str, old: &str, new: &str) {
     fs::write(path, text.replacen(old, new, 1)).expect("a file");
 }
 
-async fn command(folder: &Path, command: &str) -> Done {
-    done(folder, &[command, "-c", "deploy/local/strait.yaml"]).await
+async fn command(folder: &Path, command: &str) -> CommandOutput {
+    run_command(folder, &[command, "-c", "deploy/local/strait.yaml"]).await
 }
 
 /// The line that names the first file of the identity.
@@ -57,7 +57,7 @@ fn review_19_explain_answers_without_certificates_with_one_warning() {
         let from = "spiffe://west.local/ns/shop/sa/checkout";
         let args = ["explain", "-c", "deploy/local/strait.yaml", "--from", from];
         let asked = [&args[..], &["--to", "echo.global:80"]].concat();
-        let answer = done(folder.path(), &asked).await;
+        let answer = run_command(folder.path(), &asked).await;
         assert_eq!(answer.code, Some(0), "{answer:?}");
         assert!(answer.stdout.contains("  75.0%  127.0.1.2:15008"));
         let place = format!(
@@ -70,11 +70,11 @@ fn review_19_explain_answers_without_certificates_with_one_warning() {
         // The key is not needed, though a certificate exists and the key does not.
         fs::create_dir(folder.path().join("certs")).expect("a folder");
         write(folder.path(), "certs/gateway.crt", "");
-        let answer = done(folder.path(), &asked).await;
+        let answer = run_command(folder.path(), &asked).await;
         assert_eq!(answer.code, Some(0), "{answer:?}");
         // Other mistakes are still reported.
         replaced(folder.path(), "mesh.yaml", "services:", "servcies:");
-        let answer = done(folder.path(), &asked).await;
+        let answer = run_command(folder.path(), &asked).await;
         assert_eq!(answer.code, Some(2), "{answer:?}");
         assert!(answer.stderr.contains("mesh.yaml:"), "{answer:?}");
     });
@@ -153,7 +153,7 @@ discovery: {kind: istio, address: \"istiod.istio-system.svc:15012\", roots: /no/
   token: /no/token}
 ";
         write(folder.path(), "strait.yaml", text);
-        let checked = done(folder.path(), &["check", "-c", "strait.yaml"]).await;
+        let checked = run_command(folder.path(), &["check", "-c", "strait.yaml"]).await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
         assert_eq!(checked.stderr.lines().count(), 1, "{checked:?}");
         for file in ["/no/root.pem", "/no/token", "/no/west.pem"] {
@@ -162,7 +162,7 @@ discovery: {kind: istio, address: \"istiod.istio-system.svc:15012\", roots: /no/
         // A token marks the machine as one on which the gateway runs.
         let with_token = text.replacen("/no/token", "strait.yaml", 1);
         write(folder.path(), "strait.yaml", &with_token);
-        let checked = done(folder.path(), &["check", "-c", "strait.yaml"]).await;
+        let checked = run_command(folder.path(), &["check", "-c", "strait.yaml"]).await;
         assert_eq!(checked.code, Some(1), "{checked:?}");
         let wanted = "error: `trust.domains[].roots` is `/no/west.pem`";
         assert!(checked.stderr.contains(wanted), "{checked:?}");

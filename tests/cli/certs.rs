@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::support::{done, folder_with_certificates, get, interrupt, run, strait, until};
+use crate::support::{folder_with_certificates, get, interrupt, run, run_command, strait, until};
 
 /// Copies deploy/local to a separate folder, at the same depth below `certs/` as in the checkout.
 fn copy_of_the_example(folder: &Path, address: &str) {
@@ -30,12 +30,12 @@ fn the_example_is_clean_with_fresh_certificates_and_warned_of_without() {
         let folder = folder_with_certificates().await;
         copy_of_the_example(folder.path(), "127.0.0.1");
         let args = ["check", "-c", "deploy/local/strait.yaml"];
-        let checked = done(folder.path(), &args).await;
+        let checked = run_command(folder.path(), &args).await;
         assert_eq!((checked.code, checked.stderr.as_str()), (Some(0), ""));
         assert!(checked.stdout.contains("1 service and 2 workloads"));
 
         std::fs::remove_dir_all(folder.path().join("certs")).expect("a removal");
-        let checked = done(folder.path(), &args).await;
+        let checked = run_command(folder.path(), &args).await;
         assert_eq!(checked.code, Some(0));
         for name in ["gateway.crt", "gateway.key", "root.crt"] {
             assert!(checked.stderr.contains(name), "{name}: {checked:?}");

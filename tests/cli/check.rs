@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::{Done, done, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 pub const GOOD: &str = "\
 gateway: {cluster: east, network: east}
@@ -60,7 +60,7 @@ fn planted(text: &str, plants: &[Plant]) -> String {
 }
 
 /// Returns the places that `strait check` names, as `FILE:LINE`, sorted.
-fn places(checked: &Done) -> Vec<String> {
+fn places(checked: &CommandOutput) -> Vec<String> {
     let mut places: Vec<_> = checked
         .stderr
         .lines()
@@ -70,8 +70,8 @@ fn places(checked: &Done) -> Vec<String> {
     places
 }
 
-pub async fn check(folder: &Path) -> Done {
-    done(folder, &["check", "-c", "strait.yaml"]).await
+pub async fn check(folder: &Path) -> CommandOutput {
+    run_command(folder, &["check", "-c", "strait.yaml"]).await
 }
 
 #[test]
@@ -277,12 +277,12 @@ fn wrong_usage_exits_2_and_a_file_that_is_not_there_1_with_its_name() {
             &["no-such-command"],
             &[],
         ] {
-            let refused = done(folder.path(), args).await;
+            let refused = run_command(folder.path(), args).await;
             assert_eq!(refused.code, Some(2), "{args:?}: {refused:?}");
             assert!(refused.stderr.contains("--help"), "{refused:?}");
         }
         for command in ["check", "run"] {
-            let missing = done(folder.path(), &[command, "-c", "nowhere.yaml"]).await;
+            let missing = run_command(folder.path(), &[command, "-c", "nowhere.yaml"]).await;
             assert_eq!(missing.code, Some(1), "{missing:?}");
             let line = "nowhere.yaml:1: error: the file cannot be read: No such file";
             assert!(missing.stderr.starts_with(line), "{missing:?}");
@@ -492,7 +492,7 @@ fn a_trust_set_without_our_own_domain_is_a_warning() {
 fn a_file_without_its_option_is_told_how() {
     run(async {
         let folder = tempfile::tempdir().expect("a folder");
-        let checked = done(folder.path(), &["check", "deploy.yaml"]).await;
+        let checked = run_command(folder.path(), &["check", "deploy.yaml"]).await;
         assert_eq!(checked.code, Some(2), "{checked:?}");
         assert!(
             checked.stderr.contains("write `-c deploy.yaml`"),

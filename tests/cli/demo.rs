@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
-use crate::support::{done, get, interrupt, run, strait, until};
+use crate::support::{get, interrupt, run, run_command, strait, until};
 
 const STEPS: [&str; 6] = ["start", "requests", "kill", "stranger", "unexposed", "look"];
 
@@ -172,7 +172,7 @@ async fn stops(kept: &mut Kept) {
 #[test]
 fn review_23_a_demo_that_holds_has_a_log_line_for_each_of_its_tunnels() {
     run(async {
-        let shown = done(Path::new("."), &["demo", "--json"]).await;
+        let shown = run_command(Path::new("."), &["demo", "--json"]).await;
         assert_eq!(shown.code, Some(0), "{shown:?}");
         let report: Value = serde_json::from_str(&shown.stdout).expect("one JSON object");
         let look = figures(&report, "look");
@@ -184,7 +184,7 @@ fn review_23_a_demo_that_holds_has_a_log_line_for_each_of_its_tunnels() {
 #[test]
 fn a_demo_that_holds_exits_0_and_shows_every_step() {
     run(async {
-        let shown = done(Path::new("."), &["demo", "--json"]).await;
+        let shown = run_command(Path::new("."), &["demo", "--json"]).await;
         assert_eq!(shown.code, Some(0), "{shown:?}");
         let report: Value = serde_json::from_str(&shown.stdout).expect("one JSON object");
         assert_eq!(report["ok"], true);
@@ -201,7 +201,7 @@ fn a_demo_that_holds_exits_0_and_shows_every_step() {
 #[test]
 fn a_demo_whose_endpoints_are_both_killed_fails_and_says_at_which_step() {
     run(async {
-        let shown = done(Path::new("."), &["demo", "--json", "--kill", "2"]).await;
+        let shown = run_command(Path::new("."), &["demo", "--json", "--kill", "2"]).await;
         assert_eq!(shown.code, Some(1), "{shown:?}");
         let report: Value = serde_json::from_str(&shown.stdout).expect("one JSON object");
         assert_eq!(report["ok"], false);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{Done, done_with, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, done_with, folder_with_certificates, run, write};
 
 /// The documents of a manifest.
 fn manifest(name: &str) -> Vec<Value> {
@@ -59,7 +59,11 @@ async fn root(container: &Value) -> tempfile::TempDir {
     folder
 }
 
-async fn printed(folder: &Path, arguments: &[&str], variables: &[(String, String)]) -> Done {
+async fn printed(
+    folder: &Path,
+    arguments: &[&str],
+    variables: &[(String, String)],
+) -> CommandOutput {
     let done = done_with(folder, arguments, |command| {
         command.env_clear().envs(variables.iter().cloned());
         command.arg("--print-config");
@@ -68,7 +72,7 @@ async fn printed(folder: &Path, arguments: &[&str], variables: &[(String, String
 }
 
 /// Returns true if a line has the value `said` with the origin `by`.
-fn says(done: &Done, said: &str, by: &str) -> bool {
+fn says(done: &CommandOutput, said: &str, by: &str) -> bool {
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     done.stdout
         .lines()

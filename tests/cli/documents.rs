@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::support::{done, get, run, strait, until, write};
+use crate::support::{get, run, run_command, strait, until, write};
 
 /// Pages with commands.
 const PAGES: [&str; 8] = [
@@ -99,7 +99,7 @@ impl Place {
             address,
         };
         if has_certs {
-            let made = done(place.folder.path(), &["certs", "certs"]).await;
+            let made = run_command(place.folder.path(), &["certs", "certs"]).await;
             assert_eq!(made.code, Some(0), "{made:?}");
         }
         copy_example(place.folder.path(), |text| place.changed(text));
@@ -173,7 +173,7 @@ async fn ran(place: &Place, block: &Block) {
 /// Runs the commands of a `console` block and compares their output.
 async fn compared(block: &Block) {
     let folder = tempfile::tempdir().expect("a folder");
-    let made = done(folder.path(), &["certs", "certs"]).await;
+    let made = run_command(folder.path(), &["certs", "certs"]).await;
     assert_eq!(made.code, Some(0), "{made:?}");
     copy_example(folder.path(), str::to_owned);
     let (command, shown) = block.text.split_once('\n').expect("an output");

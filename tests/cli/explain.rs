@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Done, done, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 const CHECKOUT: &str = "spiffe://west.local/ns/shop/sa/checkout";
 
@@ -22,9 +22,9 @@ async fn local() -> TempDir {
     folder
 }
 
-async fn explained(folder: &TempDir, args: &[&str]) -> Done {
+async fn explained(folder: &TempDir, args: &[&str]) -> CommandOutput {
     let args = [&["explain", "-c", "deploy/local/strait.yaml"], args].concat();
-    done(folder.path(), &args).await
+    run_command(folder.path(), &args).await
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn review_23_a_remedy_names_the_entry_its_line_and_the_values_and_no_placeholder
         for (args, want) in hbone.chain(tls) {
             let command = "explain -c all.yaml".split(' ');
             let args: Vec<_> = command.chain(args.split(' ')).collect();
-            let answer = done(folder.path(), &args).await;
+            let answer = run_command(folder.path(), &args).await;
             assert_eq!(answer.code, Some(1), "{answer:?}");
             assert!(answer.stdout.contains(want), "{want}: {answer:?}");
             let mut words = answer

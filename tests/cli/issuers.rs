@@ -3,10 +3,10 @@
 use tempfile::TempDir;
 
 use crate::check::{GOOD, GOOD_MESH, check};
-use crate::support::{Done, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, write};
 
 /// Checks a file whose `trust` has this line besides, its eighth.
-async fn checked(folder: &TempDir, line: &str) -> Done {
+async fn checked(folder: &TempDir, line: &str) -> CommandOutput {
     let text = GOOD.replace("trust:\n", &format!("trust:\n  {line}\n"));
     write(folder.path(), "strait.yaml", &text);
     write(folder.path(), "mesh.yaml", GOOD_MESH);

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use crate::support::{Done, done_with, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, done_with, folder_with_certificates, run, write};
 
 const MESH: &str = "services: []\nworkloads: []\n";
 
 /// Runs it for a pod whose root is `folder`.
-async fn proxy(folder: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Done {
+async fn proxy(folder: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> CommandOutput {
     done_with(folder, arguments, |command| {
         command.env_clear().envs(variables.iter().copied());
     })

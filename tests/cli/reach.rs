@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::support::{Done, done, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 const MESH: &str = "\
 services:
@@ -23,7 +23,7 @@ async fn folder() -> TempDir {
 }
 
 /// Checks a configuration with these sections, which begin on line 8.
-async fn checked(folder: &Path, discovery: &str, sections: &str) -> Done {
+async fn checked(folder: &Path, discovery: &str, sections: &str) -> CommandOutput {
     let text = format!(
         "\
 gateway: {{cluster: east, network: east}}
@@ -36,7 +36,7 @@ discovery: {discovery}
 {sections}"
     );
     write(folder, "strait.yaml", &text);
-    let checked = done(folder, &["check", "-c", "strait.yaml"]).await;
+    let checked = run_command(folder, &["check", "-c", "strait.yaml"]).await;
     assert_eq!(checked.code, Some(0), "{checked:?}");
     checked
 }

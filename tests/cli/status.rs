@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{done, run};
+use crate::support::{run, run_command};
 
 #[test]
 fn where_nobody_answers_it_says_so_and_exits_with_2() {
@@ -15,7 +15,7 @@ fn where_nobody_answers_it_says_so_and_exits_with_2() {
         let address = listener.local_addr().expect("its address").to_string();
         drop(listener);
         for command in ["status", "dump", "explain"] {
-            let asked = done(folder.path(), &[command, "--admin", &address]).await;
+            let asked = run_command(folder.path(), &[command, "--admin", &address]).await;
             assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{command}");
             let said = format!("cannot ask a gateway at {address}");
             assert!(asked.stderr.contains(&said), "{asked:?}");
@@ -43,7 +43,7 @@ fn a_port_that_knows_nothing_of_it_is_no_admin_port() {
         });
         for command in [&["status"][..], &["status", "echo"], &["dump"]] {
             let args = [command, &["--admin", &address]].concat();
-            let asked = done(folder.path(), &args).await;
+            let asked = run_command(folder.path(), &args).await;
             assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{asked:?}");
             assert!(asked.stderr.contains("no admin port"), "{asked:?}");
         }
@@ -59,7 +59,7 @@ fn arguments_that_nobody_knows_exit_with_2() {
             &["status", "a", "b"],
             &["dump", "a"],
         ] {
-            let asked = done(folder.path(), args).await;
+            let asked = run_command(folder.path(), args).await;
             assert_eq!(asked.code, Some(2), "{asked:?}");
         }
     });

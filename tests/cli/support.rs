@@ -62,26 +62,30 @@ pub fn strait() -> Command {
 
 /// Outcome of a command.
 #[derive(Debug)]
-pub struct Done {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
 /// Runs the command in `folder` to its end.
-pub async fn done(folder: &Path, args: &[&str]) -> Done {
+pub async fn run_command(folder: &Path, args: &[&str]) -> CommandOutput {
     done_with(folder, args, |_| {}).await
 }
 
 /// Runs the command in `folder` to its end. `configure` adds settings, such as an environment.
-pub async fn done_with(folder: &Path, args: &[&str], configure: impl FnOnce(&mut Command)) -> Done {
+pub async fn done_with(
+    folder: &Path,
+    args: &[&str],
+    configure: impl FnOnce(&mut Command),
+) -> CommandOutput {
     let mut command = strait();
     command.args(args).current_dir(folder);
     configure(&mut command);
     let output = command.output().await;
     let output = output.expect("the command's output");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    Done {
+    CommandOutput {
         code: output.status.code(),
         stdout: text(output.stdout),
         stderr: text(output.stderr),
@@ -116,7 +120,7 @@ pub async fn get(url: &str) -> (u16, String) {
 /// Creates a folder with the output of `strait certs` in `certs/`.
 pub async fn folder_with_certificates() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
-    let made = done(folder.path(), &["certs", "certs"]).await;
+    let made = run_command(folder.path(), &["certs", "certs"]).await;
     assert_eq!(made.code, Some(0), "{made:?}");
     folder
 }

@@ -1,7 +1,7 @@
 //! `strait check` of objects of several tenants: conflicting claims, each at its line.
 
 use crate::check::{GOOD, GOOD_MESH, check};
-use crate::support::{Done, done, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 /// An exported Service of one tenant, and the beginning of an EndpointSlice of it.
 const EXPORTED: &str = "apiVersion: v1
@@ -15,7 +15,7 @@ metadata: {name: web-1, namespace: aaa, labels: {kubernetes.io/service-name: web
 ";
 
 /// Returns the output of `strait check` for these objects beside the usual files.
-async fn checked(objects: &str) -> Done {
+async fn checked(objects: &str) -> CommandOutput {
     let folder = folder_with_certificates().await;
     let config = GOOD.replacen("exposure:\n", "exposure:\n  files: [objects.yaml]\n", 1);
     assert_ne!(config, GOOD);
@@ -162,7 +162,7 @@ spec: {ips: [x]}
             "--to",
             asked,
         ];
-        let explained = done(folder.path(), &explain).await;
+        let explained = run_command(folder.path(), &explain).await;
         let first = explained.stderr.lines().next();
         assert!(
             first.is_some_and(|line| line.contains("`a.b`")),

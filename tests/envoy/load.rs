@@ -27,12 +27,18 @@ fn requests_churn_and_handshakes_through_envoy_are_those_that_it_counted() {
         let envoy = gateway(&program, net).await;
         let load = Load::new(net.address(1, 15008));
 
-        let requests = load.run(ECHO, "rr --streams 8 --seconds 0.5").await.clean();
+        let requests = load
+            .run(ECHO, "rr --streams 8 --seconds 0.5")
+            .await
+            .expect_success();
         let churn = load
             .run(ECHO, "churn --streams 4 --seconds 0.5")
             .await
-            .clean();
-        let handshakes = load.run(ECHO, "handshake --seconds 0.5").await.clean();
+            .expect_success();
+        let handshakes = load
+            .run(ECHO, "handshake --seconds 0.5")
+            .await
+            .expect_success();
 
         let all = [&requests, &churn, &handshakes];
         let sum = |name| all.iter().map(|done| done.number(name)).sum::<u64>();
@@ -41,7 +47,7 @@ fn requests_churn_and_handshakes_through_envoy_are_those_that_it_counted() {
         let connections = envoy.stat("http.hbone.downstream_cx_total").await;
         assert_eq!(connections, sum("opened_connections"));
         assert_eq!(churn.number("opened_tunnels"), churn.number("operations"));
-        process::say(&format!(
+        process::print_uncaptured(&format!(
             "load through envoy {}: {} requests, {} tunnels and {} connections each half a second",
             process::version(&program).await,
             requests.number("operations"),

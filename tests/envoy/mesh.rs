@@ -84,8 +84,8 @@ impl Mesh {
     }
 
     /// Prints a result, prefixed with Envoy's version.
-    pub fn say(&self, result: &str) {
-        process::say(&format!("envoy {}: {result}", self.version));
+    pub fn print_uncaptured(&self, result: &str) {
+        process::print_uncaptured(&format!("envoy {}: {result}", self.version));
     }
 }
 
@@ -93,7 +93,7 @@ impl Mesh {
 pub async fn ended(gateway: &Gateway, tunnels: u64) -> Ended {
     let counts = async || {
         let whole = |count: f64| count.to_string().parse().expect("a whole number");
-        let ends = gateway.ends().await.into_iter();
+        let ends = gateway.tunnels_by_reason().await.into_iter();
         Ended(ends.map(|(reason, count)| (reason, whole(count))).collect())
     };
     until("ended tunnels", counts, |ended| ended.tunnels() >= tunnels).await

@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 use crate::support::{Net, identities, until};
 
 /// Prints a line that shows although the test passes: cargo captures only the output of macros.
-pub fn say(line: &str) {
+pub fn print_uncaptured(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -29,7 +29,7 @@ pub fn program(test: &str) -> Option<PathBuf> {
         return Some(path);
     }
     // Starts a new line, even if the harness has begun one.
-    say(&format!(
+    print_uncaptured(&format!(
         "\nSKIPPED {test}: there is no Envoy at {}; type `make envoy`",
         path.display()
     ));

@@ -15,7 +15,7 @@ use crate::process::{self, Envoy};
 use crate::support::istiod::Istiod;
 use crate::support::wds::{SERVICE, bytes, changed, policy, service};
 use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Net, identities, pod, run};
-use crate::traffic::{self, Moved, Order, start};
+use crate::traffic::{self, Moved, TransferRequest, start};
 
 /// Hosts of the two endpoints.
 const HOSTS: [u8; 2] = [11, 12];
@@ -74,7 +74,7 @@ async fn load(client: std::net::SocketAddr, stop: Arc<AtomicBool>) -> u64 {
             let request: Option<Result<(), _>> = running.join_next().await;
             request.expect("a request").expect("the right answer");
         }
-        let order = Order {
+        let order = TransferRequest {
             seed: count,
             up_bytes: 7 * count,
             // Every tenth outlives the state of its endpoint.
@@ -148,7 +148,7 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
             first.stat("http.hbone.downstream_rq_total").await,
             second.stat("http.hbone.downstream_rq_total").await,
         ];
-        process::say(&format!(
+        process::print_uncaptured(&format!(
             "envoy {}: {CHANGES} changes of two endpoints that served {served:?}, {ended}",
             process::version(&program).await
         ));

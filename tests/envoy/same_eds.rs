@@ -347,7 +347,7 @@ fn the_gateway_and_envoy_share_alike_what_the_same_eds_tells_them() {
             return;
         };
         let net = Net::new();
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         let mut all = Vec::new();
         for index in 0..SCENARIOS.len() {
             let (running, assignment) = Running::start(index, net).await;
@@ -355,7 +355,7 @@ fn the_gateway_and_envoy_share_alike_what_the_same_eds_tells_them() {
             control.put(ENDPOINT, &running.cluster, &assignment);
             all.push(running);
         }
-        let _serving = control.serve_plainly(net.address(2, 15012)).await;
+        let _serving = control.serve_plaintext(net.address(2, 15012)).await;
         let listeners: Vec<_> = all.iter().map(|running| listener(net, running)).collect();
         let names = [
             ("CONTROL", net.ip(2).to_string()),
@@ -384,7 +384,7 @@ fn the_gateway_and_envoy_share_alike_what_the_same_eds_tells_them() {
                 let shares = shares.iter().map(|share| format!("{share:.3}"));
                 shares.collect::<Vec<_>>().join(" ")
             };
-            process::say(&format!(
+            process::print_uncaptured(&format!(
                 "envoy {version}: {name}: {} by the gateway, {} by Envoy",
                 shown(&own),
                 shown(&other)

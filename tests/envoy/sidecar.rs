@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 use crate::mesh::ended;
 use crate::process::{self, Envoy};
 use crate::support::{CLIENT, ENDPOINT, Gateway, Net, Settings, identities, run};
-use crate::traffic::{self, Moved, Order, start};
+use crate::traffic::{self, Moved, TransferRequest, start};
 
 const SNI: &str = "outbound_.80_._.echo.app.svc.cluster.local";
 const REQUESTS: u64 = 200;
@@ -50,7 +50,7 @@ fn sidecars_reach_each_other_by_istios_name_and_the_control_plane_by_any() {
             Envoy::start(&program, net, 11, &east, server),
             Envoy::start(&program, net, 21, &west, client),
         );
-        let order = |seed, up_bytes, down_bytes| Order {
+        let order = |seed, up_bytes, down_bytes| TransferRequest {
             seed,
             up_bytes,
             down_bytes,
@@ -70,7 +70,7 @@ fn sidecars_reach_each_other_by_istios_name_and_the_control_plane_by_any() {
         }
         let all = 2 * (REQUESTS + 2);
         let ended = ended(&gateway, all).await;
-        process::say(&format!(
+        process::print_uncaptured(&format!(
             "envoy {}: {ended}",
             process::version(&program).await
         ));

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::mesh::{Ended, Ends, Mesh};
 use crate::support::run;
-use crate::traffic::{Moved, Order, start};
+use crate::traffic::{Moved, TransferRequest, start};
 
 const REQUESTS: u64 = 1000;
 const REQUESTS_AT_ONCE: usize = 16;
@@ -21,7 +21,7 @@ const ENDLESS_BYTES: u64 = 1 << 40;
 /// a summary.
 async fn assert_clean(mesh: &Mesh, tunnels: u64, done: &str) -> Ended {
     let ended = mesh.ended(tunnels).await;
-    mesh.say(&format!("{done}, {ended}"));
+    mesh.print_uncaptured(&format!("{done}, {ended}"));
     assert_eq!((ended.tunnels(), ended.failed()), (tunnels, 0), "{ended}");
     let dials = mesh
         .gateway
@@ -45,7 +45,7 @@ async fn requests(mesh: &Mesh) {
             let request = running.join_next().await.expect("a request");
             request.expect("the right answer");
         }
-        let order = Order {
+        let order = TransferRequest {
             seed,
             up_bytes: 7 * seed,
             down_bytes: 13 * seed,
@@ -91,7 +91,7 @@ fn a_body_of_200_mb_arrives_whole_in_either_direction() {
         };
         let begun = Instant::now();
         for (seed, up_bytes, down_bytes) in [(1, BODY_BYTES, 0), (2, 0, BODY_BYTES)] {
-            let order = Order {
+            let order = TransferRequest {
                 seed,
                 up_bytes,
                 down_bytes,
@@ -117,7 +117,7 @@ fn a_hundred_tunnels_at_once_share_one_outer_connection() {
         let address = mesh.address();
         let mut starting = JoinSet::new();
         for seed in 0..TUNNELS {
-            let order = Order {
+            let order = TransferRequest {
                 seed,
                 up_bytes: 512 << 10,
                 down_bytes: 512 << 10,
@@ -152,7 +152,7 @@ fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
         let Some(mut mesh) = Mesh::start("a killed endpoint", Ends::ByReset).await else {
             return;
         };
-        let order = Order {
+        let order = TransferRequest {
             seed: 1,
             up_bytes: ENDLESS_BYTES,
             down_bytes: ENDLESS_BYTES,
@@ -169,7 +169,7 @@ fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
         let error = running.await.expect("no panic").expect_err("a break");
         let ended = mesh.ended(1).await;
         let reset = ended.count("upstream_reset");
-        mesh.say(&format!(
+        mesh.print_uncaptured(&format!(
             "an endpoint killed in the middle: {error}, {reset} upstream_reset"
         ));
         let broken = [

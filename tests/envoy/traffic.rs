@@ -20,7 +20,7 @@ const ORDER_BYTES: usize = 25;
 
 /// Payload of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct TransferRequest {
     /// Seed of both directions. Connections of different seeds have nothing in common, and neither
     /// have both directions of one.
     pub seed: u64,
@@ -31,7 +31,7 @@ pub struct Order {
     pub client_ends_first: bool,
 }
 
-impl Order {
+impl TransferRequest {
     fn encode(self) -> [u8; ORDER_BYTES] {
         let mut bytes = [0; ORDER_BYTES];
         bytes[..8].copy_from_slice(&self.seed.to_be_bytes());
@@ -129,7 +129,7 @@ async fn serve(mut stream: TcpStream) -> io::Result<()> {
     let mut order = [0; ORDER_BYTES];
     stream.read_exact(&mut order).await?;
     stream.write_all(&order).await?;
-    let order = Order::decode(order);
+    let order = TransferRequest::decode(order);
     let (mut read, mut write) = stream.split();
     let moved = Moved::new(0);
     let up = async {
@@ -152,17 +152,21 @@ async fn serve(mut stream: TcpStream) -> io::Result<()> {
 /// Connection of the client on which the application has accepted the order.
 pub struct Started {
     stream: TcpStream,
-    order: Order,
+    order: TransferRequest,
 }
 
 /// Sends an order, and waits until the application has it: from here on the tunnel is open.
-pub async fn start(client: SocketAddr, order: Order) -> io::Result<Started> {
+pub async fn start(client: SocketAddr, order: TransferRequest) -> io::Result<Started> {
     let mut stream = TcpStream::connect(client).await?;
     stream.set_nodelay(true)?;
     stream.write_all(&order.encode()).await?;
     let mut taken = [0; ORDER_BYTES];
     stream.read_exact(&mut taken).await?;
-    assert_eq!(Order::decode(taken), order, "another tunnel's bytes");
+    assert_eq!(
+        TransferRequest::decode(taken),
+        order,
+        "another tunnel's bytes"
+    );
     Ok(Started { stream, order })
 }
 

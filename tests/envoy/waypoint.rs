@@ -13,7 +13,7 @@ use crate::process::{self, Envoy};
 use crate::support::istiod::Istiod;
 use crate::support::wds::{SERVICE, bytes, changed, service, waypoint_ports, workload};
 use crate::support::{CLIENT, ECHO, GATEWAY, Net, identities, pod, run};
-use crate::traffic::{self, Moved, Order, start};
+use crate::traffic::{self, Moved, TransferRequest, start};
 
 const HOSTNAME: &str = "way.app.svc.cluster.local";
 const NAME: &str = "app/way.app.svc.cluster.local";
@@ -93,7 +93,7 @@ fn istiod_1_an_envoy_is_the_waypoint_that_is_sent_without_hbone() {
         );
         gateway.ready().await;
         for seed in 0..TUNNELS {
-            let order = Order {
+            let order = TransferRequest {
                 seed,
                 up_bytes: 7 * seed,
                 down_bytes: 1000 * seed,

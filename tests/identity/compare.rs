@@ -91,10 +91,10 @@ fn the_gateway_lets_nobody_in_whom_envoy_refuses_but_for_a_reason() {
         if std::env::var_os("STRAIT_SHOW").is_some_and(|show| show == "1") {
             let version = process::version(&program).await;
             let head = format!("{:42} {:17} Envoy {version}", "certificate", "Strait");
-            process::say(&format!("\n{head}\n{}", table.trim_end()));
+            process::print_uncaptured(&format!("\n{head}\n{}", table.trim_end()));
         }
         let (all, differ) = (cases.len(), stricter + looser);
-        process::say(&format!(
+        process::print_uncaptured(&format!(
             "\n{differ} of {all} certificates differ: Strait refuses {stricter} that Envoy admits, \
              and admits {looser} that Envoy refuses"
         ));

@@ -40,7 +40,7 @@ fn a_domain_with_its_own_roots_is_judged_by_them_and_no_other_domain_is() {
             ),
         ];
         let [(_, _, partner), ..] = &cases;
-        let seen = bench.show(partner).await;
+        let seen = bench.connect_with(partner).await;
         assert_eq!(seen.as_deref(), Ok("untrusted_domain"), "before");
 
         std::fs::write(bench.gateway.file("partner.crt"), own.pem()).expect("a file");
@@ -55,7 +55,11 @@ fn a_domain_with_its_own_roots_is_judged_by_them_and_no_other_domain_is() {
         let reloaded = async || bench.gateway.metric(reloads).await;
         until("the reload", reloaded, |&count| count == 1.0).await;
         for (name, expected, shown) in &cases {
-            assert_eq!(bench.show(shown).await.as_deref(), Ok(*expected), "{name}");
+            assert_eq!(
+                bench.connect_with(shown).await.as_deref(),
+                Ok(*expected),
+                "{name}"
+            );
         }
     });
 }

@@ -40,7 +40,7 @@ impl Bench {
     /// endpoint's.
     ///
     /// A later change is detected at the next certificate, where it is an error.
-    pub async fn show(&mut self, shown: &Shown) -> Result<String, String> {
+    pub async fn connect_with(&mut self, shown: &Shown) -> Result<String, String> {
         let received = connect(self.gateway.address, &self.usual, shown).await;
         // While the connection is open, because its tunnel is dialled only for as long.
         let movements = async || self.movements().await;
@@ -94,13 +94,13 @@ fn every_certificate_gets_its_one_reason_and_nothing_is_dialled_for_a_bad_one() 
         // Twice: a verified chain is cached at the second pass, and nothing else may be.
         for case in cases.iter().chain(&cases) {
             assert_ne!(case.expected, "other", "{}: no reason at all", case.name);
-            let seen = bench.show(&case.shown).await;
+            let seen = bench.connect_with(&case.shown).await;
             if seen.as_deref() != Ok(case.expected) {
                 let _ = writeln!(wrong, "{}: {seen:?}, not {}", case.name, case.expected);
             }
             // A valid peer reaches the endpoint, so the gateway works and the endpoint detects
             // tunnels.
-            let seen = bench.show(&good).await;
+            let seen = bench.connect_with(&good).await;
             if seen.as_deref() != Ok(ADMITTED) {
                 let _ = writeln!(wrong, "a good one after {}: {seen:?}", case.name);
             }
@@ -120,12 +120,14 @@ fn a_chain_of_more_than_64_kib_is_dropped_unread() {
         let pki = Pki::new();
         let mut bench = Bench::start(&pki.trusted()).await;
         let good = pki.west.client();
-        let seen = bench.show(&good.clone().and([&pki.west; 200])).await;
+        let seen = bench
+            .connect_with(&good.clone().and([&pki.west; 200]))
+            .await;
         let seen = seen.expect_err("no alert");
         assert!(
             seen.starts_with("Closed(") && seen.contains("[\"other\"]"),
             "{seen}"
         );
-        assert_eq!(bench.show(&good).await.as_deref(), Ok(ADMITTED));
+        assert_eq!(bench.connect_with(&good).await.as_deref(), Ok(ADMITTED));
     });
 }

@@ -125,9 +125,9 @@ impl fmt::Debug for RsaKey {
 
 /// Key of a peer that signs its handshake by one scheme, regardless of the offered ones.
 #[derive(Clone, Debug)]
-pub struct Stubborn(pub RsaKey, pub SignatureScheme);
+pub struct FixedSchemeKey(pub RsaKey, pub SignatureScheme);
 
-impl rustls::sign::SigningKey for Stubborn {
+impl rustls::sign::SigningKey for FixedSchemeKey {
     fn choose_scheme(&self, _: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
         Some(Box::new(self.clone()))
     }
@@ -137,7 +137,7 @@ impl rustls::sign::SigningKey for Stubborn {
     }
 }
 
-impl Signer for Stubborn {
+impl Signer for FixedSchemeKey {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rustls::Error> {
         Ok(match self.1 {
             SignatureScheme::RSA_PKCS1_SHA1 => self.0.pkcs1(Hash::Sha1, message),

@@ -107,7 +107,7 @@ fn review_11_each_mode_of_the_access_log_applies_while_the_gateway_runs() {
                 completed(&client).await;
                 rejected(&client).await;
             }
-            gateway.holds(1, 0).await;
+            gateway.wait_until_open(1, 0).await;
             complete += if has_complete { 2 } else { 0 };
             failed += if has_failed { 2 } else { 0 };
             let written = async || {
@@ -139,7 +139,7 @@ fn review_11_a_sampled_access_log_has_few_good_tunnels_and_every_kind_of_error()
         }
         rejected(&client).await;
         gateway.logged("reason=\"unknown_service\"").await;
-        gateway.holds(1, 0).await;
+        gateway.wait_until_open(1, 0).await;
         // 3 are expected; more than 30 have a probability below 10^-19.
         let written = lines(&gateway.log(), &["connection complete"]);
         assert!(written <= 30, "{written}");

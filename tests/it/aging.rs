@@ -70,7 +70,7 @@ fn istiod_8_a_connection_that_ends_by_age_is_one_line_and_no_warning() {
         let net = Net::new();
         let istiod = Istiod::default();
         // From here on the server requires no token; this address is not used.
-        let _elsewhere = istiod.serve_plainly(net.address(3, 15010)).await;
+        let _elsewhere = istiod.serve_plaintext(net.address(3, 15010)).await;
         let _serving = serve(&istiod, net.address(2, 15012), Ends::ByAge).await;
         // Only this kind allows plaintext; the stream is the same for both.
         let settings = Settings::new(net, identities());
@@ -93,7 +93,7 @@ fn istiod_8_goaway_with_an_error_code_is_a_failure_that_is_backed_off_from() {
     run(async {
         let net = Net::new();
         let istiod = Istiod::default();
-        let _elsewhere = istiod.serve_plainly(net.address(3, 15010)).await;
+        let _elsewhere = istiod.serve_plaintext(net.address(3, 15010)).await;
         let _serving = serve(&istiod, net.address(2, 15012), Ends::Calmed).await;
         let settings = Settings::new(net, identities());
         let mut gateway = programmed(&settings, "envoy", "tls: off", |_| ());

@@ -4,7 +4,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::raw::{DATA, HEADERS, PING, RST_STREAM, RawPeer, frame, headers};
 use crate::support::{Endpoint, Gateway, Net, Settings, identities, run, until};
 
@@ -14,7 +14,7 @@ type Frame = (u8, u8, Vec<u8>);
 const ISTIO: u16 = 15443;
 const ROUTES: u16 = 15012;
 /// Service whose tunnels are routed by the server name inside them.
-const DOOR: &str = "door.app.svc.cluster.local:80";
+const ROUTED_BY_SNI: &str = "door.app.svc.cluster.local:80";
 
 /// Requested services, with the reason that the operator sees.
 const KINDS: [(&str, &str); 5] = [
@@ -39,7 +39,7 @@ async fn gateway(net: Net) -> Gateway {
         "    - {{service: \"echo.app.svc.cluster.local:80\", to: [{{cluster: east}}]}}
     - {{service: \"empty.app.svc.cluster.local:80\", to: [{{anyone: true}}]}}
     - {{service: \"behind.app.svc.cluster.local:80\", to: [{{anyone: true}}]}}
-    - {{service: \"{DOOR}\", to: [{{cluster: west}}], route_by: sni}}\n"
+    - {{service: \"{ROUTED_BY_SNI}\", to: [{{cluster: west}}], route_by: sni}}\n"
     );
     let ip = net.ip(1);
     settings.listeners = format!(
@@ -77,7 +77,8 @@ async fn frames(gateway: &Gateway, authority: &str, inside: Option<&str>) -> Vec
             }
             // Like real clients: the reset of a ClientHello sent before 200 would overtake the 200.
             if let (HEADERS, Some(name)) = (next.kind, inside) {
-                peer.write(&frame(DATA, 0, 1, &hello(name, &["h2"]))).await;
+                peer.write(&frame(DATA, 0, 1, &client_hello(name, &["h2"])))
+                    .await;
             }
             frames.push((next.kind, next.flags, next.payload));
         } else if next.kind == PING && next.payload == b"are done" {
@@ -107,9 +108,9 @@ fn review_23_unknown_unexposed_and_without_endpoint_are_the_same_bytes_and_other
         let mut by_istio = Vec::new();
         for (host, reason) in KINDS {
             by_authority.push(frames(&gateway, &format!("{host}:80"), None).await);
-            by_name.push(frames(&gateway, DOOR, Some(host)).await);
+            by_name.push(frames(&gateway, ROUTED_BY_SNI, Some(host)).await);
             let name = format!("outbound_.80_._.{host}");
-            by_istio.push(answer(net, ISTIO, &hello(&name, &["istio"])).await);
+            by_istio.push(answer(net, ISTIO, &client_hello(&name, &["istio"])).await);
             let refused = async || gateway.tunnels(reason).await;
             until(reason, refused, |&refused| refused == 3.0).await;
         }
@@ -125,8 +126,8 @@ fn review_23_unknown_unexposed_and_without_endpoint_are_the_same_bytes_and_other
             "{by_istio:?}"
         );
         // A route to a missing service is like no route.
-        let none = answer(net, ROUTES, &hello("nowhere.example", &[])).await;
-        let lost = answer(net, ROUTES, &hello("gone.example", &[])).await;
+        let none = answer(net, ROUTES, &client_hello("nowhere.example", &[])).await;
+        let lost = answer(net, ROUTES, &client_hello("gone.example", &[])).await;
         assert_eq!((&none, &lost), (&by_istio[0], &by_istio[0]));
         assert_eq!(endpoint.accepted(), 0);
     });

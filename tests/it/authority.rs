@@ -14,7 +14,7 @@ async fn answer(client: &strait::hbone::Client, authority: &str) -> String {
 fn describe(result: Result<strait::hbone::Tunnel, ConnectError>) -> String {
     match result {
         Ok(_) => "200".to_owned(),
-        Err(ConnectError::Refused(status)) => status.as_u16().to_string(),
+        Err(ConnectError::Status(status)) => status.as_u16().to_string(),
         Err(ConnectError::Http2(error)) => format!("{:?}", error.reason()),
         Err(error) => panic!("{error}"),
     }

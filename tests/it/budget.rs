@@ -102,7 +102,7 @@ fn what_comes_before_the_answer_is_delivered_up_to_64_kib_and_reset_beyond() {
         let unknown: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"unknown:80")];
         peer.headers(1, &unknown).await;
         assert_eq!(peer.ending(1).await, Ending::Answered);
-        let early = bytes::of(1, 0, 64 * KIB);
+        let early = bytes::range(1, 0, 64 * KIB);
         for stream in [3, 5] {
             peer.headers(stream, &CONNECT).await;
             for part in early.chunks(16 * 1024) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use strait::hbone::Client;
-use strait::tls::{self, Material};
+use strait::tls::{self, IdentityMaterial};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -314,7 +314,7 @@ fn an_agent_rotates_an_identity_and_takes_it_back() {
         let root = &*identities().root;
         let give = || {
             let leaf = identities().leaf(GATEWAY);
-            api.give(GATEWAY, &leaf, root, &[("west.local", root)]);
+            api.set_identity(GATEWAY, &leaf, root, &[("west.local", root)]);
         };
         give();
         gateway.ready().await;
@@ -351,29 +351,30 @@ fn a_federated_bundle_lets_its_domain_in_and_its_removal_refuses_it() {
         let (mut gateway, api, _serving) = of_an_agent(net);
         let leaf = identities().leaf(GATEWAY);
         let root = &*identities().root;
-        api.give(GATEWAY, &leaf, root, &[]);
+        api.set_identity(GATEWAY, &leaf, root, &[]);
         gateway.ready().await;
         gateway.logged("domains=\"west.local\"").await;
         asks(&gateway).await.expect_err("no bundle of the domain");
-        let counted = async || gateway.refused("untrusted_domain").await;
+        let counted = async || gateway.refused_handshakes("untrusted_domain").await;
         until("the refusal", counted, |count| *count > 0.5).await;
 
         // The other domain's root is its own.
         let other = Identities::new();
         let peer = other.leaf(CLIENT);
-        let peer = Material::from_pem(&peer.chain_pem, &peer.key_pem, root).expect("material");
+        let peer =
+            IdentityMaterial::from_pem(&peer.chain_pem, &peer.key_pem, root).expect("material");
         let peer = tls::client_config(&peer, &[GATEWAY]).expect("a client");
-        api.give(GATEWAY, &leaf, root, &[("west.local", &other.root)]);
+        api.set_identity(GATEWAY, &leaf, root, &[("west.local", &other.root)]);
         let asks_now = async || asks_as(&gateway, &peer).await;
         let first = until("the bundle", asks_now, Result::is_ok).await;
         first.expect("a tunnel");
         asks(&gateway)
             .await
             .expect_err("the domain by another root");
-        let counted = async || gateway.refused("unknown_issuer").await;
+        let counted = async || gateway.refused_handshakes("unknown_issuer").await;
         until("the refusal", counted, |count| *count > 0.5).await;
 
-        api.give(GATEWAY, &leaf, root, &[]);
+        api.set_identity(GATEWAY, &leaf, root, &[]);
         let refused = until("the removal", asks_now, Result::is_err).await;
         refused.expect_err("no bundle any more");
     });

@@ -10,8 +10,8 @@ use crate::budget::{WIDEST, ask_for_more};
 use crate::support::cgroup::Cgroup;
 use crate::support::raw::RawPeer;
 use crate::support::{
-    ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, raise_descriptor_limit, run, say,
-    until,
+    ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, print_uncaptured,
+    raise_descriptor_limit, run, until,
 };
 
 /// Limit in bytes, in the type of metrics.
@@ -76,9 +76,9 @@ fn review_14_idle_tunnels_of_many_identities_are_refused_before_memory_ends() {
         }
         survives(&mut gateway, &cgroup).await;
         let open: usize = held.iter().map(|(_, tunnels)| tunnels.len()).sum();
-        let ends = gateway.ends().await;
+        let ends = gateway.tunnels_by_reason().await;
         let used = gateway.metric("strait_memory_used_bytes").await;
-        say(&format!("{open} tunnels, {used} bytes used, {ends:?}"));
+        print_uncaptured(&format!("{open} tunnels, {used} bytes used, {ends:?}"));
         assert!(open > 2000, "{open} tunnels");
         let refused = ["over_share", "memory_full"].map(|reason| ends.get(reason));
         assert!(refused.iter().any(Option::is_some), "{ends:?}");

@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_millis(10);
 const CHANGES: u8 = 250;
 /// Hosts with an endpoint, and the number of them in each assignment.
 const HOSTS: u8 = 8;
-const TOLD: u8 = 3;
+const HOSTS_PER_ASSIGNMENT: u8 = 3;
 const FIRST_HOST: u8 = 11;
 
 const LONG_TUNNELS: u64 = 20;
@@ -27,8 +27,8 @@ const LONG_TUNNELS: u64 = 20;
 const LONG_REST: Duration = Duration::from_millis(100);
 const LONG_BYTES: u64 = 50 * 16 * 1024;
 
-fn tell(control: &Istiod, net: Net, turn: u8) {
-    let hosts = (0..TOLD).map(|at| FIRST_HOST + (turn + at) % HOSTS);
+fn push_assignment(control: &Istiod, net: Net, turn: u8) {
+    let hosts = (0..HOSTS_PER_ASSIGNMENT).map(|at| FIRST_HOST + (turn + at) % HOSTS);
     let endpoints = hosts.map(|host| endpoint(net.address(host, endpoint_port())));
     let zones = vec![zone("a", None, 0, endpoints.collect())];
     control.put(ENDPOINT, CLUSTER_NAME, &assignment(CLUSTER_NAME, zones));
@@ -53,9 +53,9 @@ fn acceptance_9_endpoint_churn_at_100_a_second_drops_no_tunnel() {
         for host in FIRST_HOST..FIRST_HOST + HOSTS {
             endpoints.push(oracle.endpoint(net.listen(host, endpoint_port()).await));
         }
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
-        tell(&control, net, 0);
+        push_assignment(&control, net, 0);
         let _serving = control.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
 
@@ -74,7 +74,7 @@ fn acceptance_9_endpoint_churn_at_100_a_second_drops_no_tunnel() {
             for turn in 1..=CHANGES {
                 // deadline: the rate of changes is what is tested.
                 sleep_until(start + PERIOD * u32::from(turn)).await;
-                tell(&control, net, turn);
+                push_assignment(&control, net, turn);
             }
         };
         let new = async {

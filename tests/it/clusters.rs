@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use strait::hbone::{Client, Tunnel};
 use strait::tls::dev::Authority;
-use strait::tls::{self, Material};
+use strait::tls::{self, IdentityMaterial};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings};
@@ -30,7 +30,8 @@ async fn client(
     let leaf = issuer.and_then(|issuer| issuer.leaf(&caller(cluster)));
     let leaf = leaf.expect("a leaf");
     let root = authority.root_pem();
-    let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).expect("material");
+    let material =
+        IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).expect("material");
     let tls = tls::client_config(&material, &[GATEWAY]).expect("a client");
     let connected = Client::connect(gateway.address, &tls).await;
     connected.map_err(|error| error.to_string())
@@ -49,7 +50,7 @@ async fn is_refused(gateway: &Gateway, client: Result<Client, String>, count: f6
     if let Ok(client) = client {
         client.tunnel(ECHO).await.expect_err("a refused handshake");
     }
-    let refused = async || gateway.refused("untrusted_domain").await;
+    let refused = async || gateway.refused_handshakes("untrusted_domain").await;
     until("the count", refused, |&now| (now - count).abs() < 0.5).await;
 }
 
@@ -70,7 +71,7 @@ async fn closed(gateway: &Gateway) -> usize {
 fn two_hundred_clusters_are_told_apart() {
     run(async {
         let authority = Authority::new().expect("a root");
-        let identities = Identities::of(&authority);
+        let identities = Identities::from_authority(&authority);
         let net = Net::new();
         let mut settings = Settings::new(net, &identities).endpoints(&[(11, 1, "HBONE")]);
         let to = (0..CLUSTERS - 1).map(|cluster| format!("{{cluster: c{cluster}}}"));

@@ -84,14 +84,14 @@ impl World {
             _endpoints: endpoints,
         };
         for (name, host) in told {
-            world.tell(name, *host, |_| {});
+            world.send_service(name, *host, |_| {});
         }
         world.gateway.ready().await;
         world
     }
 
     /// Sends a service and its one workload, in one message if there is no stream yet.
-    fn tell(&self, name: &str, host: u8, change: impl FnOnce(&mut Service)) {
+    fn send_service(&self, name: &str, host: u8, change: impl FnOnce(&mut Service)) {
         let (namespace, _) = name.split_once('/').expect("a namespace");
         let uid = format!("pod-of-{name}");
         let pod = changed(&uid, bytes(self.net.ip(host)), |pod| {
@@ -135,7 +135,7 @@ impl World {
         self.tunnel(authority).await.map(|(host, _)| host)
     }
 
-    async fn becomes(&self, authority: &str, want: Option<u8>) {
+    async fn wait_for_answer(&self, authority: &str, want: Option<u8>) {
         let asks = async || self.asks(authority).await.ok();
         until(authority, asks, |host| *host == want).await;
     }
@@ -148,7 +148,7 @@ impl World {
     }
 
     async fn status(&self) -> String {
-        self.gateway.asked(&["status"]).await.1
+        self.gateway.run_command(&["status"]).await.1
     }
 }
 
@@ -156,14 +156,14 @@ impl World {
 fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip() {
     run(async {
         let world = World::start("all", "    []\n", "", &[]).await;
-        world.tell("team-b/api.example", OWN, |_| {});
+        world.send_service("team-b/api.example", OWN, |_| {});
         world.knows("team-b/api.example").await;
         assert_eq!(world.asks("api.example:80").await, Ok(OWN));
         assert_eq!(world.asks("240.0.0.9:80").await, Ok(OWN));
         // Both are first in alphabetical order.
         let others = ["a/api.example", "a/a.a.svc.cluster.local"];
         for name in others {
-            world.tell(name, OTHER, |_| {});
+            world.send_service(name, OTHER, |_| {});
             world.knows(name).await;
         }
         assert_eq!(world.asks("api.example:80").await, Ok(OWN));
@@ -184,12 +184,12 @@ fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip
             "--to",
             "api.example:80",
         ];
-        let (_, text, _) = world.gateway.asked(&arguments).await;
+        let (_, text, _) = world.gateway.run_command(&arguments).await;
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("is claimed by a/api.example"), "{text}");
         // The other service has the hostname once the first claim is gone.
         world.istiod.remove(ADDRESS, "team-b/api.example");
-        world.becomes("api.example:80", Some(OTHER)).await;
+        world.wait_for_answer("api.example:80", Some(OTHER)).await;
     });
 }
 
@@ -200,7 +200,7 @@ fn review_3_a_canonical_service_and_the_owner_of_a_hostname_have_it_whoever_came
         let world = World::start("all", "    []\n", "", &[]).await;
         let squatter = format!("a/{HOSTNAME}");
         for name in [&*squatter, "a/a.a.svc.cluster.local"] {
-            world.tell(name, OTHER, |_| {});
+            world.send_service(name, OTHER, |_| {});
             world.knows(name).await;
         }
         let authority = format!("{HOSTNAME}:80");
@@ -209,11 +209,11 @@ fn review_3_a_canonical_service_and_the_owner_of_a_hostname_have_it_whoever_came
             Ok(OTHER),
             "nobody else has it"
         );
-        world.tell(&own, OWN, |_| {});
-        world.becomes(&authority, Some(OWN)).await;
+        world.send_service(&own, OWN, |_| {});
+        world.wait_for_answer(&authority, Some(OWN)).await;
         assert_eq!(world.asks("240.0.0.9:80").await, Ok(OTHER), "it was first");
-        world.tell(&own, OWN, |service| service.canonical = true);
-        world.becomes("240.0.0.9:80", Some(OWN)).await;
+        world.send_service(&own, OWN, |service| service.canonical = true);
+        world.wait_for_answer("240.0.0.9:80", Some(OWN)).await;
         let status = world.status().await;
         assert!(status.contains("answers: it is canonical"), "{status}");
     });
@@ -231,7 +231,7 @@ fn review_3_services_of_tenants_take_no_name_of_the_configuration_over() {
         let names = ["orders.global", "given.global", "echo.app.mesh.internal"];
         for host in names {
             let name = format!("a/{host}");
-            world.tell(&name, OTHER, |_| {});
+            world.send_service(&name, OTHER, |_| {});
             world.knows(&name).await;
         }
         for host in names {
@@ -262,13 +262,13 @@ fn review_3_an_entry_with_a_namespace_means_no_other_service_of_the_hostname() {
                     `exposure.services` means the service of namespace team-b";
         assert!(status.contains(line), "{status}");
 
-        world.tell("team-b/api.example", OWN, |_| {});
-        world.becomes("api.example:80", Some(OWN)).await;
+        world.send_service("team-b/api.example", OWN, |_| {});
+        world.wait_for_answer("api.example:80", Some(OWN)).await;
         let (_, mut open) = world.tunnel("api.example:80").await.expect("a tunnel");
         // Another namespace is meant from now on.
         world.change("namespace: team-b", "namespace: a");
         assert_eq!(broken(&mut open).await, Some(h2::Reason::INTERNAL_ERROR));
-        world.becomes("api.example:80", Some(OTHER)).await;
+        world.wait_for_answer("api.example:80", Some(OTHER)).await;
     });
 }
 
@@ -280,13 +280,13 @@ fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
         let world = World::start("all", "    []\n", "", &[(&own, OWN)]).await;
         let (_, mut open) = world.tunnel(&authority).await.expect("a tunnel");
         let private = |service: &mut Service| service.visibility = Visibility::Namespace.into();
-        world.tell(&own, OWN, private);
+        world.send_service(&own, OWN, private);
         assert_eq!(broken(&mut open).await, Some(h2::Reason::INTERNAL_ERROR));
         for authority in [&*authority, "240.0.0.9:80", "echo.app.mesh.internal:80"] {
             let refused = world.asks(authority).await;
             assert!(refused.expect_err("it is private").contains("503"));
         }
-        let (_, page, _) = world.gateway.asked(&["status"]).await;
+        let (_, page, _) = world.gateway.run_command(&["status"]).await;
         assert!(
             page.contains("nobody, as only its namespace sees it"),
             "{page}"
@@ -298,15 +298,15 @@ fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
             "--to",
             &authority,
         ];
-        let (_, text, _) = world.gateway.asked(&arguments).await;
+        let (_, text, _) = world.gateway.run_command(&arguments).await;
         assert!(text.contains("only its namespace sees it"), "{text}");
 
         world.istiod.export(&own);
-        world.becomes(&authority, Some(OWN)).await;
+        world.wait_for_answer(&authority, Some(OWN)).await;
         world.istiod.unexport(&own);
-        world.becomes(&authority, None).await;
+        world.wait_for_answer(&authority, None).await;
         let entry = format!("    - {{service: {HOSTNAME}, to: [{{cluster: west}}]}}\n");
         world.change("    []\n", &entry);
-        world.becomes(&authority, Some(OWN)).await;
+        world.wait_for_answer(&authority, Some(OWN)).await;
     });
 }

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::raw::{self, RawPeer};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
 
@@ -49,7 +49,7 @@ async fn late(net: Net) -> (Endpoint, watch::Sender<bool>, Arc<AtomicUsize>) {
 }
 
 /// Returns DATA with END_STREAM, followed by a reset.
-fn said_and_gone(stream: u32, data: &[u8]) -> Vec<u8> {
+fn data_then_reset(stream: u32, data: &[u8]) -> Vec<u8> {
     let mut frames = raw::frame(raw::DATA, raw::END_STREAM, stream, data);
     let code = u32::from(Reason::INTERNAL_ERROR).to_be_bytes();
     frames.extend(raw::frame(raw::RST_STREAM, 0, stream, &code));
@@ -57,7 +57,7 @@ fn said_and_gone(stream: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// Returns a CONNECT.
-fn asked(stream: u32) -> Vec<u8> {
+fn connect_frame(stream: u32) -> Vec<u8> {
     let fields: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
     raw::headers(stream, &fields)
 }
@@ -91,29 +91,29 @@ fn review_8_tunnels_that_still_deliver_keep_their_places_and_their_gauge() {
         let mut peer = RawPeer::connect(&gateway).await;
         for index in 0..STREAMS_MAX {
             peer.tunnel(stream(index), ECHO).await;
-            let frames = said_and_gone(stream(index), &[7; CHUNK]);
+            let frames = data_then_reset(stream(index), &[7; CHUNK]);
             peer.write(&frames).await;
         }
         // They are reset, and none of them has ended.
         let more = stream(STREAMS_MAX);
-        assert!(!opens(&mut peer, more, &asked(more)).await);
-        gateway.holds(1, STREAMS_MAX).await;
+        assert!(!opens(&mut peer, more, &connect_frame(more)).await);
+        gateway.wait_until_open(1, STREAMS_MAX).await;
         assert_eq!(endpoint.accepted(), STREAMS_MAX as usize);
         assert_eq!(gateway.tunnels("overloaded").await, 1.0);
         assert_eq!(gateway.tunnels("downstream_reset").await, 0.0);
         // Another connection has its own limit.
         let mut other = RawPeer::connect(&gateway).await;
-        assert!(opens(&mut other, 1, &asked(1)).await);
+        assert!(opens(&mut other, 1, &connect_frame(1)).await);
 
         tell.send_replace(true);
-        gateway.holds(2, 1).await;
+        gateway.wait_until_open(2, 1).await;
         let all = STREAMS_MAX as usize * CHUNK;
         let read = async || read.load(Ordering::SeqCst);
         until("bytes that were promised", read, |&read| read == all).await;
         let gone = gateway.tunnels("downstream_reset").await;
         assert_eq!(gone, f64::from(STREAMS_MAX));
         let next = stream(STREAMS_MAX + 1);
-        assert!(opens(&mut peer, next, &asked(next)).await);
+        assert!(opens(&mut peer, next, &connect_frame(next)).await);
     });
 }
 
@@ -131,8 +131,8 @@ fn review_8_a_connect_waits_for_the_place_of_a_tunnel_that_is_about_to_end() {
         // A client at the limit opens the next tunnel in one write with the end of the last one.
         for index in 0..2 * STREAMS_MAX {
             let next = stream(STREAMS_MAX + index);
-            let mut frames = said_and_gone(stream(index), &[7; 100]);
-            frames.extend(asked(next));
+            let mut frames = data_then_reset(stream(index), &[7; 100]);
+            frames.extend(connect_frame(next));
             assert!(opens(&mut peer, next, &frames).await, "tunnel {index}");
         }
         assert_eq!(gateway.tunnels("overloaded").await, 0.0);
@@ -162,12 +162,12 @@ fn review_8_an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_pro
         });
         let mut peer = RawPeer::connect(&gateway).await;
         peer.tunnel(1, ECHO).await;
-        peer.write(&said_and_gone(1, b"")).await;
+        peer.write(&data_then_reset(1, b"")).await;
         told.recv().await.expect("the endpoint's end");
         let sent = sent.load(Ordering::SeqCst);
         // The kernel's buffers on both sides, the peer's window and what is discarded.
         assert!(sent < BYTES_MAX, "{sent} bytes of the endpoint");
-        gateway.holds(1, 0).await;
+        gateway.wait_until_open(1, 0).await;
     });
 }
 
@@ -183,7 +183,7 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
         );
         let gateway = Gateway::start(&settings).await;
         let (endpoint, tell, read) = late(net).await;
-        let mut said = hello("echo.example", &[]);
+        let mut said = client_hello("echo.example", &[]);
         said.extend([7; CHUNK]);
         let mut client = TcpStream::connect(net.address(1, 15012))
             .await
@@ -207,10 +207,10 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
         crate::support::reset(client);
         // deadline: only time can show that nothing happens; earlier versions closed it at once.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        gateway.holds(1, 1).await;
+        gateway.wait_until_open(1, 1).await;
         assert_eq!(endpoint.accepted(), 1);
         tell.send_replace(true);
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
         let read = async || read.load(Ordering::SeqCst);
         until("bytes that were promised", read, |&read| read == said.len()).await;
     });

@@ -6,7 +6,7 @@ use strait::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 
-use crate::support::dns::{DnsServer, NXDOMAIN, SERVFAIL, Says};
+use crate::support::dns::{Answer, DnsServer, NXDOMAIN, SERVFAIL};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
 
 /// Limit of the time from new addresses to tunnels that reach them.
@@ -26,8 +26,8 @@ async fn server(net: Net, hosts: &[u8], ttl: u32) -> DnsServer {
     DnsServer::start(net.address(2, 5300), says(net, hosts, ttl)).await
 }
 
-fn says(net: Net, hosts: &[u8], ttl: u32) -> Says {
-    Says::Addresses(hosts.iter().map(|host| net.ip(*host)).collect(), ttl)
+fn says(net: Net, hosts: &[u8], ttl: u32) -> Answer {
+    Answer::Addresses(hosts.iter().map(|host| net.ip(*host)).collect(), ttl)
 }
 
 /// Starts endpoints that send their own host.
@@ -78,7 +78,7 @@ fn acceptance_11_addresses_that_are_replaced_at_once_are_dialled_by_their_ttl() 
         let _new = endpoints(net, [13, 14]).await;
         let client = gateway.client(identities()).await;
         reached(&client, [11, 12]).await;
-        server.say(says(net, &[13, 14], 1));
+        server.set_answer(says(net, &[13, 14], 1));
         let time = reached(&client, [13, 14]).await;
         assert!(time < RECOVERY, "{time:?}");
         for _ in 0..20 {
@@ -109,7 +109,7 @@ fn addresses_that_do_not_answer_are_looked_up_again_before_their_ttl() {
         reached(&client, [11, 12]).await;
         assert_eq!(server.queries(), 2, "one of each family");
         // All of them are replaced at once.
-        server.say(says(net, &[13, 14], 300));
+        server.set_answer(says(net, &[13, 14], 300));
         drop(old);
         let _new = endpoints(net, [13, 14]).await;
         let time = reached(&client, [13, 14]).await;
@@ -133,11 +133,11 @@ fn while_lookups_fail_the_last_good_answer_stays() {
             (NXDOMAIN, "it has no address"),
             (SERVFAIL, "gateways.example fail: "),
         ] {
-            server.say(says);
+            server.set_answer(says);
             let error = |page: &String| page.contains("lookups of") && page.contains(why);
             until(why, status, error).await;
             reached(&client, [11, 12]).await;
-            server.say(says_nothing_new(net));
+            server.set_answer(says_nothing_new(net));
             let good = |page: &String| !page.contains("lookups of");
             until("an answer again", status, good).await;
         }
@@ -145,7 +145,7 @@ fn while_lookups_fail_the_last_good_answer_stays() {
     });
 }
 
-fn says_nothing_new(net: Net) -> Says {
+fn says_nothing_new(net: Net) -> Answer {
     says(net, &[12, 11], 1)
 }
 
@@ -153,14 +153,14 @@ fn says_nothing_new(net: Net) -> Says {
 fn without_any_answer_there_is_no_endpoint_and_nothing_else_fails() {
     run(async {
         let net = Net::new();
-        let server = DnsServer::start(net.address(2, 5300), Says::Nothing).await;
+        let server = DnsServer::start(net.address(2, 5300), Answer::Nothing).await;
         let gateway = Gateway::start(&settings(net)).await;
         let client = gateway.client(identities()).await;
         let refused = client.tunnel(ECHO).await.expect_err("no endpoint yet");
         assert!(refused.to_string().contains("503"), "{refused}");
         assert_eq!(gateway.tunnels("no_endpoint").await, 1.0);
         let _endpoints = endpoints(net, [11, 12]).await;
-        server.say(says(net, &[11, 12], 1));
+        server.set_answer(says(net, &[11, 12], 1));
         reached(&client, [11, 12]).await;
         // A change of the mesh at run time removes the name, and the state for it.
         let path = gateway.file("mesh.yaml");

@@ -228,7 +228,7 @@ fn istiod_8_a_reset_once_the_inner_connection_has_closed_is_a_normal_end() {
         tunnel.read_exact(&mut alert()).await.expect("its echo");
         tunnel.reset(Reason::INTERNAL_ERROR);
         ended(&gateway, "completed", 3.0).await;
-        assert_eq!(gateway.ends().await.len(), 1);
+        assert_eq!(gateway.tunnels_by_reason().await.len(), 1);
 
         // A reset before a close_notify, or without one, is not a clean end.
         let mut early = client.tunnel(ECHO).await.expect("a tunnel");
@@ -355,7 +355,7 @@ fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
             let mut sent = Vec::new();
             for from in (0..SENT).step_by(CHUNK) {
                 let end = u8::from(from + CHUNK as u64 == SENT) * raw::END_STREAM;
-                let data = bytes::of(UP, from, from + CHUNK as u64);
+                let data = bytes::range(UP, from, from + CHUNK as u64);
                 sent.extend(raw::frame(raw::DATA, end, stream, &data));
             }
             sent.extend(raw::frame(
@@ -397,11 +397,11 @@ fn an_upload_whose_end_comes_together_with_the_end_of_its_connection_is_delivere
                     raw::DATA,
                     end,
                     1,
-                    &bytes::of(UP, from, from + CHUNK as u64),
+                    &bytes::range(UP, from, from + CHUNK as u64),
                 ));
             }
             peer.write(&sent).await;
-            peer.leave().await;
+            peer.close_with_fin().await;
             assert_eq!(told.recv().await, Some((Ok(()), Ok(0))), "round {round}");
         }
     });

@@ -69,7 +69,7 @@ fn endpoints_come_and_go_as_eds_says_and_stay_until_it_says_so() {
         until("readiness", pending, waits).await;
         let first = Endpoint::echo(net.listen(11, endpoint_port()).await);
         let second = Endpoint::echo(net.listen(12, endpoint_port()).await);
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(
             CLUSTER,
             CLUSTER_NAME,
@@ -124,7 +124,7 @@ fn a_cluster_that_is_removed_takes_its_service_and_no_other() {
         let mut gateway = gateway(net, &more);
         let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
         let own = Endpoint::echo(net.listen(12, endpoint_port()).await);
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         // A cluster named in the configuration takes precedence over one named like the service.
         let static_one = Cluster {
             name: "legacy".to_owned(),
@@ -178,7 +178,7 @@ fn what_is_rejected_is_named_and_its_last_good_version_stays() {
         let net = Net::new();
         let mut gateway = gateway(net, "");
         let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         tell(&control, net, CLUSTER_NAME, &[11]);
         let _serving = control.serve(net.address(2, 15012), identities()).await;
@@ -205,7 +205,7 @@ fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
         let net = Net::new();
         let mut gateway = gateway(net, "");
         let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         tell(&control, net, CLUSTER_NAME, &[11]);
         let serving = control.serve(net.address(2, 15012), identities()).await;
@@ -235,10 +235,10 @@ fn a_control_plane_beside_the_gateway_may_speak_in_plaintext() {
         let settings = Settings::new(net, identities());
         let mut gateway = programmed(&settings, "envoy", "tls: off", |_| {});
         let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         tell(&control, net, CLUSTER_NAME, &[11]);
-        let _serving = control.serve_plainly(net.address(2, 15012)).await;
+        let _serving = control.serve_plaintext(net.address(2, 15012)).await;
         gateway.ready().await;
         gateway.logged("`discovery.tls` is `off`").await;
         reaches(&gateway, &endpoint).await;
@@ -258,7 +258,7 @@ fn a_start_without_a_control_plane_serves_the_cached_state() {
         };
         let mut first = cached(Vec::new());
         let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         tell(&control, net, CLUSTER_NAME, &[11]);
         let serving = control.serve(net.address(2, 15012), identities()).await;
@@ -290,7 +290,7 @@ fn floods_of_changes_end_in_the_last_one() {
         let net = Net::new();
         let mut gateway = gateway(net, "");
         let first = Endpoint::echo(net.listen(11, endpoint_port()).await);
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         let others: Vec<_> = (0..2_000).map(|index| format!("s{index}.app:80")).collect();
         let bodies = others
@@ -343,7 +343,7 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
         let near = Endpoint::echo(net.listen(11, endpoint_port()).await);
         let far = Endpoint::echo(net.listen(12, endpoint_port()).await);
         let at = |host| net.address(host, endpoint_port());
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(
             CLUSTER,
             CLUSTER_NAME,
@@ -428,7 +428,7 @@ fn a_part_of_the_tunnels_is_refused_where_the_control_plane_wants_that() {
             });
             assignment
         };
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         control.put(ENDPOINT, CLUSTER_NAME, &dropping(30));
         let _serving = control.serve(net.address(2, 15012), identities()).await;

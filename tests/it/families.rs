@@ -69,7 +69,7 @@ fn istiod_11_every_address_of_a_dual_stack_workload_is_an_endpoint() {
         }
         assert!(v6.accepted() >= 9);
         let (_, text, _) = gateway
-            .asked(&["explain", "--from", CLIENT, "--to", ECHO])
+            .run_command(&["explain", "--from", CLIENT, "--to", ECHO])
             .await;
         for address in [net.address(11, port), SocketAddr::new(LOCALHOST, port)] {
             assert!(text.contains(&address.to_string()), "{address} in {text}");

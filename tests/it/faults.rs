@@ -8,8 +8,8 @@ use strait::hbone::Client;
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
-use crate::support::link::{Cut, Link, Toxic};
-use crate::support::oracle::{self, End, Oracle, Plan, Side, fits};
+use crate::support::link::{Cut, Faults, FaultyRelay};
+use crate::support::oracle::{self, End, Oracle, Plan, SideResult, is_consistent};
 use crate::support::{CLIENT, ECHO, GATEWAY, Gateway, Net, Settings, bytes, identities, run};
 
 const KIB: u64 = 1024;
@@ -26,7 +26,7 @@ async fn client(address: SocketAddr) -> Client {
 }
 
 /// Opens these tunnels, all before the first byte, and drives them to their ends.
-async fn start(client: &Client, plans: &[Plan]) -> JoinSet<(Plan, Side)> {
+async fn start(client: &Client, plans: &[Plan]) -> JoinSet<(Plan, SideResult)> {
     let mut opened = Vec::new();
     for &plan in plans {
         opened.push((plan, client.tunnel(ECHO).await.expect("a tunnel")));
@@ -44,7 +44,7 @@ fn plans(ids: std::ops::Range<u64>, bytes: u64) -> Vec<Plan> {
 }
 
 /// Asserts that all of these tunnels are whole.
-async fn all_whole(oracle: &Oracle, tunnels: JoinSet<(Plan, Side)>) {
+async fn all_whole(oracle: &Oracle, tunnels: JoinSet<(Plan, SideResult)>) {
     for (plan, side) in tunnels.join_all().await {
         oracle.whole(plan, side).await;
     }
@@ -57,27 +57,28 @@ fn slices_and_delays_on_both_sides_change_no_byte() {
         let gateway = gateway(net).await;
         let oracle = Oracle::new();
         let _endpoint = oracle.endpoint(net.listen(12, 9000).await);
-        let toxic = |slice, delay| Toxic {
+        let toxic = |slice, delay| Faults {
             slice: Some(slice),
             delay: Duration::from_millis(delay),
-            ..Toxic::default()
+            ..Faults::default()
         };
         let rounds = [(toxic(1, 5), 8 * KIB), (toxic(7, 20), 64 * KIB)];
         let far = net.address(12, 9000);
-        let _behind = Link::new(net.listen(11, 9000).await, far, move |number| {
+        let _behind = FaultyRelay::new(net.listen(11, 9000).await, far, move |number| {
             [rounds[number / 8].0; 2]
         });
         let mut count = 0;
         for (toxic, bytes) in rounds {
-            let before = Link::new(net.listen(2, 0).await, gateway.address, move |_| [toxic; 2]);
+            let before =
+                FaultyRelay::new(net.listen(2, 0).await, gateway.address, move |_| [toxic; 2]);
             let client = client(before.address).await;
             let plans = plans(count..count + 8, bytes);
             all_whole(&oracle, start(&client, &plans).await).await;
             count += 8;
             drop(client);
-            gateway.holds(0, 0).await;
+            gateway.wait_until_open(0, 0).await;
             let completed = ("completed".to_owned(), count as f64);
-            assert_eq!(gateway.ends().await, [completed].into());
+            assert_eq!(gateway.tunnels_by_reason().await, [completed].into());
         }
     });
 }
@@ -95,10 +96,10 @@ fn a_client_that_is_cut_off_never_looks_clean_and_hurts_nobody_else() {
             // After the handshake and four CONNECTs, and long before any tunnel's last byte.
             for after in [20_000, 200_000, 3_333_333] {
                 for way in [0, 1] {
-                    let mut toxics = [Toxic::default(); 2];
-                    toxics[way] = Toxic::cut(after, how);
+                    let mut toxics = [Faults::default(); 2];
+                    toxics[way] = Faults::cut(after, how);
                     let to = gateway.address;
-                    let link = Link::new(net.listen(2, 0).await, to, move |_| toxics);
+                    let link = FaultyRelay::new(net.listen(2, 0).await, to, move |_| toxics);
                     let client = client(link.address).await;
                     let ids = 1000 + lost..1004 + lost;
                     let cut = start(&client, &plans(ids.clone(), 64 * MIB)).await;
@@ -113,13 +114,13 @@ fn a_client_that_is_cut_off_never_looks_clean_and_hurts_nobody_else() {
                     }
                     all_whole(&oracle, whole).await;
                     lost += 4;
-                    gateway.holds(1, 0).await;
+                    gateway.wait_until_open(1, 0).await;
                 }
             }
         }
         let ends = [("completed", lost / 2), ("downstream_lost", lost)];
         let ends = ends.map(|(reason, count)| (reason.to_owned(), count as f64));
-        assert_eq!(gateway.ends().await, ends.into());
+        assert_eq!(gateway.tunnels_by_reason().await, ends.into());
     });
 }
 
@@ -134,12 +135,12 @@ fn an_endpoint_that_is_cut_off_is_connect_error_and_its_neighbours_go_on() {
         let rounds = [1, 20_000, 1_111_111].map(|after| [(after, 0), (after, 1)]);
         let rounds = rounds.as_flattened().to_vec();
         let (toxics, far) = (rounds.clone(), net.address(12, 9000));
-        let _link = Link::new(net.listen(11, 9000).await, far, move |number| {
-            let mut toxic = [Toxic::default(); 2];
+        let _link = FaultyRelay::new(net.listen(11, 9000).await, far, move |number| {
+            let mut toxic = [Faults::default(); 2];
             // Every other connection is without faults.
             if number.is_multiple_of(2) {
                 let (after, way) = toxics[number / 8];
-                toxic[way] = Toxic::cut(after, Cut::Reset);
+                toxic[way] = Faults::cut(after, Cut::Reset);
             }
             toxic
         });
@@ -154,17 +155,20 @@ fn an_endpoint_that_is_cut_off_is_connect_error_and_its_neighbours_go_on() {
                     // A head that was cut has no name.
                     if way == 1 || after >= 20_000 {
                         let endpoint = oracle.side(plan.id).await;
-                        assert!(fits(side, endpoint), "{what}: {side:?}, {endpoint:?}");
+                        assert!(
+                            is_consistent(side, endpoint),
+                            "{what}: {side:?}, {endpoint:?}"
+                        );
                     }
                 } else {
                     oracle.whole(plan, side).await;
                 }
             }
             count += 8;
-            gateway.holds(1, 0).await;
+            gateway.wait_until_open(1, 0).await;
         }
         let ends = ["completed", "upstream_reset"].map(|reason| (reason.to_owned(), 24.0));
-        assert_eq!(gateway.ends().await, ends.into());
+        assert_eq!(gateway.tunnels_by_reason().await, ends.into());
     });
 }
 
@@ -177,15 +181,15 @@ fn one_directions_end_is_that_directions_alone() {
         let oracle = Oracle::new();
         let _endpoint = oracle.endpoint(net.listen(12, 9000).await);
         let far = net.address(12, 9000);
-        let _link = Link::new(net.listen(11, 9000).await, far, |number| {
-            let mut toxics = [Toxic::default(); 2];
-            toxics[number] = Toxic::cut(CUT, Cut::End);
+        let _link = FaultyRelay::new(net.listen(11, 9000).await, far, |number| {
+            let mut toxics = [Faults::default(); 2];
+            toxics[number] = Faults::cut(CUT, Cut::End);
             toxics
         });
         let client = gateway.client(identities()).await;
         let upload_ends = Plan::both(1, MIB);
         let side = oracle::tunnel(&client, upload_ends).await;
-        assert_eq!(side, Side::whole(MIB), "the way back goes on");
+        assert_eq!(side, SideResult::complete(MIB), "the way back goes on");
         let endpoint = oracle.side(1).await;
         let received = CUT - upload_ends.head().len() as u64;
         assert_eq!((endpoint.received, endpoint.end), (received, End::Short));
@@ -199,8 +203,8 @@ fn one_directions_end_is_that_directions_alone() {
         let sent = bytes::send(&mut tunnel, plan.id, 0, MIB).await;
         sent.expect("the way there goes on");
         tunnel.shutdown().await.expect("our end");
-        assert_eq!(oracle.side(2).await, Side::whole(MIB));
-        gateway.holds(1, 0).await;
+        assert_eq!(oracle.side(2).await, SideResult::complete(MIB));
+        gateway.wait_until_open(1, 0).await;
     });
 }
 
@@ -211,13 +215,13 @@ fn seven_tunnels_finish_before_the_one_whose_endpoint_is_slow() {
         let gateway = gateway(net).await;
         let oracle = Oracle::new();
         let _endpoint = oracle.endpoint(net.listen(12, 9000).await);
-        let slow = Toxic {
+        let slow = Faults {
             limit: Some(256 * 1024),
-            ..Toxic::default()
+            ..Faults::default()
         };
         let far = net.address(12, 9000);
-        let _link = Link::new(net.listen(11, 9000).await, far, move |number| {
-            [if number == 0 { slow } else { Toxic::default() }; 2]
+        let _link = FaultyRelay::new(net.listen(11, 9000).await, far, move |number| {
+            [if number == 0 { slow } else { Faults::default() }; 2]
         });
         let client = gateway.client(identities()).await;
         let mut tunnels = start(&client, &plans(0..8, MIB)).await;
@@ -228,7 +232,7 @@ fn seven_tunnels_finish_before_the_one_whose_endpoint_is_slow() {
             order.push(plan.id);
         }
         assert_eq!(order.last(), Some(&0), "{order:?}");
-        gateway.holds(1, 0).await;
+        gateway.wait_until_open(1, 0).await;
     });
 }
 
@@ -239,18 +243,18 @@ fn an_endpoint_that_takes_less_than_the_kernel_holds_gets_every_byte() {
         let gateway = gateway(net).await;
         let oracle = Oracle::new();
         let _endpoint = oracle.endpoint(net.listen(12, 9000).await);
-        let slow = Toxic {
+        let slow = Faults {
             limit: Some(4 << 20),
-            ..Toxic::default()
+            ..Faults::default()
         };
         let near = net.listen(11, 9000).await;
         let buffer = socket2::SockRef::from(&near).set_recv_buffer_size(16 * 1024);
         buffer.expect("a small buffer");
-        let _link = Link::new(near, net.address(12, 9000), move |_| [slow; 2]);
+        let _link = FaultyRelay::new(near, net.address(12, 9000), move |_| [slow; 2]);
         let client = gateway.client(identities()).await;
         // Linux gives a socket at most 4 MiB to send from (tcp(7), `tcp_wmem`): the gateway has to
         // wait, and its writes are taken in parts.
         all_whole(&oracle, start(&client, &plans(0..3, 8 * MIB)).await).await;
-        gateway.holds(1, 0).await;
+        gateway.wait_until_open(1, 0).await;
     });
 }

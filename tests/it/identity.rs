@@ -23,10 +23,10 @@ fn a_peer_without_alpn_h2_or_without_tls_13_is_refused() {
                 Ok(client) => client.tunnel(ECHO).await.expect_err("a refusal"),
                 Err(error) => error,
             };
-            assert!(!matches!(error, ConnectError::Refused(_)), "{error}");
+            assert!(!matches!(error, ConnectError::Status(_)), "{error}");
             until(
                 "no_alpn",
-                async || gateway.refused("no_alpn").await,
+                async || gateway.refused_handshakes("no_alpn").await,
                 |&now| now == expected,
             )
             .await;
@@ -42,7 +42,7 @@ fn a_peer_without_alpn_h2_or_without_tls_13_is_refused() {
         assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
         until(
             "other",
-            async || gateway.refused("other").await,
+            async || gateway.refused_handshakes("other").await,
             |&now| now == 1.0,
         )
         .await;
@@ -62,7 +62,7 @@ fn a_peer_that_says_nothing_is_gone_after_the_deadline() {
         assert!(answer.is_empty());
         let waited = start.elapsed().as_secs_f64();
         assert!((4.5..8.0).contains(&waited), "closed after {waited} s");
-        let refused = async || gateway.refused("timeout").await;
+        let refused = async || gateway.refused_handshakes("timeout").await;
         until("timeout", refused, |&now| now == 1.0).await;
     });
 }

@@ -46,7 +46,7 @@ impl World {
     fn new() -> Self {
         let authority = Authority::new().expect("a root");
         Self {
-            identities: Identities::of(&authority),
+            identities: Identities::from_authority(&authority),
             north: authority.intermediate("north").expect("an intermediate"),
             net: Net::new(),
         }
@@ -148,9 +148,9 @@ async fn is_503(gateway: &Gateway, tls: &Arc<ClientConfig>) {
 
 /// Asserts that the peer reads an alert, and that the gateway counts the reason.
 async fn is_untrusted(gateway: &Gateway, tls: &Arc<ClientConfig>) {
-    let before = gateway.refused("untrusted_issuer").await;
+    let before = gateway.refused_handshakes("untrusted_issuer").await;
     assert!(opened(gateway, tls).await.is_err(), "an alert");
-    let now = async || gateway.refused("untrusted_issuer").await;
+    let now = async || gateway.refused_handshakes("untrusted_issuer").await;
     until("a refusal", now, |&now| now > before).await;
 }
 
@@ -187,7 +187,7 @@ fn istiod_5_one_trust_domain_with_an_issuer_per_cluster_tells_the_clusters_apart
         let _open = Client::connect(gateway.address, &west)
             .await
             .expect("a connection");
-        let status = async || gateway.asked(&["status"]).await.1;
+        let status = async || gateway.run_command(&["status"]).await.1;
         let status = until("a holder", status, |text| text.contains("cluster west")).await;
         let rows = status.split_once("Issuers of peers").expect("issuers").1;
         for (cluster, name, counts) in [
@@ -233,7 +233,7 @@ fn istiod_5_explain_judges_a_peer_by_the_cluster_of_its_issuer() {
                 "write --cluster with one of east, west",
             ),
         ] {
-            let answer = gateway.asked(&[&asked[..], more].concat()).await;
+            let answer = gateway.run_command(&[&asked[..], more].concat()).await;
             assert_eq!(answer.0, code, "{answer:?}");
             assert!((answer.1.clone() + &answer.2).contains(want), "{answer:?}");
         }
@@ -242,7 +242,7 @@ fn istiod_5_explain_judges_a_peer_by_the_cluster_of_its_issuer() {
             LENIENT,
             &format!("{LENIENT}  unknown_issuers: reject\n"),
         );
-        let refused = async || gateway.asked(&asked).await.1;
+        let refused = async || gateway.run_command(&asked).await.1;
         let want = "`trust.unknown_issuers` is `reject`";
         until(want, refused, |text| text.contains(want)).await;
     });
@@ -348,7 +348,7 @@ fn istiod_5_refused_issuers_are_printed_as_lines_that_admit_them() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(LENIENT, "{anyone: true}", "").await;
-        let (code, _, none) = gateway.asked(&["trust", "issuers"]).await;
+        let (code, _, none) = gateway.run_command(&["trust", "issuers"]).await;
         assert_eq!(
             (code, &*none),
             (1, "no peer has connected yet; ask again when one has\n")
@@ -366,7 +366,7 @@ fn istiod_5_refused_issuers_are_printed_as_lines_that_admit_them() {
         is_untrusted(&gateway, &north).await;
         gateway.logged("is not in trust.clusters").await;
 
-        let (code, lines, _) = gateway.asked(&["trust", "issuers"]).await;
+        let (code, lines, _) = gateway.run_command(&["trust", "issuers"]).await;
         assert_eq!(code, 0, "{lines}");
         assert!(lines.contains("- name: \"CLUSTER-1\"") && lines.contains("- name: \"west\""));
         let (_, pasted) = lines.split_once("clusters:\n").expect("entries");

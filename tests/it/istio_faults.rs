@@ -16,12 +16,12 @@ use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
-use strait::xds::stream::{self, Feed, Kind};
+use strait::xds::stream::{self, ControlPlaneKind, Feed};
 use tokio::net::TcpListener;
 
 use crate::istio::{asks, gateway};
-use crate::support::istiod::{Istiod, Manner, NAME, TOKEN};
-use crate::support::link::{Cut, Link, Toxic};
+use crate::support::istiod::{Behaviour, Istiod, NAME, TOKEN};
+use crate::support::link::{Cut, Faults, FaultyRelay};
 use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, service, workload};
 use crate::support::{Endpoint, Gateway, Net, identities, run, until};
 
@@ -120,7 +120,7 @@ fn what_a_control_plane_should_not_send_is_answered_and_changes_nothing() {
         gateway.ready().await;
         for (index, (mut response, want)) in astray().into_iter().enumerate() {
             response.nonce = format!("astray {index}");
-            istiod.say(&response);
+            istiod.push_unstored(&response);
             let requests = async || {
                 let mut requests = istiod.requests().into_iter();
                 requests.find(|request| request.response_nonce == response.nonce)
@@ -163,7 +163,7 @@ fn a_response_that_cannot_be_answered_ends_its_stream_only() {
             (many, "more than 1000000 resources"),
         ] {
             let firsts = istiod.firsts();
-            istiod.say(&response);
+            istiod.push_unstored(&response);
             gateway.logged(why).await;
             until("its return", async || istiod.firsts(), |&now| now > firsts).await;
             asks(&gateway).await.expect("a tunnel");
@@ -190,12 +190,12 @@ fn a_stream_that_is_cut_anywhere_is_made_again_until_all_is_told() {
                 0..CUTS => {
                     let after = STEP * (4 * number + of) as u64;
                     let how = [Cut::Reset, Cut::End][number % 2];
-                    [Toxic::default(), Toxic::cut(after, how)]
+                    [Faults::default(), Faults::cut(after, how)]
                 }
-                _ => [Toxic::default(); 2],
+                _ => [Faults::default(); 2],
             };
             let to = net.address(3, 15012);
-            let link = Link::new(net.listen(2, 15012).await, to, toxics);
+            let link = FaultyRelay::new(net.listen(2, 15012).await, to, toxics);
             gateways.push((gateway(net, NAME), endpoint, istiod, serving, link));
         }
         for (gateway, ..) in &mut gateways {
@@ -214,12 +214,12 @@ fn a_slow_control_plane_in_pieces_of_one_byte_is_understood() {
         let istiod = istiod(net);
         let to = net.address(3, 15012);
         let _serving = istiod.serve(to, identities()).await;
-        let slow = Toxic {
+        let slow = Faults {
             delay: Duration::from_millis(200),
             slice: Some(1),
-            ..Toxic::default()
+            ..Faults::default()
         };
-        let _link = Link::new(net.listen(2, 15012).await, to, move |_| [slow; 2]);
+        let _link = FaultyRelay::new(net.listen(2, 15012).await, to, move |_| [slow; 2]);
         gateway.ready().await;
         asks(&gateway).await.expect("a tunnel");
     });
@@ -242,10 +242,10 @@ fn a_control_plane_that_refuses_is_asked_again() {
         let mut gateway = gateway(net, NAME);
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
         let istiod = istiod(net);
-        istiod.behave(Manner::Refusing);
+        istiod.set_behaviour(Behaviour::Refusing);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         waits(&gateway, "out for lunch").await;
-        istiod.behave(Manner::Well);
+        istiod.set_behaviour(Behaviour::Normal);
         gateway.ready().await;
         asks(&gateway).await.expect("a tunnel");
     });
@@ -261,7 +261,7 @@ fn a_control_plane_that_is_silent_stops_nothing_else() {
         let other = Net::new();
         let mut unanswered = gateway(other, NAME);
         let istiod = istiod(other);
-        istiod.behave(Manner::Silent);
+        istiod.set_behaviour(Behaviour::Silent);
         let _serving = istiod.serve(other.address(2, 15012), identities()).await;
         until("the call", async || istiod.firsts(), |&asked| asked == 3).await;
         let (status, pending) = unanswered.readiness().await;
@@ -290,7 +290,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
             san: Some(NAME.to_owned()),
             headers: Vec::new(),
         },
-        kind: Kind::Istio,
+        kind: ControlPlaneKind::Istio,
         cache: None,
         pod: Pod {
             name: "strait".into(),
@@ -382,7 +382,7 @@ fn a_stream_that_says_nothing_is_given_up_until_all_is_told() {
         let publisher = Arc::new(Publisher::new());
         let istio = discovery(net, folder.path(), publisher, Arc::clone(&status));
         let istiod = istiod(net);
-        istiod.behave(Manner::Silent);
+        istiod.set_behaviour(Behaviour::Silent);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let stream = tokio::spawn(stream::run(istio));
         let asked = async |count| {
@@ -396,7 +396,7 @@ fn a_stream_that_says_nothing_is_given_up_until_all_is_told() {
         asked(3).await;
         pass(61).await;
         asked(6).await;
-        istiod.behave(Manner::Well);
+        istiod.set_behaviour(Behaviour::Normal);
         pass(61).await;
         until("readiness", async || status.list_pending(), Vec::is_empty).await;
         let firsts = istiod.firsts();

@@ -75,7 +75,7 @@ impl World {
 
     /// Sends a push, and waits until it is acknowledged.
     async fn says(&self, push: &DeltaDiscoveryResponse) {
-        self.istiod.say(push);
+        self.istiod.push_unstored(push);
         let answer = async || {
             let requests = self.istiod.requests().into_iter();
             let mut requests = requests.filter(|request| request.response_nonce == push.nonce);

@@ -29,7 +29,7 @@ struct Client {
 impl Client {
     async fn start(istiod: &Istiod) -> Self {
         let address = Net::new().address(2, 15012);
-        let serving = istiod.serve_plainly(address).await;
+        let serving = istiod.serve_plaintext(address).await;
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
         let channel = endpoint.connect().await.expect("a connection");
         let (requests, received) = mpsc::channel(16);

@@ -16,7 +16,9 @@ use tokio::net::TcpStream;
 use crate::support::istiod::Istiod;
 use crate::support::kubelet::{ISTIOD, POD, Pod, in_namespaces, list, text};
 use crate::support::wds::{HOSTNAME, SERVICE, changed, service};
-use crate::support::{CLIENT, ECHO, GATEWAY, RESTART_MAX, identities, run, say, until};
+use crate::support::{
+    CLIENT, ECHO, GATEWAY, RESTART_MAX, identities, print_uncaptured, run, until,
+};
 
 /// The dialects, each a folder of manifests.
 const DIALECTS: [&str; 2] = ["istio", "solo"];
@@ -204,7 +206,7 @@ async fn starts(deployment: Value, gateway: &Value) {
     pod.start();
     pod.ready().await;
     let took = began.elapsed();
-    say(&format!("ready without istiod after {took:?}"));
+    print_uncaptured(&format!("ready without istiod after {took:?}"));
     assert!(took < RESTART_MAX, "{took:?}: {}", pod.log());
     is_reached(&pod, &deployment, gateway).await;
     // The second signal ends the wait of the first.

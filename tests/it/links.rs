@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, duplex};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use crate::support::link::{Cut, Link, Toxic, direction};
+use crate::support::link::{Cut, Faults, FaultyRelay, direction};
 use crate::support::{DEADLINE, Endpoint, Net, bytes, reset, run};
 
 const ID: u64 = 1;
@@ -41,7 +41,7 @@ impl AsyncWrite for Writes {
 }
 
 /// Returns the writes that result from a single write of `all`.
-async fn writes(all: &[u8], toxic: Toxic) -> Vec<(Instant, Vec<u8>)> {
+async fn writes(all: &[u8], toxic: Faults) -> Vec<(Instant, Vec<u8>)> {
     let mut writes = Writes::default();
     direction(all, &mut writes, toxic).await.expect("an end");
     let together = writes.0.iter().flat_map(|(_, bytes)| bytes);
@@ -52,11 +52,11 @@ async fn writes(all: &[u8], toxic: Toxic) -> Vec<(Instant, Vec<u8>)> {
 #[tokio::test(start_paused = true)]
 async fn a_slice_bounds_every_write() {
     for slice in [1, 7, 16 * 1024] {
-        let toxic = Toxic {
+        let toxic = Faults {
             slice: Some(slice),
-            ..Toxic::default()
+            ..Faults::default()
         };
-        let sliced = writes(&bytes::of(ID, 0, SIZE), toxic).await;
+        let sliced = writes(&bytes::range(ID, 0, SIZE), toxic).await;
         let sizes: Vec<_> = sliced.iter().map(|(_, bytes)| bytes.len()).collect();
         assert!(sizes.iter().all(|&size| size <= slice), "{slice}");
         assert!(sizes.contains(&slice), "{slice}");
@@ -66,9 +66,9 @@ async fn a_slice_bounds_every_write() {
 #[tokio::test(start_paused = true)]
 async fn a_delay_holds_up_each_chunk_but_not_the_next() {
     const DELAY: Duration = Duration::from_millis(300);
-    let toxic = Toxic {
+    let toxic = Faults {
         delay: DELAY,
-        ..Toxic::default()
+        ..Faults::default()
     };
     let (mut near, far) = duplex(100);
     let start = Instant::now();
@@ -95,12 +95,12 @@ async fn a_delay_holds_up_each_chunk_but_not_the_next() {
 
 #[tokio::test(start_paused = true)]
 async fn a_limit_is_bytes_a_second() {
-    let toxic = Toxic {
+    let toxic = Faults {
         limit: Some(20_000),
-        ..Toxic::default()
+        ..Faults::default()
     };
     let start = Instant::now();
-    let limited = writes(&bytes::of(ID, 0, SIZE), toxic).await;
+    let limited = writes(&bytes::range(ID, 0, SIZE), toxic).await;
     let seconds = start.elapsed().as_secs_f64();
     assert!((4.9..5.5).contains(&seconds), "{seconds} s");
     let first = limited
@@ -114,12 +114,12 @@ async fn a_limit_is_bytes_a_second() {
 }
 
 /// Returns the bytes through a link with a cut direction to the endpoint, and their end.
-async fn through(toxic: Toxic) -> (u64, io::Result<usize>) {
+async fn through(toxic: Faults) -> (u64, io::Result<usize>) {
     let net = Net::new();
     let listener = net.listen(2, 0).await;
     let to = listener.local_addr().expect("an address");
-    let link = Link::new(net.listen(1, 0).await, to, move |_| {
-        [toxic, Toxic::default()]
+    let link = FaultyRelay::new(net.listen(1, 0).await, to, move |_| {
+        [toxic, Faults::default()]
     });
     let mut near = TcpStream::connect(link.address)
         .await
@@ -143,7 +143,7 @@ async fn through(toxic: Toxic) -> (u64, io::Result<usize>) {
             }
         };
         let length = got.len() as u64;
-        assert!(got == bytes::of(ID, 0, length), "right bytes");
+        assert!(got == bytes::range(ID, 0, length), "right bytes");
         (length, end)
     };
     tokio::join!(send, receive).1
@@ -153,21 +153,21 @@ async fn through(toxic: Toxic) -> (u64, io::Result<usize>) {
 fn a_cut_comes_after_its_bytes_and_as_it_is_told() {
     run(async {
         for after in [1, 5000, 16 * 1024, SIZE - 1] {
-            let (bytes, end) = through(Toxic::cut(after, Cut::End)).await;
+            let (bytes, end) = through(Faults::cut(after, Cut::End)).await;
             assert_eq!((bytes, end.ok()), (after, Some(0)), "FIN");
-            let (bytes, end) = through(Toxic::cut(after, Cut::Silence)).await;
+            let (bytes, end) = through(Faults::cut(after, Cut::Silence)).await;
             let end = end.map_err(|error| error.kind());
             assert_eq!(
                 (bytes, end),
                 (after, Err(io::ErrorKind::TimedOut)),
                 "silence"
             );
-            let (bytes, end) = through(Toxic::cut(after, Cut::Reset)).await;
+            let (bytes, end) = through(Faults::cut(after, Cut::Reset)).await;
             let end = end.map_err(|error| error.kind());
             assert_eq!(end, Err(io::ErrorKind::ConnectionReset), "RST");
             assert!(bytes <= after);
         }
-        let (bytes, end) = through(Toxic::cut(SIZE + 1, Cut::Reset)).await;
+        let (bytes, end) = through(Faults::cut(SIZE + 1, Cut::Reset)).await;
         assert_eq!(
             (bytes, end.ok()),
             (SIZE, Some(0)),
@@ -182,7 +182,7 @@ fn a_half_close_and_a_reset_pass_through() {
         let net = Net::new();
         let endpoint = net.listen(2, 0).await;
         let to = endpoint.local_addr().expect("an address");
-        let link = Link::new(net.listen(1, 0).await, to, |_| [Toxic::default(); 2]);
+        let link = FaultyRelay::new(net.listen(1, 0).await, to, |_| [Faults::default(); 2]);
         let _endpoint = Endpoint::new(endpoint, |mut stream| async move {
             bytes::expect(&mut stream, ID, 0, SIZE).await.expect("all");
             bytes::expect_end(&mut stream).await;
@@ -200,7 +200,7 @@ fn a_half_close_and_a_reset_pass_through() {
 
         let listener = net.listen(3, 0).await;
         let to = listener.local_addr().expect("an address");
-        let link = Link::new(net.listen(1, 0).await, to, |_| [Toxic::default(); 2]);
+        let link = FaultyRelay::new(net.listen(1, 0).await, to, |_| [Faults::default(); 2]);
         let near = TcpStream::connect(link.address)
             .await
             .expect("a connection");

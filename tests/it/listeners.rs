@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant};
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::raw::{GOAWAY, RST_STREAM, RawPeer};
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, broken, echoes, identities, replace,
@@ -64,7 +64,7 @@ async fn connect_at(net: Net, port: u16) -> Client {
 async fn passed_on(net: Net, port: u16, name: &str) -> TcpStream {
     let stream = TcpStream::connect(net.address(1, port)).await;
     let mut stream = stream.expect("a connection");
-    let hello = hello(name, &[]);
+    let hello = client_hello(name, &[]);
     stream.write_all(&hello).await.expect("a hello");
     let mut echoed = vec![0; hello.len()];
     stream.read_exact(&mut echoed).await.expect("an echo");
@@ -122,7 +122,7 @@ fn review_21_routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels(
         let unknown = TcpStream::connect(net.address(1, ROUTES)).await;
         let mut unknown = unknown.expect("a connection");
         unknown
-            .write_all(&hello("a.example", &[]))
+            .write_all(&client_hello("a.example", &[]))
             .await
             .expect("a hello");
         let mut alert = Vec::new();
@@ -314,7 +314,7 @@ fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
             vec![usual, state("taken", taken), free]
         };
         assert_eq!(states(&gateway).await, want("failed"));
-        let (code, text, _) = gateway.asked(&["status"]).await;
+        let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "{text}");
         let problem = format!(
             "listener `taken` is not open: cannot listen on {}",
@@ -371,7 +371,7 @@ fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
         settings.exposure = format!("    - {{service: \"{ECHO}\", to: [{{anyone: true}}]}}\n");
         let gateway = Gateway::start(&settings).await;
 
-        let (code, text, _) = gateway.asked(&["status"]).await;
+        let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "{text}");
         for (name, rest) in [
             (
@@ -397,7 +397,7 @@ fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
         ] {
             assert!(secret.contains(said), "{secret}");
         }
-        let (_, echo, _) = gateway.asked(&["status", "echo"]).await;
+        let (_, echo, _) = gateway.run_command(&["status", "echo"]).await;
         let said = "exposed to anyone on port 80 through listener istio (sni of Istio's form)";
         assert!(echo.contains(said), "{echo}");
 

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
 /// Port of the TLS listener, which is the target port of the mesh's service.
@@ -51,7 +51,7 @@ fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop(
         let mut stream = TcpStream::connect(gateways[0].0.address(1, TLS))
             .await
             .expect("a connection");
-        let hello = hello("any.example", &[]);
+        let hello = client_hello("any.example", &[]);
         stream.write_all(&hello).await.expect("a hello");
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
@@ -65,7 +65,7 @@ fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop(
             "three, and the one that is refused"
         );
         for (_, gateway) in &gateways {
-            gateway.holds(0, 0).await;
+            gateway.wait_until_open(0, 0).await;
         }
         gateways[0].1.logged("a route that leads back").await;
     });
@@ -77,7 +77,7 @@ fn review_10_a_hello_inside_a_tunnel_that_leads_into_a_loop_goes_round_no_more()
         let gateways = pair().await;
         let client = gateways[0].1.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-        let hello = hello("any.example", &[]);
+        let hello = client_hello("any.example", &[]);
         tunnel.write_all(&hello).await.expect("a hello");
         let mut answer = [0; 7];
         tunnel.read_exact(&mut answer).await.expect("an alert");
@@ -112,7 +112,7 @@ fn review_10_the_fourth_tunnel_with_one_hello_is_reset_and_a_new_hello_is_not() 
             }
         });
         let client = gateway.client(identities()).await;
-        let hello = |name| hello(name, &[]);
+        let hello = |name| client_hello(name, &[]);
         let (same, other) = (hello("a.example"), hello("a.example"));
         let mut held = Vec::new();
         for _ in 0..3 {

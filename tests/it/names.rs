@@ -6,7 +6,7 @@ use strait::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::{
     CLIENT, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
 };
@@ -235,7 +235,7 @@ fn server_names_are_looked_up_as_authorities_are_and_see_what_everybody_sees() {
             let address = world.net.address(1, 15443);
             let mut stream = TcpStream::connect(address).await.expect("a connection");
             let name = format!("outbound_.80_._.{name}");
-            let hello = hello(&name, &["istio"]);
+            let hello = client_hello(&name, &["istio"]);
             stream.write_all(&hello).await.expect("a hello");
             // An alert is a record of type 21, and no endpoint has that number.
             stream.read_u8().await.expect("an answer")

@@ -3,7 +3,7 @@
 use h2::Reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
-use crate::support::oracle::{End, Plan, Side, answer, drive, fits};
+use crate::support::oracle::{End, Plan, SideResult, answer, drive, is_consistent};
 use crate::support::{Net, bytes, reset, run};
 
 const SIZE: u64 = 100_000;
@@ -25,9 +25,9 @@ fn a_good_path_is_whole_for_both_sides() {
             let (near, far) = duplex(1000);
             let (client, (told, endpoint)) = tokio::join!(drive(near, plan), answer(far));
             assert_eq!(told.map(|told| told.id), Some(plan.id));
-            assert_eq!(client, Side::whole(plan.down));
-            assert_eq!(endpoint, Side::whole(plan.up));
-            assert!(fits(client, endpoint));
+            assert_eq!(client, SideResult::complete(plan.down));
+            assert_eq!(endpoint, SideResult::complete(plan.up));
+            assert!(is_consistent(client, endpoint));
         }
     });
 }
@@ -50,16 +50,22 @@ async fn script(stream: DuplexStream, bytes: &[u8]) {
 /// bytes.
 async fn changed(change: impl Fn(&mut Vec<u8>)) -> [(u64, End); 2] {
     let (near, far) = duplex(1 << 20);
-    let mut up = bytes::of(PLAN.id, 0, PLAN.up);
+    let mut up = bytes::range(PLAN.id, 0, PLAN.up);
     change(&mut up);
     let sent = [PLAN.head(), up].concat();
     let ((_, endpoint), ()) = tokio::join!(answer(far), script(near, &sent));
     let (near, far) = duplex(1 << 20);
-    let mut down = bytes::of(PLAN.down_stream(), 0, PLAN.down);
+    let mut down = bytes::range(PLAN.down_stream(), 0, PLAN.down);
     change(&mut down);
     let (client, ()) = tokio::join!(drive(near, PLAN), script(far, &down));
-    assert!(!fits(client, Side::whole(PLAN.up)), "{client:?}");
-    assert!(!fits(Side::whole(PLAN.down), endpoint), "{endpoint:?}");
+    assert!(
+        !is_consistent(client, SideResult::complete(PLAN.up)),
+        "{client:?}"
+    );
+    assert!(
+        !is_consistent(SideResult::complete(PLAN.down), endpoint),
+        "{endpoint:?}"
+    );
     [endpoint, client].map(|side| (side.received, side.end))
 }
 
@@ -72,7 +78,7 @@ fn every_change_of_a_stream_is_caught_where_it_is() {
             assert_eq!(flipped, [(offset, End::Wrong); 2], "a wrong byte");
             let other = changed(|bytes| {
                 let length = bytes.len() as u64;
-                bytes.splice(at.., bytes::of(PLAN.id + 1, offset, length));
+                bytes.splice(at.., bytes::range(PLAN.id + 1, offset, length));
             });
             let ends = other.await.map(|(_, end)| end);
             assert_eq!(ends, [End::Wrong; 2], "bytes of another tunnel");
@@ -125,7 +131,7 @@ fn a_path_that_breaks_is_broken_even_after_the_last_byte() {
                 let mut near = tokio::net::TcpStream::connect(address)
                     .await
                     .expect("a connection");
-                let bytes = [PLAN.head(), bytes::of(PLAN.id, 0, sent)].concat();
+                let bytes = [PLAN.head(), bytes::range(PLAN.id, 0, sent)].concat();
                 near.write_all(&bytes).await.expect("an open connection");
                 // Some bytes of the answer have arrived, so the other side is connected.
                 near.read_exact(&mut [0; 100]).await.expect("bytes back");
@@ -144,21 +150,24 @@ fn a_path_that_breaks_is_broken_even_after_the_last_byte() {
 
 #[test]
 fn a_clean_end_that_nobody_made_fits_nothing() {
-    let whole = Side::whole(SIZE);
-    let broken = Side {
+    let whole = SideResult::complete(SIZE);
+    let broken = SideResult {
         received: 5,
         end: End::Broken(Some(Reason::CONNECT_ERROR)),
         finished: false,
     };
-    assert!(fits(whole, whole) && fits(broken, broken));
-    assert!(!fits(whole, broken) && !fits(broken, whole));
-    let finished = Side {
+    assert!(is_consistent(whole, whole) && is_consistent(broken, broken));
+    assert!(!is_consistent(whole, broken) && !is_consistent(broken, whole));
+    let finished = SideResult {
         finished: true,
         ..broken
     };
-    assert!(fits(whole, finished) && fits(finished, whole));
+    assert!(is_consistent(whole, finished) && is_consistent(finished, whole));
     for end in [End::Short, End::Long, End::Wrong] {
-        let bad = Side { end, ..whole };
-        assert!(!fits(bad, whole) && !fits(whole, bad), "{end:?}");
+        let bad = SideResult { end, ..whole };
+        assert!(
+            !is_consistent(bad, whole) && !is_consistent(whole, bad),
+            "{end:?}"
+        );
     }
 }

@@ -51,7 +51,7 @@ fn exposure(to: &str) -> String {
 }
 
 /// Returns a ClientHello of rustls. An IP address as `name` leaves the server name out.
-pub fn hello(name: &str, alpn: &[&str]) -> Vec<u8> {
+pub fn client_hello(name: &str, alpn: &[&str]) -> Vec<u8> {
     let mut config = ClientConfig::builder()
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
@@ -190,7 +190,7 @@ fn what_a_stranger_may_not_reach_is_refused_alike() {
         ];
         for (port, name, alpn, reason) in cases {
             let before = gateway.tunnels(reason).await;
-            let stream = sent(net, port, &hello(name, alpn)).await;
+            let stream = sent(net, port, &client_hello(name, alpn)).await;
             assert_eq!(answer(stream).await, UNRECOGNIZED, "{name} {alpn:?}");
             ended(&gateway, reason, before + 1.0).await;
         }
@@ -200,7 +200,7 @@ fn what_a_stranger_may_not_reach_is_refused_alike() {
         let text = std::fs::read_to_string(&path).expect("a file");
         replace(&path, &text.replace("{cluster: west}", "{anyone: true}"));
         gateway.logged("reloaded").await;
-        let opened = hello(ECHO_SNI, istio);
+        let opened = client_hello(ECHO_SNI, istio);
         let mut stream = sent(net, ISTIO, &opened).await;
         let mut echoed = vec![0; opened.len()];
         stream.read_exact(&mut echoed).await.expect("an echo");
@@ -228,7 +228,7 @@ fn routes_of_a_listener_open_their_targets_to_whoever_reaches_it() {
             ("10.0.0.1", "echo.app"),
         ];
         for (count, (name, service)) in (1..).zip(cases) {
-            let hello = hello(name, &[]);
+            let hello = client_hello(name, &[]);
             let mut stream = sent(net, ROUTES, &hello).await;
             stream.shutdown().await.expect("our end");
             assert_eq!(answer(stream).await, hello, "{name}");
@@ -262,7 +262,7 @@ fn a_hello_that_comes_byte_by_byte_has_five_seconds_and_what_is_none_an_alert() 
     run(async {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
-        let hello = hello(ECHO_SNI, &["istio"]);
+        let hello = client_hello(ECHO_SNI, &["istio"]);
         let start = Instant::now();
         let mut slow = sent(net, ISTIO, &hello[..100]).await;
         let mut at = 100;
@@ -279,12 +279,12 @@ fn a_hello_that_comes_byte_by_byte_has_five_seconds_and_what_is_none_an_alert() 
         assert!(left.is_err(), "it was sent nothing");
         let time = start.elapsed();
         assert!((5..8).contains(&time.as_secs()), "{time:?}");
-        assert_eq!(gateway.refused("timeout").await, 1.0);
+        assert_eq!(gateway.refused_handshakes("timeout").await, 1.0);
         let plain = sent(net, ISTIO, b"GET / HTTP/1.1\r\nhost: echo\r\n\r\n").await;
         let answered = answer(plain).await;
         assert_eq!(answered[0], 21, "an alert: {answered:?}");
-        assert_eq!(gateway.refused("other").await, 1.0);
-        gateway.holds(0, 0).await;
+        assert_eq!(gateway.refused_handshakes("other").await, 1.0);
+        gateway.wait_until_open(0, 0).await;
     });
 }
 
@@ -294,7 +294,7 @@ fn a_dead_endpoint_is_passed_over_and_without_any_there_is_an_alert() {
         let net = Net::new();
         let endpoints = [(11, 1000, "TCP"), (12, 1, "TCP")];
         let gateway = Gateway::start(&settings(net, &endpoints)).await;
-        let hello = hello(ECHO_SNI, &["istio"]);
+        let hello = client_hello(ECHO_SNI, &["istio"]);
         assert_eq!(answer(sent(net, ISTIO, &hello).await).await, FAILURE);
         ended(&gateway, "dial_refused", 1.0).await;
         let living = Endpoint::echo(net.listen(12, 9000).await);
@@ -315,7 +315,9 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
         let gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
         let oracle = Oracle::new();
         // Concurrent ones need distinct randoms, or the gateway would detect a loop.
-        let hellos: Vec<_> = (0..41).map(|_| hello(ECHO_SNI, &["istio"])).collect();
+        let hellos: Vec<_> = (0..41)
+            .map(|_| client_hello(ECHO_SNI, &["istio"]))
+            .collect();
         let _endpoint = oracle_after(net, 11, &oracle, &hellos).await;
         let sizes = [
             (0, 0),
@@ -355,7 +357,7 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
         let many: u64 = (100..140).map(|id| MIB + id).sum();
         let sent = counted(&gateway, "istio_tcp_sent_bytes_total").await;
         assert_eq!(sent, 1 + 72 * MIB + 100 + many);
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
         assert_eq!(gateway.metric("strait_buffered_bytes").await, 0.0);
     });
 }
@@ -406,7 +408,7 @@ fn a_reset_of_one_side_is_a_reset_of_the_other_and_never_an_end() {
                 }
             }
         });
-        let hello = hello(ECHO_SNI, &["istio"]);
+        let hello = client_hello(ECHO_SNI, &["istio"]);
         let first = [&hello[..], &vec![0; 5 + 512 + 1200 - hello.len()]].concat();
         let open = async || {
             let mut stream = sent(net, ISTIO, &first).await;
@@ -439,7 +441,7 @@ fn a_reset_of_one_side_is_a_reset_of_the_other_and_never_an_end() {
             );
         }
         ended(&gateway, "downstream_reset", 2.0).await;
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
     });
 }
 
@@ -465,7 +467,7 @@ fn what_was_sent_before_an_end_is_delivered_though_a_reset_follows() {
                     .expect("a test");
             }
         });
-        let hello = hello(ECHO_SNI, &["istio"]);
+        let hello = client_hello(ECHO_SNI, &["istio"]);
         let mut stream = sent(net, ISTIO, &hello).await;
         stream.read_exact(&mut [0; 4]).await.expect("a word");
         let bytes = vec![7; 256 * 1024];
@@ -478,7 +480,7 @@ fn what_was_sent_before_an_end_is_delivered_though_a_reset_follows() {
         reset(stream);
         go.send_replace(true);
         assert_eq!(told.recv().await, Some((hello.len() + bytes.len(), Ok(()))));
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
     });
 }
 
@@ -501,7 +503,7 @@ fn a_reader_that_stalls_stops_its_writer_and_little_is_held_for_it() {
         let mut streams = Vec::new();
         for _ in 0..8 {
             // Each needs a distinct random, or the gateway would detect a loop.
-            streams.push(sent(net, ISTIO, &hello(ECHO_SNI, &["istio"])).await);
+            streams.push(sent(net, ISTIO, &client_hello(ECHO_SNI, &["istio"])).await);
         }
         let mut last = u64::MAX;
         let still = async || {
@@ -523,7 +525,7 @@ fn a_reader_that_stalls_stops_its_writer_and_little_is_held_for_it() {
             taken += stream.read(&mut buffer).await.expect("more") as u64;
         }
         drop((streams, stream));
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
         assert_eq!(gateway.metric("strait_buffered_bytes").await, 0.0);
     });
 }
@@ -533,13 +535,13 @@ fn a_drain_lets_tunnels_end_and_resets_the_rest_at_its_deadline() {
     run(async {
         let net = Net::new();
         let mut gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
-        let (oracle, hello) = (Oracle::new(), hello(ECHO_SNI, &["istio"]));
+        let (oracle, hello) = (Oracle::new(), client_hello(ECHO_SNI, &["istio"]));
         let _endpoint = oracle_after(net, 11, &oracle, std::slice::from_ref(&hello)).await;
         let mut in_time = sent(net, ISTIO, &hello).await;
         let plan = Plan::both(1, MIB);
         in_time.write_all(&plan.head()).await.expect("a head");
         let mut late = sent(net, ISTIO, &hello).await;
-        gateway.holds(2, 2).await;
+        gateway.wait_until_open(2, 2).await;
         gateway.signal(Signal::TERM);
         let refused = async || TcpStream::connect(net.address(1, ISTIO)).await.is_err();
         until("nobody accepts", refused, |&refused| refused).await;

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::istio::asks;
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::istiod::{Istiod, NAME};
 use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, service};
 use crate::support::{Endpoint, Net, endpoint_port, identities, pod, run};
@@ -87,7 +87,7 @@ fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
         assert_eq!(captured.accepted(), 1);
 
         // A refused dial of the other workload, which has nothing at its target port, is retried.
-        let hello = hello("outbound_.80_._.echo.app.svc.cluster.local", &["istio"]);
+        let hello = client_hello("outbound_.80_._.echo.app.svc.cluster.local", &["istio"]);
         let connected = TcpStream::connect(net.address(1, 15443)).await;
         let mut stream = connected.expect("a connection");
         stream.write_all(&hello).await.expect("a hello");
@@ -106,7 +106,7 @@ fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
         let name = NAME.try_into().expect("a name");
         let connecting = TlsConnector::from(tls).connect(name, connected.expect("TCP"));
         connecting.await.expect("TLS with istiod");
-        let ends = gateway.ends().await;
+        let ends = gateway.tunnels_by_reason().await;
         assert!(
             ends.keys().all(|reason| reason != "no_endpoint"),
             "{ends:?}"

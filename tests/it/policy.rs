@@ -7,7 +7,7 @@ use strait::hbone::Tunnel;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
 
 use crate::istio::spawn;
-use crate::support::istiod::{Istiod, Manner, NAME, Serving};
+use crate::support::istiod::{Behaviour, Istiod, NAME, Serving};
 use crate::support::wds::{SERVICE, bytes, changed, policy, service};
 use crate::support::{
     CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, identities, replace, run, until,
@@ -178,7 +178,7 @@ fn nothing_is_let_in_while_the_policies_are_withheld() {
         settings.more += &policy_line("enforce");
         let mut gateway = spawn(&settings, NAME);
         let istiod = Istiod::default();
-        istiod.behave(Manner::Withholding(AUTHORIZATION));
+        istiod.set_behaviour(Behaviour::OmitsType(AUTHORIZATION));
         istiod.put(ADDRESS, SERVICE, &service());
         istiod.put(ADDRESS, "a", &selected(net, &[]));
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
@@ -199,7 +199,7 @@ fn nothing_is_let_in_while_the_policies_are_withheld() {
             assert!(why.contains(REFUSED), "{why}");
         }
         gateway.logged("are not known yet").await;
-        istiod.behave(Manner::Well);
+        istiod.set_behaviour(Behaviour::Normal);
         serving.stop().await;
         gateway.logged("no stream to the control plane").await;
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;

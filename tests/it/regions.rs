@@ -47,7 +47,7 @@ async fn to_east(client: &Client) -> usize {
 }
 
 async fn status(gateway: &Gateway) -> String {
-    let (code, text, _) = gateway.asked(&["status"]).await;
+    let (code, text, _) = gateway.run_command(&["status"]).await;
     assert_eq!(code, 0, "{text}");
     text
 }
@@ -91,7 +91,7 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
         // No endpoint remains then, and the operator sees the reason.
         let order = ["drain", "region", "us-west"];
         let forced = [&order[..], &["--force"]].concat();
-        let (code, said, _) = gateway.asked(&forced).await;
+        let (code, said, _) = gateway.run_command(&forced).await;
         assert!(code == 0 && said.contains("no endpoint is left"), "{said}");
         assert!(status(&gateway).await.contains("us-west is evacuated"));
         assert!(client.tunnel(ECHO).await.is_err());
@@ -113,9 +113,9 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
         .await;
         assert_eq!(to_east(&client).await, 200);
         let undo = [&order[..], &["--undo"]].concat();
-        assert_eq!(gateway.asked(&undo).await.0, 0);
+        assert_eq!(gateway.run_command(&undo).await.0, 0);
         assert_eq!(
-            gateway.asked(&undo).await.0,
+            gateway.run_command(&undo).await.0,
             1,
             "it is not evacuated any more"
         );
@@ -138,7 +138,7 @@ fn a_region_that_nobody_can_mean_is_a_mistake_of_the_command() {
             &["drain", "region", "us-east", "--undo", "--force"],
             &["drain"],
         ] {
-            assert_eq!(gateway.asked(args).await.0, 2, "{args:?}");
+            assert_eq!(gateway.run_command(args).await.0, 2, "{args:?}");
         }
     });
 }
@@ -151,15 +151,18 @@ fn review_22_a_region_that_the_mesh_does_not_name_is_an_error_that_lists_the_kno
         let gateway = Gateway::start(&settings(net, weights)).await;
         for more in [&[][..], &["--dry-run"], &["--force"]] {
             let order = [&["drain", "region", "us-esat"], more].concat();
-            let (code, said, error) = gateway.asked(&order).await;
+            let (code, said, error) = gateway.run_command(&order).await;
             let want = "us-esat cannot be evacuated: no workload is there; write one of us-east, \
                         us-west\n";
             assert_eq!((code, &*said, &*error), (1, "", want), "{more:?}");
         }
         assert!(!status(&gateway).await.contains("evacuated"));
-        assert_eq!(gateway.asked(&["drain", "region", "us-east"]).await.0, 0);
+        assert_eq!(
+            gateway.run_command(&["drain", "region", "us-east"]).await.0,
+            0
+        );
         let undo = ["drain", "region", "us-esat", "--undo"];
-        let (code, said, error) = gateway.asked(&undo).await;
+        let (code, said, error) = gateway.run_command(&undo).await;
         let want = "us-esat was not evacuated by an operator; these are: us-east\n";
         assert_eq!((code, &*said, &*error), (1, "", want));
         assert!(status(&gateway).await.contains("us-east is evacuated"));
@@ -179,17 +182,19 @@ fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_
         let client = gateway.client(identities()).await;
         // The services still have endpoints in us-west, and no alias is for us-east.
         let east = ["drain", "region", "us-east"];
-        let (code, said, _) = gateway.asked(&[&east[..], &["--dry-run"]].concat()).await;
+        let (code, said, _) = gateway
+            .run_command(&[&east[..], &["--dry-run"]].concat())
+            .await;
         assert!(
             code == 0 && said.ends_with("nothing was changed\n"),
             "{said}"
         );
         assert!(!status(&gateway).await.contains("is evacuated"));
-        assert_eq!(gateway.asked(&east).await.0, 0);
+        assert_eq!(gateway.run_command(&east).await.0, 0);
 
         let west = ["drain", "region", "us-west"];
         for more in [&[][..], &["--dry-run"]] {
-            let (code, said, error) = gateway.asked(&[&west[..], more].concat()).await;
+            let (code, said, error) = gateway.run_command(&[&west[..], more].concat()).await;
             assert_eq!((code, &*said), (1, ""), "{more:?}");
             for part in [
                 "us-west is not evacuated: no endpoint would be left for ",
@@ -201,7 +206,9 @@ fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_
             }
         }
         assert_eq!(tunnel(&client).await.0, 12);
-        let (code, said, _) = gateway.asked(&[&west[..], &["--force"]].concat()).await;
+        let (code, said, _) = gateway
+            .run_command(&[&west[..], &["--force"]].concat())
+            .await;
         assert_eq!(code, 0, "{said}");
         assert!(said.contains("app/echo.app.svc.cluster.local"), "{said}");
         assert!(client.tunnel(ECHO).await.is_err());

@@ -163,7 +163,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
         // The handshake is counted after its socket has lingered.
         until(
             "untrusted_domain",
-            async || gateway.refused("untrusted_domain").await,
+            async || gateway.refused_handshakes("untrusted_domain").await,
             |&now| now == 1.0,
         )
         .await;
@@ -230,7 +230,7 @@ fn review_21_a_key_that_needs_a_restart_is_an_error_and_the_rest_applies() {
         reloads(&gateway, "config", "error", 1.0).await;
         gateway.logged("`workers` needs a restart").await;
         let problem = "strait.yaml: `workers` needs a restart; its value of the start stays";
-        let (code, text, _) = gateway.asked(&["status"]).await;
+        let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "{text}");
         assert!(text.contains(problem), "{text}");
         assert!(text.contains("in use but for a part"), "{text}");
@@ -244,7 +244,7 @@ fn review_21_a_key_that_needs_a_restart_is_an_error_and_the_rest_applies() {
         );
         replace(&gateway.file("strait.yaml"), &(config + level));
         reloads(&gateway, "config", "ok", 1.0).await;
-        let (_, text, _) = gateway.asked(&["status"]).await;
+        let (_, text, _) = gateway.run_command(&["status"]).await;
         assert!(!text.contains("needs a restart"), "{text}");
     });
 }

@@ -13,7 +13,7 @@ use strait::tls;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use crate::support::oracle::{self, Oracle, Plan, Side};
+use crate::support::oracle::{self, Oracle, Plan, SideResult};
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, mounted, replace, run,
 };
@@ -131,7 +131,7 @@ impl Scene {
     }
 
     /// Opens the long tunnels; they run until after the minute.
-    async fn long_tunnels(&self) -> JoinSet<(Plan, Side)> {
+    async fn long_tunnels(&self) -> JoinSet<(Plan, SideResult)> {
         let mut tunnels = JoinSet::new();
         for number in 0..LONG_CLIENTS {
             let client = Arc::new(self.client().await);
@@ -153,7 +153,7 @@ impl Scene {
     }
 
     /// Opens new tunnels for a minute.
-    async fn new_tunnels(&self, start: Instant) -> Vec<(Plan, Side)> {
+    async fn new_tunnels(&self, start: Instant) -> Vec<(Plan, SideResult)> {
         let mut clients = JoinSet::new();
         let mut opened = 0;
         every(start, NEW_CLIENTS, async |_| {
@@ -264,9 +264,9 @@ fn a_minute_of_changes_fails_no_tunnel() {
             versions.insert(scene.oracle.ended(plan.id).await.0);
             bytes += plan.up + plan.down;
         }
-        scene.gateway.holds(0, 0).await;
+        scene.gateway.wait_until_open(0, 0).await;
         let completed = ("completed".to_owned(), tunnels.len() as f64);
-        assert_eq!(scene.gateway.ends().await, [completed].into());
+        assert_eq!(scene.gateway.tunnels_by_reason().await, [completed].into());
 
         let serials = scene.serials.seen.lock().expect("a lock").len();
         let mut reloads = String::new();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use strait::hbone::{Client, Tunnel};
 use strait::tls::dev::Authority;
-use strait::tls::{self, Material};
+use strait::tls::{self, IdentityMaterial};
 use strait::xds::store::{ADDRESS, CLUSTER};
 
 use crate::support::istiod::Istiod;
@@ -24,7 +24,7 @@ const SHORT: (Duration, Duration) = (Duration::from_secs(9), Duration::from_secs
 /// TLS of a client with a certificate of `of`, which trusts all of `roots`.
 fn client_of(of: &Identities, roots: &str) -> Arc<ClientConfig> {
     let leaf = of.leaf(CLIENT);
-    let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, roots);
+    let material = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, roots);
     tls::client_config(&material.expect("material"), &[GATEWAY]).expect("a client")
 }
 
@@ -43,7 +43,7 @@ fn istiod_11_roots_rotate_by_a_bundle_of_two_and_end_no_tunnel_of_a_trusted_one(
         let net = Net::new();
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
         let (old, authority) = (identities(), Authority::new().expect("a root"));
-        let new = Arc::new(Identities::of(&authority));
+        let new = Arc::new(Identities::from_authority(&authority));
         let both = old.root.clone() + &new.root;
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());

@@ -145,7 +145,9 @@ fn acceptance_3_s4_six_row_scope_table() {
             "another network is never dialled"
         );
         // The status shows it anyway.
-        let (_, shown, _) = gateway.asked(&["status", "far3.app.mesh.internal"]).await;
+        let (_, shown, _) = gateway
+            .run_command(&["status", "far3.app.mesh.internal"])
+            .await;
         assert!(shown.contains("it is in network west"), "{shown}");
     });
 }

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
 
 const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
@@ -166,7 +166,7 @@ fn review_23_tunnels_are_counted_by_the_cluster_of_their_peer() {
         let mut stranger = stranger.expect("a connection");
         let name = "outbound_.80_._.nothing.app.svc.cluster.local";
         stranger
-            .write_all(&hello(name, &["istio"]))
+            .write_all(&client_hello(name, &["istio"]))
             .await
             .expect("a hello");
         stranger.read_to_end(&mut Vec::new()).await.expect("an end");

@@ -11,10 +11,10 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::{
-    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, raise_descriptor_limit,
-    run, say, until,
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, print_uncaptured,
+    raise_descriptor_limit, run, until,
 };
 
 const SIBLING: &str = "spiffe://west.local/ns/shop/sa/quiet";
@@ -70,7 +70,7 @@ async fn by_tls(net: Net, from: u8) -> Option<TcpStream> {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(net.address(from, 0)).expect("a free address");
     let mut stream = socket.connect(net.address(1, TLS)).await.ok()?;
-    let hello = hello("any.example", &[]);
+    let hello = client_hello("any.example", &[]);
     stream.write_all(&hello).await.ok()?;
     let mut echo = vec![0; hello.len()];
     // A listener at its limit accepts nothing.
@@ -110,7 +110,7 @@ fn review_7_a_quiet_source_connects_while_another_holds_half_of_the_pool() {
         answers(&mut secret.expect("a tunnel of another cluster")).await;
         assert!(by_tls(net, 20).await.is_some(), "an anonymous client");
 
-        let (code, status, _) = gateway.asked(&["status"]).await;
+        let (code, status, _) = gateway.run_command(&["status"]).await;
         let holder = format!("  identity {CLIENT}");
         assert!(code == 0 && status.contains(&holder), "{status}");
         gateway.logged("has its share of the descriptors").await;
@@ -195,7 +195,7 @@ fn review_7_a_tls_tunnel_whose_endpoint_stays_silent_is_reset_after_10_seconds()
         let connect = async || {
             let stream = TcpStream::connect(net.address(1, TLS)).await;
             let mut stream = stream.expect("a connection");
-            let hello = hello("any.example", &[]);
+            let hello = client_hello("any.example", &[]);
             stream.write_all(&hello).await.expect("a hello");
             stream
         };
@@ -217,12 +217,12 @@ fn review_7_a_tls_tunnel_whose_endpoint_stays_silent_is_reset_after_10_seconds()
 
 /// Results of new connections of a quiet neighbour: the duration of each served one in ascending
 /// order, and the number of those not served.
-struct Noticed {
+struct NeighbourResults {
     served: Vec<Duration>,
     failed: usize,
 }
 
-impl Noticed {
+impl NeighbourResults {
     fn percentile(&self, percent: usize) -> Duration {
         let at = (self.served.len() * percent / 100).min(self.served.len().saturating_sub(1));
         self.served.get(at).copied().unwrap_or_default()
@@ -230,7 +230,7 @@ impl Noticed {
 }
 
 /// Connects repeatedly for `time`, each time with a handshake, a tunnel and an answer.
-async fn neighbour(gateway: &Gateway, time: Duration) -> Noticed {
+async fn neighbour(gateway: &Gateway, time: Duration) -> NeighbourResults {
     let tls = identities().client(SIBLING, GATEWAY);
     let (start, mut served, mut failed) = (Instant::now(), Vec::new(), 0);
     while start.elapsed() < time {
@@ -247,7 +247,7 @@ async fn neighbour(gateway: &Gateway, time: Duration) -> Noticed {
         }
     }
     served.sort_unstable();
-    Noticed { served, failed }
+    NeighbourResults { served, failed }
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn review_7_a_neighbour_is_served_beside_2000_tunnels_of_one_peer() {
         let open: usize = held.iter().map(|(_, tunnels)| tunnels.len()).sum();
         let beside = neighbour(&gateway, TIME).await;
         for (name, noticed) in [("alone", &alone), ("beside", &beside)] {
-            say(&format!(
+            print_uncaptured(&format!(
                 "neighbour {name}: {} served in {TIME:?}, {} failed, p50 {:?}, p99 {:?}; {open} of \
                  2000 tunnels are open",
                 noticed.served.len(),

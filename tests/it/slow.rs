@@ -54,7 +54,7 @@ impl Scene {
     }
 
     /// Asserts that the neighbour moves 4 MiB each way, in a tunnel with this name.
-    async fn unhurt(&self, id: u64) {
+    async fn check_neighbour(&self, id: u64) {
         let plan = Plan::both(id, 4 * MIB);
         let side = oracle::tunnel(&self.neighbour, plan).await;
         self.oracle.whole(plan, side).await;
@@ -62,11 +62,11 @@ impl Scene {
 
     /// Asserts that the slow peer has ended for this reason with all its resources, and then the
     /// neighbour too.
-    async fn left(self, reason: &str, tunnels: f64) {
-        self.gateway.holds(1, 0).await;
-        assert_eq!(self.gateway.ends().await[reason], tunnels);
+    async fn check_released(self, reason: &str, tunnels: f64) {
+        self.gateway.wait_until_open(1, 0).await;
+        assert_eq!(self.gateway.tunnels_by_reason().await[reason], tunnels);
         drop(self.neighbour);
-        self.gateway.holds(0, 0).await;
+        self.gateway.wait_until_open(0, 0).await;
     }
 }
 
@@ -130,14 +130,14 @@ fn a_client_hello_or_a_preface_at_a_byte_a_second_has_five_seconds_all_the_same(
             trickle(&mut peer, raw::PREFACE.iter().copied()).await;
             start.elapsed()
         };
-        let (hello, preface, ()) = tokio::join!(hello, preface, scene.unhurt(1));
+        let (hello, preface, ()) = tokio::join!(hello, preface, scene.check_neighbour(1));
         for lasted in [hello, preface] {
             // A byte may still be accepted in the second after the end, and the machine is busy.
             assert!(lasted > 4 * SECOND && lasted < 9 * SECOND, "{lasted:?}");
         }
-        let refused = async || scene.gateway.refused("timeout").await;
+        let refused = async || scene.gateway.refused_handshakes("timeout").await;
         until("two refusals", refused, |&refused| refused == 2.0).await;
-        scene.left("completed", 1.0).await;
+        scene.check_released("completed", 1.0).await;
     });
 }
 
@@ -179,9 +179,9 @@ fn a_client_that_never_reads_its_socket_holds_up_nobody() {
         peer.tunnel(1, ECHO).await;
         peer.write(&raw::frame(raw::DATA, 0, 1, &[ENDLESS])).await;
         stalled(&scene.sent, 1).await;
-        scene.unhurt(1).await;
+        scene.check_neighbour(1).await;
         drop(peer);
-        scene.left("downstream_lost", 1.0).await;
+        scene.check_released("downstream_lost", 1.0).await;
     });
 }
 
@@ -191,14 +191,14 @@ fn a_client_that_never_writes_holds_up_nobody() {
         let scene = Scene::new().await;
         let client = scene.gateway.client(identities()).await;
         let tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-        scene.unhurt(1).await;
-        scene.gateway.holds(2, 1).await;
+        scene.check_neighbour(1).await;
+        scene.gateway.wait_until_open(2, 1).await;
         drop((tunnel, client));
-        scene.gateway.holds(1, 0).await;
-        let ends = scene.gateway.ends().await;
+        scene.gateway.wait_until_open(1, 0).await;
+        let ends = scene.gateway.tunnels_by_reason().await;
         // The order of its reset and its connection's end depends on the client.
         assert_eq!(ends.values().sum::<f64>(), 2.0, "{ends:?}");
-        scene.left("completed", 1.0).await;
+        scene.check_released("completed", 1.0).await;
     });
 }
 
@@ -218,11 +218,11 @@ fn a_client_that_reads_a_byte_a_second_holds_up_nobody() {
         };
         let beside = async {
             stalled(&scene.sent, 1).await;
-            scene.unhurt(1).await;
+            scene.check_neighbour(1).await;
         };
         tokio::join!(reads, beside);
         drop(client);
-        scene.left("downstream_lost", 1.0).await;
+        scene.check_released("downstream_lost", 1.0).await;
     });
 }
 
@@ -236,7 +236,7 @@ fn an_endpoint_that_reads_a_byte_a_second_holds_up_nobody() {
         let written = AtomicU64::new(0);
         let beside = async {
             stalled(&written, 1).await;
-            scene.unhurt(1).await;
+            scene.check_neighbour(1).await;
             let read = async || scene.read.load(Ordering::SeqCst);
             until("three bytes", read, |&read| read >= 3).await;
         };
@@ -245,7 +245,7 @@ fn an_endpoint_that_reads_a_byte_a_second_holds_up_nobody() {
             () = beside => {}
         }
         drop(client);
-        scene.left("downstream_lost", 1.0).await;
+        scene.check_released("downstream_lost", 1.0).await;
     });
 }
 
@@ -273,13 +273,15 @@ fn a_hundred_readers_that_never_read_hold_less_than_300_kib_each() {
         let mut most = scene.gateway.private_dirty();
         // The cost of the neighbour counts too.
         for id in 1..4 {
-            scene.unhurt(id).await;
+            scene.check_neighbour(id).await;
             most = most.max(scene.gateway.private_dirty());
         }
         let held = most.saturating_sub(idle) / READERS;
         println!("{} KiB for each reader that never reads", held / 1024);
         assert!(held < HELD_MAX, "{held} bytes for each reader");
         drop(readers);
-        scene.left("downstream_lost", READERS as f64).await;
+        scene
+            .check_released("downstream_lost", READERS as f64)
+            .await;
     });
 }

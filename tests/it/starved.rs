@@ -90,7 +90,7 @@ fn strangers_of_many_sources_who_hold_every_handshake_keep_no_client_out() {
             tunnel.write_all(b"?").await.expect("an open tunnel");
             assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
         }
-        let evicted = async || gateway.refused("evicted").await;
+        let evicted = async || gateway.refused_handshakes("evicted").await;
         until("the oldest have gone", evicted, |&count| count > 76.0).await;
     });
 }

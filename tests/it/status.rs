@@ -16,7 +16,7 @@ use crate::support::{Endpoint, Gateway, Net, identities, run, until};
 
 /// The JSON of `strait status`, and its exit code.
 async fn json(gateway: &Gateway) -> (i32, Value) {
-    let (code, stdout, stderr) = gateway.asked(&["status", "--json"]).await;
+    let (code, stdout, stderr) = gateway.run_command(&["status", "--json"]).await;
     let json = serde_json::from_str(&stdout);
     (
         code,
@@ -103,7 +103,7 @@ fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
                 "{rejections}"
             );
         }
-        let (code, text, _) = gateway.asked(&["status"]).await;
+        let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "what is good is served: {text}");
         assert!(text.contains("  2 of addresses are rejected\n"), "{text}");
         assert!(
@@ -194,7 +194,7 @@ fn each_endpoint_that_is_not_used_says_why() {
         let page = async || {
             // Nothing listens at the dead endpoint: a tunnel that picks it retries with the next.
             asks(&gateway).await.expect("a tunnel");
-            gateway.asked(&["status", "echo"]).await.1
+            gateway.run_command(&["status", "echo"]).await.1
         };
         let page = until("an ejection", page, |page| page.contains("ejected for")).await;
         for (uid, why) in [
@@ -225,14 +225,14 @@ fn each_endpoint_that_is_not_used_says_why() {
             page.contains("  exposed to cluster west on port 80\n"),
             "{page}"
         );
-        let (code, _, stderr) = gateway.asked(&["status", "nothing"]).await;
+        let (code, _, stderr) = gateway.run_command(&["status", "nothing"]).await;
         assert_eq!(code, 1);
         assert!(
             stderr.contains("the mesh has no service \"nothing\""),
             "{stderr}"
         );
 
-        let (code, dump, _) = gateway.asked(&["dump"]).await;
+        let (code, dump, _) = gateway.run_command(&["dump"]).await;
         let dump: Value = serde_json::from_str(&dump).expect("JSON");
         assert_eq!(code, 0);
         assert_eq!(dump["workloads"].as_array().map(Vec::len), Some(11));
@@ -250,7 +250,7 @@ fn a_gateway_without_its_control_plane_is_not_ready_and_says_why() {
     run(async {
         let gateway = gateway(Net::new(), NAME);
         gateway.logged("no stream to the control plane").await;
-        let (code, text, _) = gateway.asked(&["status"]).await;
+        let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 1);
         let first = "not ready, pending: discovery (addresses, authorizations, clusters)\n";
         assert!(text.contains(first), "{text}");

@@ -76,7 +76,7 @@ async fn gateway_with(net: Net, objects: &str) -> (Gateway, [Endpoint; 2]) {
 
 /// The conflicts that `strait status` shows, each without the path of its file.
 async fn conflicts(gateway: &Gateway) -> Vec<String> {
-    let (_, page, _) = gateway.asked(&["status"]).await;
+    let (_, page, _) = gateway.run_command(&["status"]).await;
     let lines = page.lines().filter_map(|line| line.split_once("all.yaml:"));
     lines.map(|(_, rest)| rest.to_owned()).collect()
 }
@@ -293,7 +293,7 @@ fn review_1_a_mistake_in_an_object_of_a_tenant_stops_neither_the_start_nor_a_rel
                 .metric(&format!("strait_reload_total{{{labels}}}"))
                 .await
         };
-        let status = async || gateway.asked(&["status"]).await.1;
+        let status = async || gateway.run_command(&["status"]).await.1;
         gateway
             .logged("has `Foo_Bar` for its kubernetes.io/service-name")
             .await;

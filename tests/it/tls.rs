@@ -6,7 +6,7 @@ use rustls::ClientConfig;
 use rustls::crypto::aws_lc_rs::{cipher_suite, default_provider, kx_group};
 use rustls::crypto::{CryptoProvider, SupportedKxGroup};
 use rustls::{NamedGroup, SupportedCipherSuite};
-use strait::hbone::{self, Client, Incoming};
+use strait::hbone::{self, Client, IncomingTunnel};
 use strait::tls;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -91,7 +91,7 @@ fn a_peer_of_tls_12_is_refused_by_that_name() {
         assert_eq!(answer.first(), Some(&21), "an alert");
         until(
             "tls_version",
-            async || gateway.refused("tls_version").await,
+            async || gateway.refused_handshakes("tls_version").await,
             |&now| now == 1.0,
         )
         .await;
@@ -106,7 +106,7 @@ fn double_hbone_carries_an_inner_session_that_the_gateway_cannot_read() {
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "HBONE")]);
         let gateway = Gateway::start(&settings).await;
         let listener = net.listen(11, 15008).await;
-        let echo = |incoming: Incoming| async move {
+        let echo = |incoming: IncomingTunnel| async move {
             assert_eq!(incoming.authority, ECHO);
             let (mut read, mut write) = tokio::io::split(incoming.tunnel);
             tokio::io::copy(&mut read, &mut write)

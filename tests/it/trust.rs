@@ -32,7 +32,7 @@ impl World {
     fn new() -> Self {
         let authority = Authority::new().expect("a root");
         Self {
-            identities: Identities::of(&authority),
+            identities: Identities::from_authority(&authority),
             authority,
             net: Net::new(),
         }
@@ -132,9 +132,9 @@ async fn untrusted(gateway: &Gateway, reason: &str, count: f64) {
 }
 
 async fn refused(gateway: &Gateway, tls: &Arc<ClientConfig>, reason: &str) {
-    let before = gateway.refused(reason).await;
+    let before = gateway.refused_handshakes(reason).await;
     assert!(!serves(gateway, tls).await, "{reason}");
-    let now = async || gateway.refused(reason).await;
+    let now = async || gateway.refused_handshakes(reason).await;
     until(reason, now, |&now| now > before).await;
 }
 
@@ -155,7 +155,7 @@ fn review_15_a_removed_root_ends_the_connections_of_its_peers_and_of_no_others()
         drop(unused);
         let (busy, mut lost) = connect(&gateway, &of_old).await;
         let (kept_client, mut kept) = connect(&gateway, &of_new).await;
-        gateway.holds(3, 2).await;
+        gateway.wait_until_open(3, 2).await;
 
         replace(&gateway.file("root.crt"), &world.identities.root);
         let took = reset_beside(&mut lost, &mut kept).await;
@@ -164,7 +164,7 @@ fn review_15_a_removed_root_ends_the_connections_of_its_peers_and_of_no_others()
             client.tunnel(ECHO).await.expect_err("no new tunnel");
         }
         untrusted(&gateway, "unknown_issuer", 2.0).await;
-        gateway.holds(1, 1).await;
+        gateway.wait_until_open(1, 1).await;
         assert!((gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
         gateway.logged("open connections lose trust").await;
         gateway.logged("its last issuer is ").await;
@@ -191,7 +191,7 @@ fn review_15_a_removed_trust_domain_ends_idle_connections_too() {
         let took = reset_beside(&mut lost, &mut kept).await;
         assert!(took < DEADLINE, "{took:?}");
         untrusted(&gateway, "untrusted_domain", 2.0).await;
-        gateway.holds(1, 1).await;
+        gateway.wait_until_open(1, 1).await;
         gateway.logged("is not in trust.domains").await;
     });
 }
@@ -259,7 +259,7 @@ fn review_16_a_revoked_leaf_loses_its_tunnels_and_its_neighbour_no_byte() {
         gateway.logged("is in CRL 2 of CN=Strait development").await;
         refused(&gateway, &bad_tls, "revoked").await;
         assert!(serves(&gateway, &good_tls).await);
-        let (_, page, _) = gateway.asked(&["status"]).await;
+        let (_, page, _) = gateway.run_command(&["status"]).await;
         assert!(
             page.contains("CRL of CN=") && page.contains("crl.pem"),
             "{page}"
@@ -278,7 +278,7 @@ fn review_16_a_revoked_intermediate_takes_all_its_peers_with_it() {
         let lists = world.lists(2, &[&world.identities.west.pem()], &[]);
         replace(&gateway.file("crl.pem"), &lists);
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
         refused(&gateway, &tls, "revoked").await;
     });
 }
@@ -326,7 +326,7 @@ fn review_16_a_root_without_a_list_is_logged_and_a_problem_until_it_has_one() {
             .await;
         let tls = world.client(&world.identities.leaf(CLIENT));
         refused(&gateway, &tls, "unknown_revocation").await;
-        let page = async || gateway.asked(&["status"]).await.1;
+        let page = async || gateway.run_command(&["status"]).await.1;
         let said = "peers below CN=Strait development root";
         until(said, page, |page| page.contains(said)).await;
         replace(&gateway.file("crl.pem"), &world.lists(2, &[], &[]));
@@ -358,7 +358,7 @@ fn review_16_a_stale_list_is_shown_and_refused_or_accepted_as_configured() {
         assert!((gateway.metric("strait_crls{state=\"stale\"}").await - 1.0).abs() < 0.5);
         let ready = (200, "ready; stale revocation lists: 1\n".to_owned());
         assert_eq!(gateway.readiness().await, ready);
-        let (_, page, _) = gateway.asked(&["status"]).await;
+        let (_, page, _) = gateway.run_command(&["status"]).await;
         assert!(page.contains("crl.pem is stale"), "{page}");
 
         edit(&gateway, "[crl.pem]", "[crl.pem], on_stale: accept");
@@ -434,7 +434,7 @@ fn review_17_without_validation_the_shared_root_decides_and_names_are_clusters()
         gateway
             .logged("is true: a peer of any trust domain is accepted")
             .await;
-        let (_, page, _) = gateway.asked(&["status"]).await;
+        let (_, page, _) = gateway.run_command(&["status"]).await;
         assert!(
             page.contains("peers of any trust domain are accepted"),
             "{page}"
@@ -488,7 +488,7 @@ fn review_17_domains_that_no_entry_names_share_one_label_and_one_cluster_of_desc
             .lines()
             .filter(|it| it.starts_with("strait_tunnels_total"));
         assert!(tunnels.all(|line| !line.contains(".local")), "{page}");
-        let (_, status, _) = gateway.asked(&["status"]).await;
+        let (_, status, _) = gateway.run_command(&["status"]).await;
         assert!(status.contains("cluster unlisted"), "{status}");
         assert!(!status.contains("cluster north.local"), "{status}");
         // The log has the domain's name.

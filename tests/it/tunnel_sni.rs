@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::oracle::{self, Oracle, Plan};
 use crate::support::{
     CLIENT, ECHO, ENDPOINT, Endpoint, GATEWAY, Gateway, Net, Settings, broken, identities, replace,
@@ -20,7 +20,7 @@ use crate::support::{
 /// Listener that routes by the server name inside, beside the default one.
 const BY_NAME: u16 = 15009;
 /// Service that is exposed without an endpoint. Only its authority is used.
-const DOOR: &str = "door.app.svc.cluster.local:80";
+const WITHOUT_ENDPOINT: &str = "door.app.svc.cluster.local:80";
 /// Service whose tunnels are checked by the server name inside.
 const STRICT: &str = "strict.app.svc.cluster.local:80";
 const CONNECT_ERROR: Option<h2::Reason> = Some(h2::Reason::CONNECT_ERROR);
@@ -41,7 +41,7 @@ fn settings(net: Net) -> Settings<'static> {
     let strict = "services: {app/strict.app.svc.cluster.local: {80: 9000}, app/echo";
     settings.mesh = text.replace(echo, strict);
     settings.exposure += &format!(
-        "    - {{service: \"{DOOR}\", to: [{{cluster: west}}], route_by: sni}}
+        "    - {{service: \"{WITHOUT_ENDPOINT}\", to: [{{cluster: west}}], route_by: sni}}
     - {{service: \"{STRICT}\", to: [{{cluster: west}}], names: [\"other.name:8080\"],
        route_by: strict}}
     - {{service: \"north.app.svc.cluster.local:80\", to: [{{cluster: east}}]}}\n"
@@ -102,13 +102,13 @@ fn the_name_inside_routes_a_tunnel_and_its_tls_ends_at_the_endpoint() {
         inner.enable_sni = true;
         let inner = TlsConnector::from(Arc::new(inner));
         let cases = [
-            (&by_entry, DOOR, "echo.app.svc.cluster.local"),
+            (&by_entry, WITHOUT_ENDPOINT, "echo.app.svc.cluster.local"),
             (
                 &by_entry,
-                DOOR,
+                WITHOUT_ENDPOINT,
                 "outbound_.80_._.echo.app.svc.cluster.local",
             ),
-            (&by_entry, DOOR, "echo.global"),
+            (&by_entry, WITHOUT_ENDPOINT, "echo.global"),
             (&by_listener, ECHO, "echo.app.svc.cluster.local"),
             (&by_entry, STRICT, "strict.app.svc.cluster.local"),
         ];
@@ -127,7 +127,7 @@ fn the_name_inside_routes_a_tunnel_and_its_tls_ends_at_the_endpoint() {
         let log = gateway.log();
         let both = |line: &&str| {
             line.contains("connection complete")
-                && line.contains(&format!("dst.hbone_addr=\"{DOOR}\""))
+                && line.contains(&format!("dst.hbone_addr=\"{WITHOUT_ENDPOINT}\""))
                 && line.contains("dst.sni=\"echo.global\"")
                 && line.contains("dst.service=\"echo.app.svc.cluster.local\"")
         };
@@ -141,7 +141,7 @@ fn a_hello_in_frames_of_one_byte_is_replayed_and_every_byte_after_it_arrives() {
     run(async {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net)).await;
-        let hello = hello("echo.app.svc.cluster.local", &["h2"]);
+        let hello = client_hello("echo.app.svc.cluster.local", &["h2"]);
         let oracle = Oracle::new();
         let (answers, wanted) = (oracle.clone(), hello.clone());
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
@@ -155,7 +155,7 @@ fn a_hello_in_frames_of_one_byte_is_replayed_and_every_byte_after_it_arrives() {
         });
         let client = gateway.client(identities()).await;
         for (id, slice) in [(1, 1), (2, 100), (3, hello.len())] {
-            let mut tunnel = client.tunnel(DOOR).await.expect("a tunnel");
+            let mut tunnel = client.tunnel(WITHOUT_ENDPOINT).await.expect("a tunnel");
             for piece in hello.chunks(slice) {
                 let piece = Bytes::copy_from_slice(piece);
                 tunnel.send(piece).await.expect("an open tunnel");
@@ -193,7 +193,7 @@ fn what_a_peer_may_not_reach_by_name_is_refused_alike() {
         ];
         for (name, reason) in cases {
             let before = gateway.tunnels(reason).await;
-            let mut tunnel = sent(&client, DOOR, &hello(name, &["h2"])).await;
+            let mut tunnel = sent(&client, WITHOUT_ENDPOINT, &client_hello(name, &["h2"])).await;
             assert_eq!(broken(&mut tunnel).await, CONNECT_ERROR, "{name}");
             ended(&gateway, reason, before + 1.0).await;
         }
@@ -230,7 +230,10 @@ fn double_hbone_without_a_name_needs_a_tunnel_by_authority() {
         let outer = client.tunnel(ECHO).await.expect("a tunnel");
         let double = Client::over(outer, &inner).await.expect("HBONE inside");
         double.tunnel(ECHO).await.expect("a tunnel in the tunnel");
-        let outer = client.tunnel(DOOR).await.expect("200 comes first");
+        let outer = client
+            .tunnel(WITHOUT_ENDPOINT)
+            .await
+            .expect("200 comes first");
         let refused = Client::over(outer, &inner).await;
         assert!(refused.is_err(), "it asks for no name");
         ended(&gateway, "unknown_sni", 1.0).await;
@@ -245,13 +248,13 @@ fn what_begins_with_no_hello_is_reset_and_silence_after_five_seconds() {
         let endpoint = Endpoint::echo(net.listen(11, 9000).await);
         let client = gateway.client(identities()).await;
         let start = Instant::now();
-        let mut silent = client.tunnel(DOOR).await.expect("a tunnel");
-        let mut slow = sent(&client, STRICT, &hello("echo.global", &[])[..100]).await;
+        let mut silent = client.tunnel(WITHOUT_ENDPOINT).await.expect("a tunnel");
+        let mut slow = sent(&client, STRICT, &client_hello("echo.global", &[])[..100]).await;
         // Bytes held by a reader are charged to the tunnel.
         let held = async || gateway.metric("strait_buffered_bytes").await;
         until("held", held, |&held| held >= 16.0 * 1024.0).await;
         let mut count = 0.0;
-        for authority in [DOOR, STRICT] {
+        for authority in [WITHOUT_ENDPOINT, STRICT] {
             let mut plain = sent(&client, authority, b"GET / HTTP/1.1\r\n\r\n").await;
             assert_eq!(broken(&mut plain).await, CONNECT_ERROR);
             let mut left = client.tunnel(authority).await.expect("a tunnel");
@@ -302,7 +305,7 @@ fn a_strict_tunnel_waits_for_a_name_of_its_service_and_sends_nothing_before() {
         ];
         for (authority, name) in good {
             // rustls would not send a trailing dot.
-            let hello = hello(name.trim_end_matches('.'), &[]);
+            let hello = client_hello(name.trim_end_matches('.'), &[]);
             let tunnel = sent(&client, authority, &hello).await;
             assert_eq!(echoed(tunnel).await, hello, "{authority} {name}");
             assert_eq!(told.recv().await, Some((hello.len(), true)));
@@ -315,7 +318,7 @@ fn a_strict_tunnel_waits_for_a_name_of_its_service_and_sends_nothing_before() {
             "10.0.0.1",
         ];
         for (count, name) in (1..).zip(bad) {
-            let mut tunnel = sent(&client, STRICT, &hello(name, &[])).await;
+            let mut tunnel = sent(&client, STRICT, &client_hello(name, &[])).await;
             assert_eq!(broken(&mut tunnel).await, CONNECT_ERROR, "{name}");
             assert_eq!(told.recv().await, Some((0, false)), "RST, not one byte");
             ended(&gateway, "sni_mismatch", f64::from(count)).await;
@@ -330,8 +333,8 @@ fn an_open_tunnel_is_judged_anew_by_what_its_name_asked_for() {
         let gateway = Gateway::start(&settings(net)).await;
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
         let client = gateway.client(identities()).await;
-        let hello = hello("echo.global", &[]);
-        let mut tunnel = sent(&client, DOOR, &hello).await;
+        let hello = client_hello("echo.global", &[]);
+        let mut tunnel = sent(&client, WITHOUT_ENDPOINT, &hello).await;
         let mut first = vec![0; hello.len()];
         tunnel.read_exact(&mut first).await.expect("an echo");
         // Another alias of the same service stays: this tunnel did not request it.
@@ -351,6 +354,6 @@ fn an_open_tunnel_is_judged_anew_by_what_its_name_asked_for() {
         let code = broken(&mut tunnel).await;
         assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR));
         ended(&gateway, "revoked", 1.0).await;
-        gateway.holds(1, 0).await;
+        gateway.wait_until_open(1, 0).await;
     });
 }

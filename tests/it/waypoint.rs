@@ -28,7 +28,7 @@ use crate::support::{
 const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/one";
 const OTHER: &str = "spiffe://east.local/ns/app/sa/two";
 /// Identity that a tenant claims for the service of each waypoint.
-const SAID: &str = "spiffe://west.local/ns/shop/sa/said";
+const CLAIMED_IDENTITY: &str = "spiffe://west.local/ns/shop/sa/said";
 /// The identity of the waypoint `one` of another cluster.
 const REMOTE: &str = "spiffe://west.local/ns/app/sa/one";
 /// Ingress gateway that only the configuration names.
@@ -78,7 +78,7 @@ fn of_waypoint(name: &str) -> Address {
         namespace: "app".into(),
         hostname: format!("{name}.app.svc.cluster.local"),
         ports: waypoint_ports(),
-        subject_alt_names: vec![SAID.to_owned()],
+        subject_alt_names: vec![CLAIMED_IDENTITY.to_owned()],
         ..Service::default()
     };
     Address {
@@ -193,12 +193,12 @@ fn istiod_1_a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
         let mesh = Mesh::start(&[("one", 1)]).await;
         assert_eq!(mesh.asks(CLIENT, &[]).await, Ok(ONE));
         let arguments = ["explain", "--from", CLIENT, "--to", ECHO];
-        let (code, text, _) = mesh.gateway.asked(&arguments).await;
+        let (code, text, _) = mesh.gateway.run_command(&arguments).await;
         assert_eq!(code, 0, "{text}");
         let is_row = |line: &str| line.contains("one") && line.contains(":15008");
         assert!(text.lines().any(is_row), "{text}");
         // Its other port has no endpoint.
-        let (_, page, _) = mesh.gateway.asked(&["status", "app/one"]).await;
+        let (_, page, _) = mesh.gateway.run_command(&["status", "app/one"]).await;
         let line = page.lines().find(|line| line.contains("15021"));
         assert!(line.is_some(), "{page}");
         assert!(page.contains("it does not speak HBONE"), "{page}");
@@ -252,7 +252,7 @@ fn istiod_1_a_service_port_15008_with_another_target_opens_no_port_of_a_plain_po
             assert!(refused.expect_err("a refusal").contains("503"));
             tunnel(80).await.expect_err("it does not speak HBONE");
         }
-        let (_, page, _) = mesh.gateway.asked(&["status", SERVICE]).await;
+        let (_, page, _) = mesh.gateway.run_command(&["status", SERVICE]).await;
         assert!(page.contains("it does not speak HBONE"), "{page}");
     });
 }
@@ -314,7 +314,7 @@ fn istiod_8_a_waypoint_of_another_cluster_is_believed_only_if_it_is_configured()
         let arguments = [
             "explain", "--from", REMOTE, "--to", ECHO, "--origin", "waypoint",
         ];
-        let (_, text, _) = mesh.gateway.asked(&arguments).await;
+        let (_, text, _) = mesh.gateway.run_command(&arguments).await;
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let wanted = "neither a workload of this cluster in the service's waypoint";
         assert!(why.contains(wanted), "{text}");
@@ -345,7 +345,7 @@ fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_believ
         let arguments = [
             "explain", "--from", WAYPOINT, "--to", ECHO, "--origin", "waypoint",
         ];
-        let (_, said, _) = mesh.gateway.asked(&arguments).await;
+        let (_, said, _) = mesh.gateway.run_command(&arguments).await;
         let why = said.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(why.contains("no other waypoint is believed"), "{said}");
 
@@ -476,7 +476,7 @@ fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
         for (id, want) in [
             (WAYPOINT, OWN),
             (OTHER, ONE),
-            (SAID, ONE),
+            (CLAIMED_IDENTITY, ONE),
             (labelled, ONE),
             (CLIENT, ONE),
         ] {
@@ -486,7 +486,7 @@ fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
         let arguments = [
             "explain", "--from", OTHER, "--to", ECHO, "--origin", "waypoint",
         ];
-        let (_, text, _) = mesh.gateway.asked(&arguments).await;
+        let (_, text, _) = mesh.gateway.run_command(&arguments).await;
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(why.contains("and is not believed"), "{text}");
     });
@@ -504,7 +504,7 @@ fn review_6_policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
         let refused = mesh.asks(WAYPOINT, &["waypoint"]).await;
         assert!(refused.expect_err("a refusal").contains("401"));
         let arguments = ["explain", "--from", CLIENT, "--to", ECHO];
-        let (code, text, _) = mesh.gateway.asked(&arguments).await;
+        let (code, text, _) = mesh.gateway.run_command(&arguments).await;
         assert_eq!(code, 0, "{text}");
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(why.contains("which evaluates those"), "{text}");

@@ -40,21 +40,21 @@ fn strait(folder: &TempDir) -> Command {
 
 /// Outcome of a load.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadResult {
     pub code: Option<i32>,
     /// Null without a report.
     pub report: Value,
     pub stderr: String,
 }
 
-impl Loaded {
+impl LoadResult {
     pub fn number(&self, name: &str) -> u64 {
         let number = self.report[name].as_u64();
         number.unwrap_or_else(|| panic!("no {name} in {self:?}"))
     }
 
     /// Fails unless everything succeeded.
-    pub fn clean(self) -> Self {
+    pub fn expect_success(self) -> Self {
         assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
         assert_eq!(self.number("failures"), 0, "{self:?}");
         self
@@ -92,7 +92,7 @@ impl Load {
     }
 
     /// Runs `strait load` to its end, with these arguments, separated by blanks.
-    pub async fn run(&self, authority: &str, args: &str) -> Loaded {
+    pub async fn run(&self, authority: &str, args: &str) -> LoadResult {
         ended(self.start(authority, args)).await
     }
 
@@ -114,9 +114,9 @@ impl Load {
 }
 
 /// Waits for a load's end.
-pub async fn ended(load: Child) -> Loaded {
+pub async fn ended(load: Child) -> LoadResult {
     let output = load.wait_with_output().await.expect("its output");
-    Loaded {
+    LoadResult {
         code: output.status.code(),
         report: serde_json::from_slice(&output.stdout).unwrap_or_default(),
         stderr: String::from_utf8(output.stderr).expect("text"),

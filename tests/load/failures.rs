@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Child;
 use tokio::time::{Instant, timeout};
 
-use crate::command::{Load, Loaded, Serve, ended};
+use crate::command::{Load, LoadResult, Serve, ended};
 use crate::support::{
     ECHO, Gateway, Identities, Net, Settings, endpoint_port, identities, run, until,
 };
@@ -23,7 +23,7 @@ async fn start_in(net: Net) -> (Gateway, Serve) {
     (Gateway::start(&settings).await, endpoint)
 }
 
-fn assert_failed(done: &Loaded, kind: &str) {
+fn assert_failed(done: &LoadResult, kind: &str) {
     assert_eq!(done.code, Some(1), "{done:?}");
     let kinds = done.report["failures_by_kind"].as_object();
     let told = kinds.is_some_and(|kinds| kinds.keys().any(|key| key.contains(kind)));
@@ -133,7 +133,7 @@ fn an_interrupt_ends_it_with_the_report_so_far() {
         let completed = async || gateway.tunnels("completed").await;
         until("a tunnel", completed, |&count| count > 0.0).await;
         interrupt(&requests);
-        let done = ended(requests).await.clean();
+        let done = ended(requests).await.expect_success();
         assert_eq!(done.report["interrupted"], true);
         // Operations under way were completed.
         let operations = done.number("operations") as f64;

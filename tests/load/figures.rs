@@ -1,6 +1,6 @@
 //! A short run of each kind of work, with its figures compared with those of the gateway.
 
-use crate::command::{Load, Loaded, Serve};
+use crate::command::{Load, LoadResult, Serve};
 use crate::support::{ECHO, Gateway, Net, Settings, endpoint_port, identities, run, until};
 
 /// Gateway with one endpoint behind it.
@@ -27,8 +27,8 @@ impl World {
         }
     }
 
-    async fn run(&self, args: &str) -> Loaded {
-        self.load.run(ECHO, args).await.clean()
+    async fn run(&self, args: &str) -> LoadResult {
+        self.load.run(ECHO, args).await.expect_success()
     }
 
     /// Waits until the gateway has completed exactly this many tunnels.
@@ -264,7 +264,7 @@ fn bare_connections_carry_each_kind_of_work_behind_a_hello() {
             let load = Load::bare(listener);
             for work in works {
                 let args = format!("{work} --connections 4 --seconds 0.3");
-                let done = load.run(ECHO_SNI, &args).await.clean();
+                let done = load.run(ECHO_SNI, &args).await.expect_success();
                 assert!(done.number("opened_connections") >= 4, "{done:?}");
                 let bytes = done.number("sent_bytes") + done.number("received_bytes");
                 assert!(bytes > 0, "{done:?}");

@@ -5,11 +5,11 @@
 
 use std::time::SystemTime;
 
-use super::Descriptors;
-use super::columns::{self, plain};
+use super::DescriptorUsage;
+use super::columns::{self, escape_control};
 use super::issuers;
 use super::listeners::ListenerRow;
-use super::status::{Counts, CrlRow, Page, ServiceRow, how_many};
+use super::status::{Counts, CrlRow, Page, ServiceRow, format_rejected};
 use crate::status::{Discovery, Unused};
 
 /// Maximum number of rejected resources of each type; the dump has more of them.
@@ -28,7 +28,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
     text.summary(page);
     if !one {
         text.problems(page);
-        text.orders(page);
+        text.evacuated(page);
         text.listeners(page);
         text.source(page);
         text.certificates(page);
@@ -66,7 +66,7 @@ impl Text {
     fn heading(&mut self, heading: &str, rest: &str) {
         let heading = self.paint(BOLD, heading);
         self.line("");
-        self.line(&format!("{heading}  {}", plain(rest)));
+        self.line(&format!("{heading}  {}", escape_control(rest)));
     }
 
     fn summary(&mut self, page: &Page) {
@@ -103,7 +103,7 @@ impl Text {
             }
         };
         let known = format!("cluster {cluster}, network {network}, {locality}; {mesh}");
-        self.line(&plain(&known));
+        self.line(&escape_control(&known));
     }
 
     fn problems(&mut self, page: &Page) {
@@ -114,12 +114,12 @@ impl Text {
         self.line("");
         self.line(&heading);
         for problem in &page.problems {
-            self.line(&format!("  {}", plain(problem)));
+            self.line(&format!("  {}", escape_control(problem)));
         }
     }
 
     /// Writes the operator's evacuations.
-    fn orders(&mut self, page: &Page) {
+    fn evacuated(&mut self, page: &Page) {
         if page.evacuated.is_empty() {
             return;
         }
@@ -128,8 +128,8 @@ impl Text {
             let undo = format!("`strait drain region {region} --undo` puts it back");
             self.line(&format!(
                 "  {} is evacuated; {}",
-                plain(region),
-                plain(&undo)
+                escape_control(region),
+                escape_control(&undo)
             ));
         }
     }
@@ -139,7 +139,11 @@ impl Text {
         let rows = page.listeners.iter().map(ListenerRow::columns);
         let header = ["NAME", "ADDRESS", "PROTOCOL", "ROUTED", "SOURCES", "STATE"];
         self.table("  ", header, rows.collect());
-        let mut opens: Vec<_> = page.listeners.iter().flat_map(ListenerRow::opens).collect();
+        let mut opens: Vec<_> = page
+            .listeners
+            .iter()
+            .flat_map(ListenerRow::reachable_services)
+            .collect();
         let more = opens.len().saturating_sub(ROUTES_SHOWN);
         opens.truncate(ROUTES_SHOWN);
         let header = ["THROUGH", "ASKED FOR BY", "REACHED", "BY"];
@@ -167,7 +171,7 @@ impl Text {
         };
         self.line(&format!("  {state}"));
         if let Some(why) = stream.why.as_deref().filter(|_| !stream.connected) {
-            self.line(&format!("  {}", plain(why)));
+            self.line(&format!("  {}", escape_control(why)));
             let next = stream
                 .next_try
                 .and_then(|next| next.duration_since(now).ok());
@@ -188,13 +192,13 @@ impl Text {
                 .map_or_else(|| "never".to_owned(), |at| ago(now, at));
             let version = match kind.version.as_str() {
                 "" => format!("({} responses)", kind.responses),
-                version => plain(version),
+                version => escape_control(version),
             };
             [
                 kind.name.to_owned(),
                 synced.to_owned(),
                 kind.held.to_string(),
-                how_many(kind),
+                format_rejected(kind),
                 kind.nacks.to_string(),
                 version,
                 accepted,
@@ -228,12 +232,12 @@ impl Text {
                 };
                 let kind = kind.name;
                 let line = format!("rejected of {kind}: {name}: {reason} ({version}{since})");
-                self.line(&format!("  {}", plain(&line)));
+                self.line(&format!("  {}", escape_control(&line)));
             }
             self.more(kind.rejected);
             for Unused { name, why } in kind.unused_first.iter().take(REJECTIONS_SHOWN) {
                 let line = format!("not used of {}: {name}: {why}", kind.name);
-                self.line(&format!("  {}", plain(&line)));
+                self.line(&format!("  {}", escape_control(&line)));
             }
             self.more(kind.unused);
         }
@@ -315,7 +319,7 @@ impl Text {
         }
     }
 
-    fn holders(&mut self, of: &Descriptors) {
+    fn holders(&mut self, of: &DescriptorUsage) {
         if let lines @ [_, ..] = &of.lines()[..] {
             self.heading("Descriptors", &format!("{} of {} used", of.used, of.max));
             lines.iter().for_each(|line| self.line(line));
@@ -359,7 +363,7 @@ impl Text {
     fn service(&mut self, service: &ServiceRow) {
         self.heading("Service", &service.service);
         for who in &service.exposed_to {
-            self.line(&format!("  exposed to {}", plain(who)));
+            self.line(&format!("  exposed to {}", escape_control(who)));
         }
         let ServiceRow { used, total, .. } = service;
         let total = count(*total, "workload", "workloads");

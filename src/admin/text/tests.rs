@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::super::listeners::ListenerState;
-use super::super::place::Place;
+use super::super::place::LocalityRow;
 use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
 use super::*;
 use crate::config::{HostPort, Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
-use crate::status::{Host, Hosts, ResourceType};
+use crate::status::{HostnameStatus, HostnameStatuses, ResourceType};
 use crate::wire::sni::{RouteBy, SniPattern};
 
 fn at(seconds: u64) -> SystemTime {
@@ -80,8 +80,8 @@ fn service() -> ServiceRow {
     }
 }
 
-fn host(name: &str, error: Option<&str>) -> Host {
-    Host {
+fn host(name: &str, error: Option<&str>) -> HostnameStatus {
+    HostnameStatus {
         name: name.into(),
         addresses: vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()],
         more: usize::from(error.is_none()),
@@ -132,7 +132,7 @@ fn page() -> Page {
         problems: vec!["11 of addresses are rejected".into()],
         cluster: "east".into(),
         network: "net".into(),
-        locality: Place {
+        locality: LocalityRow {
             region: "us".into(),
             zone: "a".into(),
             subzone: "".into(),
@@ -147,7 +147,7 @@ fn page() -> Page {
         crls: Vec::new(),
         issuers: Vec::new(),
         listeners: listeners(),
-        descriptors: Descriptors::default(),
+        descriptors: DescriptorUsage::default(),
         source: Source {
             kind: "istio",
             place: "istiod:15012".into(),
@@ -166,7 +166,7 @@ fn page() -> Page {
             in_use: false,
             error: Some("line 3".into()),
         }],
-        hosts: Hosts {
+        hosts: HostnameStatuses {
             list: vec![
                 host("a.example", None),
                 host("db.example", Some("timed out")),

@@ -14,14 +14,14 @@ use crate::hbone::{Client, ConnectError};
 use crate::tls;
 use crate::tls::dev::Leaf;
 
-use super::world::{ECHO, ENDPOINT_ID, GATEWAY_ID, World};
+use super::world::{DemoEnvironment, ECHO, ENDPOINT_ID, GATEWAY_ID};
 
 /// Number of concurrent requests. A single one would not show the weights: while the previous
 /// tunnel closes, the other endpoint has less load.
-const AT_A_TIME: usize = 8;
+const CONCURRENT_REQUESTS: usize = 8;
 
 /// Client with one identity, connected to the gateway.
-pub(super) struct Caller {
+pub(super) struct DemoClient {
     outer: Client,
     inner_tls: Arc<ClientConfig>,
 }
@@ -46,18 +46,21 @@ impl Tally {
     }
 }
 
-impl Caller {
+impl DemoClient {
     /// Connects to the gateway as `leaf`.
-    pub(super) async fn new(world: &World, leaf: &Leaf) -> anyhow::Result<Self> {
-        let material =
-            tls::Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &world.identities.root)?;
+    pub(super) async fn new(world: &DemoEnvironment, leaf: &Leaf) -> anyhow::Result<Self> {
+        let material = tls::IdentityMaterial::from_pem(
+            &leaf.chain_pem,
+            &leaf.key_pem,
+            &world.identities.root,
+        )?;
         let outer_tls = tls::client_config(&material, &[GATEWAY_ID])?;
         let inner_tls = tls::client_config(&material, &[ENDPOINT_ID])?;
         let outer = Client::connect(world.gateway, &outer_tls).await?;
         Ok(Self { outer, inner_tls })
     }
 
-    /// Sends `count` requests, at most [`AT_A_TIME`] concurrently, without retries.
+    /// Sends `count` requests, at most [`CONCURRENT_REQUESTS`] concurrently, without retries.
     pub(super) async fn requests(
         self: &Arc<Self>,
         count: usize,
@@ -67,7 +70,7 @@ impl Caller {
         let mut running = JoinSet::new();
         let mut begun = 0;
         loop {
-            while begun < count && running.len() < AT_A_TIME {
+            while begun < count && running.len() < CONCURRENT_REQUESTS {
                 let caller = Arc::clone(self);
                 running.spawn(async move { caller.request().await });
                 begun += 1;
@@ -113,7 +116,7 @@ impl Caller {
     pub(super) async fn status(&self, authority: &str) -> anyhow::Result<StatusCode> {
         match self.outer.tunnel(authority).await {
             Ok(_) => Ok(StatusCode::OK),
-            Err(ConnectError::Refused(status)) => Ok(status),
+            Err(ConnectError::Status(status)) => Ok(status),
             Err(error) => Err(error.into()),
         }
     }

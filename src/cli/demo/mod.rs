@@ -15,11 +15,11 @@ use anyhow::{anyhow, ensure};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::cli::stop::Stop;
+use crate::cli::stop::StopSignals;
 
-use client::{Caller, Tally};
+use client::{DemoClient, Tally};
 use report::Report;
-use world::{ECHO, SECRET, World};
+use world::{DemoEnvironment, ECHO, UNEXPOSED};
 
 /// Arguments of `strait demo`.
 #[derive(Debug, clap::Args)]
@@ -66,21 +66,21 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .build()?;
     runtime.block_on(async {
         // Without handlers, a signal would leave the gateway's process and the folder behind.
-        let mut stop = Stop::new()?;
+        let mut stop = StopSignals::new()?;
         let mut report = Report::new(args.json);
         let mut world = None;
         let shown = tokio::select! {
-            shown = timeout(DEADLINE, show(args, &mut report, &mut world)) => {
+            shown = timeout(DEADLINE, run_steps(args, &mut report, &mut world)) => {
                 shown.unwrap_or_else(|_| Err(anyhow!("not done within 55 s")))
             }
-            () = stop.asked() => Err(anyhow!("stopped by a signal")),
+            () = stop.recv() => Err(anyhow!("stopped by a signal")),
         };
         let shown = shown.map_err(|error| report.name_step(error));
         report.end(shown.as_ref().err());
         if let Some(world) = world {
-            if args.keep && !stop.was_asked {
-                report.keep(&world);
-                stop.asked().await;
+            if args.keep && !stop.was_signalled {
+                report.print_hints(&world);
+                stop.recv().await;
             }
             world.stop().await;
         }
@@ -88,12 +88,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-async fn show(args: &Args, report: &mut Report, running: &mut Option<World>) -> anyhow::Result<()> {
+async fn run_steps(
+    args: &Args,
+    report: &mut Report,
+    running: &mut Option<DemoEnvironment>,
+) -> anyhow::Result<()> {
     report.begin(
         "start",
         "certificates, two endpoints in cluster east, and the gateway",
     );
-    let world = running.insert(World::start().await?);
+    let world = running.insert(DemoEnvironment::start().await?);
     report.done(
         json!({"gateway": world.gateway, "folder": world.folder()}),
         &format!(
@@ -102,19 +106,23 @@ async fn show(args: &Args, report: &mut Report, running: &mut Option<World>) -> 
         ),
     );
 
-    let caller = Arc::new(Caller::new(world, &world.identities.client).await?);
-    share(&caller, world, report).await?;
-    kill(args, &caller, world, report).await?;
-    stranger(world, report).await?;
-    unexposed(&caller, report).await?;
-    look(world, report).await
+    let caller = Arc::new(DemoClient::new(world, &world.identities.client).await?);
+    check_weights(&caller, world, report).await?;
+    check_killed_endpoint(args, &caller, world, report).await?;
+    check_untrusted_peer(world, report).await?;
+    check_unexposed_service(&caller, report).await?;
+    check_counters(world, report).await
 }
 
 fn is_zero(value: f64) -> bool {
     value == 0.0
 }
 
-async fn share(caller: &Arc<Caller>, world: &mut World, report: &mut Report) -> anyhow::Result<()> {
+async fn check_weights(
+    caller: &Arc<DemoClient>,
+    world: &mut DemoEnvironment,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     report.begin(
         "requests",
         "double HBONE from cluster west, answered end to end",
@@ -147,16 +155,18 @@ async fn share(caller: &Arc<Caller>, world: &mut World, report: &mut Report) -> 
     Ok(())
 }
 
-async fn kill(
+async fn check_killed_endpoint(
     args: &Args,
-    caller: &Arc<Caller>,
-    world: &mut World,
+    caller: &Arc<DemoClient>,
+    world: &mut DemoEnvironment,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     report.begin("kill", "an endpoint is killed in the middle");
     let before = caller.requests(KILL_REQUESTS, |_| {}).await;
     // Tunnels that are still closing would count as broken if their endpoint is killed now.
-    world.settled("strait_tunnels_open", is_zero).await?;
+    world
+        .wait_for_metric("strait_tunnels_open", is_zero)
+        .await?;
     let killed = world.kill(args.kill.into()).await;
     let after = caller
         .requests(KILL_REQUESTS, |done| report.progress(done, KILL_REQUESTS))
@@ -188,17 +198,17 @@ async fn kill(
     Ok(())
 }
 
-async fn stranger(world: &World, report: &mut Report) -> anyhow::Result<()> {
+async fn check_untrusted_peer(world: &DemoEnvironment, report: &mut Report) -> anyhow::Result<()> {
     report.begin(
         "stranger",
         "a peer of an unknown trust domain, under the same root",
     );
-    let refused = match Caller::new(world, &world.identities.stranger).await {
+    let refused = match DemoClient::new(world, &world.identities.stranger).await {
         Ok(caller) => caller.request().await.err(),
         Err(error) => Some(error),
     };
     let counted = world
-        .settled(
+        .wait_for_metric(
             "strait_handshakes_refused_total{reason=\"untrusted_domain\"}",
             |count| count >= 1.0,
         )
@@ -219,31 +229,36 @@ async fn stranger(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn unexposed(caller: &Caller, report: &mut Report) -> anyhow::Result<()> {
+async fn check_unexposed_service(caller: &DemoClient, report: &mut Report) -> anyhow::Result<()> {
     report.begin("unexposed", "a service of the mesh that is not exposed");
-    let status = caller.status(SECRET).await?;
+    let status = caller.status(UNEXPOSED).await?;
     let unknown = caller
         .status("no-such-service.app.svc.cluster.local:80")
         .await?;
     report.done(
         json!({"status": status.as_u16(), "status_of_unknown": unknown.as_u16()}),
-        &format!("{SECRET} is refused with {status}, as is a service that does not exist"),
+        &format!("{UNEXPOSED} is refused with {status}, as is a service that does not exist"),
     );
     ensure!(
         status == http::StatusCode::SERVICE_UNAVAILABLE,
-        "{SECRET} was answered {status}"
+        "{UNEXPOSED} was answered {status}"
     );
-    ensure!(status == unknown, "the answer tells that {SECRET} exists");
+    ensure!(
+        status == unknown,
+        "the answer tells that {UNEXPOSED} exists"
+    );
     Ok(())
 }
 
-async fn look(world: &World, report: &mut Report) -> anyhow::Result<()> {
+async fn check_counters(world: &DemoEnvironment, report: &mut Report) -> anyhow::Result<()> {
     report.begin("look", "where to look");
-    let open = world.settled("strait_tunnels_open", is_zero).await?;
+    let open = world
+        .wait_for_metric("strait_tunnels_open", is_zero)
+        .await?;
     let tunnels = world
         .metric("strait_tunnels_total{reason=\"completed\",source_cluster=\"west\"}")
         .await?;
-    let lines = world.completed_lines(REQUESTS).await?;
+    let lines = world.wait_for_completed_lines(REQUESTS).await?;
     report.done(
         json!({"metrics": world.metrics_url(), "dump": world.dump_url(), "log": world.log_file(),
                "tunnels_completed": tunnels, "log_lines": lines, "admin": world.admin_url()}),

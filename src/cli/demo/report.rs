@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::world::World;
+use super::world::DemoEnvironment;
 
 pub(super) struct Report {
     json: bool,
@@ -81,7 +81,7 @@ impl Report {
     }
 
     /// Prints commands to try with the processes that were left running.
-    pub(super) fn keep(&self, world: &World) {
+    pub(super) fn print_hints(&self, world: &DemoEnvironment) {
         if self.json {
             return;
         }

@@ -15,14 +15,14 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::hbone::{self, Incoming};
+use crate::hbone::{self, IncomingTunnel};
 use crate::tls::dev::{Authority, Leaf};
-use crate::tls::{self, Material, TrustedDomain};
+use crate::tls::{self, IdentityMaterial, TrustedDomain};
 
 /// Service that is exposed to the client.
 pub(super) const ECHO: &str = "echo.app.svc.cluster.local:80";
 /// Service of the mesh that is not exposed.
-pub(super) const SECRET: &str = "secret.app.svc.cluster.local:80";
+pub(super) const UNEXPOSED: &str = "secret.app.svc.cluster.local:80";
 pub(super) const GATEWAY_ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 pub(super) const ENDPOINT_ID: &str = "spiffe://east.local/ns/app/sa/echo";
 const CLIENT_ID: &str = "spiffe://west.local/ns/shop/sa/checkout";
@@ -65,7 +65,7 @@ impl Identities {
 }
 
 /// Running parts of the demo.
-pub(super) struct World {
+pub(super) struct DemoEnvironment {
     pub(super) identities: Identities,
     pub(super) gateway: SocketAddr,
     endpoints: Vec<(&'static str, JoinHandle<()>)>,
@@ -73,12 +73,12 @@ pub(super) struct World {
     folder: TempDir,
 }
 
-impl World {
+impl DemoEnvironment {
     /// Makes certificates, starts two endpoints and the gateway, and waits until it is ready.
     pub(super) async fn start() -> anyhow::Result<Self> {
         let identities = Identities::new()?;
         let folder = tempfile::Builder::new().prefix("strait-demo-").tempdir()?;
-        let (net, small) = free_net().await?;
+        let (net, small) = find_free_net().await?;
         let large = TcpListener::bind((host(net, 12), HBONE_PORT)).await?;
         let endpoints = vec![
             (SMALL, endpoint(&identities, small, SMALL)?),
@@ -184,7 +184,7 @@ impl World {
 
     /// Returns the value of one metric once it satisfies `wanted`, or its last value at the
     /// deadline. A client sees the end of a tunnel a moment before the gateway counts it.
-    pub(super) async fn settled(
+    pub(super) async fn wait_for_metric(
         &self,
         name: &str,
         wanted: impl Fn(f64) -> bool,
@@ -201,7 +201,7 @@ impl World {
 
     /// Returns the number of log lines of completed tunnels once it reaches `wanted`, or the last
     /// number at the deadline. The gateway writes its log in a separate thread, after counting.
-    pub(super) async fn completed_lines(&self, wanted: usize) -> anyhow::Result<usize> {
+    pub(super) async fn wait_for_completed_lines(&self, wanted: usize) -> anyhow::Result<usize> {
         let deadline = Instant::now() + SETTLE_DEADLINE;
         loop {
             let log = std::fs::read_to_string(self.log_file()).context("the gateway's log")?;
@@ -232,7 +232,7 @@ impl World {
 }
 
 /// Finds an unused part of 127.0.0.0/8, reserved by the returned listener of its first endpoint.
-async fn free_net() -> anyhow::Result<([u8; 2], TcpListener)> {
+async fn find_free_net() -> anyhow::Result<([u8; 2], TcpListener)> {
     for _ in 0..100 {
         let net = [fastrand::u8(1..=250), fastrand::u8(..)];
         let gateway = TcpListener::bind((host(net, 1), HBONE_PORT)).await;
@@ -256,17 +256,17 @@ fn endpoint(
     name: &'static str,
 ) -> anyhow::Result<JoinHandle<()>> {
     let leaf = &identities.endpoint;
-    let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &identities.root)?;
+    let material = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &identities.root)?;
     let west = TrustedDomain {
         name: "west.local".into(),
         issuers: None,
         roots: None,
     };
-    let tls = tls::server_config(&material, vec![west])?;
+    let tls = tls::endpoint_server_config(&material, vec![west])?;
     Ok(tokio::spawn(hbone::serve(
         listener,
         tls,
-        move |incoming: Incoming| async move {
+        move |incoming: IncomingTunnel| async move {
             let mut tunnel = incoming.tunnel;
             let mut question = String::new();
             // A truncated request gets no answer, and its client sees the reset.

@@ -99,44 +99,45 @@ impl Args {
 pub(super) fn run(args: &Args) -> ExitCode {
     let question = args.question();
     if let Some(file) = &args.config {
-        return offline(&Source::file(file), &question, args.json);
+        return explain_from_files(&Source::file(file), &question, args.json);
     }
     let parameters = question.parameters().into_iter();
-    let parameters = parameters.map(|(key, value)| format!("{key}={}", ask::encoded(&value)));
+    let parameters =
+        parameters.map(|(key, value)| format!("{key}={}", ask::percent_encode(&value)));
     let path = format!("/explain?{}", parameters.collect::<Vec<_>>().join("&"));
-    ask::whole(&args.admin, &path, |answer| match answer {
+    ask::fetch_whole(&args.admin, &path, |answer| match answer {
         Ok(bytes) => {
             let answer = serde_json::from_slice(&bytes);
             let answer = answer.context("the gateway's answer cannot be read; is it as new?")?;
-            Ok(printed(&answer, args.json))
+            Ok(print_answer(&answer, args.json))
         }
-        Err(why) => Ok(refused(&why)),
+        Err(why) => Ok(print_error(&why)),
     })
 }
 
-fn offline(source: &Source, question: &Question, json: bool) -> ExitCode {
+fn explain_from_files(source: &Source, question: &Question, json: bool) -> ExitCode {
     let report = app::check_without_keys(source);
     if let Some(warning) = &report.absent {
         eprintln!("{warning}");
     }
-    for line in &report.passed_over {
+    for line in &report.skipped_objects {
         eprintln!("{line}");
     }
     match report.inputs {
         Some(inputs) if report.errors.is_empty() => match app::offline(&inputs, question) {
-            Ok(answer) => printed(&answer, json),
-            Err(why) => refused(&why),
+            Ok(answer) => print_answer(&answer, json),
+            Err(why) => print_error(&why),
         },
-        _ => refused(&report.errors.join("\n")),
+        _ => print_error(&report.errors.join("\n")),
     }
 }
 
-fn refused(why: &str) -> ExitCode {
+fn print_error(why: &str) -> ExitCode {
     eprintln!("{}", why.trim_end());
     ExitCode::from(2)
 }
 
-fn printed(answer: &Answer, json: bool) -> ExitCode {
+fn print_answer(answer: &Answer, json: bool) -> ExitCode {
     let text = match json {
         true => serde_json::to_string_pretty(answer).unwrap_or_default() + "\n",
         false => text::page(answer),

@@ -1,35 +1,35 @@
 //! Rendering of an explanation as text for a terminal.
 
-use crate::admin::columns::{self, plain};
-use crate::datapath::explain::{Answer, EndpointRow, EntryRow, GroupRow, Leg};
+use crate::admin::columns::{self, escape_control};
+use crate::datapath::explain::{Answer, EndpointRow, EntryRow, GroupRow, LookupRow};
 
 /// Limit below which odds are printed as 0: the endpoint serves only if no other is left.
-const NONE: f64 = 1e-9;
+const NEGLIGIBLE_PROBABILITY: f64 = 1e-9;
 
 /// Renders the whole answer.
 pub(super) fn page(answer: &Answer) -> String {
     let mut page = Page(String::new());
     let (peer, listener) = (&answer.peer, &answer.listener);
     if let Some(identity) = &peer.identity {
-        page.said("Peer", identity);
-        page.more(&peer.said);
+        page.field("Peer", identity);
+        page.continuation(&peer.said);
     } else if !peer.said.is_empty() {
-        page.said("Peer", &peer.said);
+        page.field("Peer", &peer.said);
     }
     let protocol = &listener.protocol;
-    page.said("Listener", &format!("{} ({protocol})", listener.name));
+    page.field("Listener", &format!("{} ({protocol})", listener.name));
     for leg in &answer.legs {
-        page.leg(leg);
+        page.write_leg(leg);
     }
     page.groups(answer);
     page.endpoints(answer);
     page.unused(answer);
     for note in &answer.notes {
-        page.said("Note", note);
+        page.field("Note", note);
     }
-    page.said("Outcome", &answer.outcome.said);
+    page.field("Outcome", &answer.outcome.said);
     for other in &answer.outcome.or {
-        page.more(&format!("or, by the draws: {}", other.said));
+        page.continuation(&format!("or, by the draws: {}", other.said));
     }
     page.0
 }
@@ -42,31 +42,31 @@ impl Page {
         self.0.push('\n');
     }
 
-    fn said(&mut self, what: &str, text: &str) {
-        self.line(&format!("{what:<10}{}", plain(text)));
+    fn field(&mut self, what: &str, text: &str) {
+        self.line(&format!("{what:<10}{}", escape_control(text)));
     }
 
-    fn more(&mut self, text: &str) {
-        self.said("", text);
+    fn continuation(&mut self, text: &str) {
+        self.field("", text);
     }
 
-    fn leg(&mut self, leg: &Leg) {
-        self.said("Asked", &leg.asked);
+    fn write_leg(&mut self, leg: &LookupRow) {
+        self.field("Asked", &leg.asked);
         if let Some(from) = &leg.from {
-            self.more(from);
+            self.continuation(from);
         }
         if let Some(route) = &leg.route {
             let (service, port) = (&route.service, route.port);
-            self.said("Service", &format!("{service} port {port}: {}", route.said));
+            self.field("Service", &format!("{service} port {port}: {}", route.said));
             if route.route_by == "strict" || (route.route_by == "sni" && leg.from.is_none()) {
                 let what = match &*route.route_by {
                     "sni" => "the server name inside the tunnel decides where it goes (sni)",
                     _ => "the server name inside the tunnel has to agree (strict)",
                 };
-                self.more(what);
+                self.continuation(what);
             }
             if let Some(waypoint) = &route.waypoint {
-                self.said("Waypoint", waypoint);
+                self.field("Waypoint", waypoint);
             }
         }
         let rule = &leg.rule;
@@ -74,12 +74,12 @@ impl Page {
             true => "Allowed",
             false => "Refused",
         };
-        self.said(verdict, &rule.said);
+        self.field(verdict, &rule.said);
         for entry in &rule.entries {
-            self.more(&said_of(entry));
+            self.continuation(&describe_entry(entry));
         }
         if let Some(change) = &rule.change {
-            self.said("Change", change);
+            self.field("Change", change);
         }
     }
 
@@ -95,7 +95,7 @@ impl Page {
             .by_latency
             .then(|| "the time of dials counts".to_owned());
         let notes: Vec<_> = spill.into_iter().chain(latency).collect();
-        self.said("Tiers", &notes.join("; "));
+        self.field("Tiers", &notes.join("; "));
         let rows = answer.groups.iter().map(|group| {
             let place = group.place.as_ref().or(group.waypoint.as_ref());
             [
@@ -122,7 +122,7 @@ impl Page {
             return;
         }
         self.line("");
-        self.said("Endpoints", "and how likely each is the next pick");
+        self.field("Endpoints", "and how likely each is the next pick");
         let rows = answer.endpoints.iter().map(|endpoint| {
             let group = answer.groups.get(endpoint.group);
             let locality = match endpoint.locality.is_empty() {
@@ -153,7 +153,7 @@ impl Page {
     fn unused(&mut self, answer: &Answer) {
         if !answer.unused.is_empty() {
             self.line("");
-            self.said("Not used", "");
+            self.field("Not used", "");
             let rows = answer.unused.iter();
             let rows = rows.map(|one| [one.workload.to_string(), one.why.clone()]);
             self.table(["WORKLOAD", "WHY"], rows.collect());
@@ -174,7 +174,7 @@ impl Page {
     }
 }
 
-fn said_of(entry: &EntryRow) -> String {
+fn describe_entry(entry: &EntryRow) -> String {
     let line = entry.line.map(|line| format!(" (line {line})"));
     let to = match entry.to.is_empty() {
         true => "nobody".to_owned(),
@@ -200,7 +200,7 @@ fn state(endpoint: &EndpointRow) -> String {
 
 fn percent(part: f64) -> String {
     match part {
-        part if part < NONE => "0".to_owned(),
+        part if part < NEGLIGIBLE_PROBABILITY => "0".to_owned(),
         part if part < 0.0005 => "<0.1%".to_owned(),
         part => format!("{:.1}%", part * 100.0),
     }

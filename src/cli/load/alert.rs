@@ -8,7 +8,7 @@ pub(super) const ALERT_BYTES: usize = 7;
 
 /// The answer of `strait load serve --after-hello` to a ClientHello: a record with the type of a
 /// ServerHello alone. A gateway may treat an endpoint that answers nothing as failed.
-pub(super) const ANSWER: [u8; 6] = [22, 3, 3, 0, 1, 2];
+pub(super) const HELLO_RESPONSE: [u8; 6] = [22, 3, 3, 0, 1, 2];
 
 /// Alert, by its description code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +19,10 @@ pub(super) struct Alert(u8);
 pub(super) enum Beginning {
     /// A TLS alert.
     Alert(Alert),
-    /// [`ANSWER`], and what follows it.
+    /// [`HELLO_RESPONSE`], and what follows it.
     Answer,
     /// Too few bytes to classify.
-    Open,
+    Incomplete,
     /// Anything else.
     Payload,
 }
@@ -30,11 +30,11 @@ pub(super) enum Beginning {
 impl Beginning {
     /// Classifies the first bytes of a connection.
     pub(super) fn of(bytes: &[u8]) -> Self {
-        if bytes.starts_with(&ANSWER) {
+        if bytes.starts_with(&HELLO_RESPONSE) {
             return Self::Answer;
         }
-        if ANSWER.starts_with(bytes) {
-            return Self::Open;
+        if HELLO_RESPONSE.starts_with(bytes) {
+            return Self::Incomplete;
         }
         let fits = |(at, byte): (usize, &u8)| match (at, *byte) {
             // Type alert, a legacy version, a length of two, a level.
@@ -44,7 +44,7 @@ impl Beginning {
         match bytes.get(ALERT_BYTES - 1) {
             _ if !bytes.iter().enumerate().all(fits) => Self::Payload,
             Some(code) => Self::Alert(Alert(*code)),
-            None => Self::Open,
+            None => Self::Incomplete,
         }
     }
 }
@@ -99,13 +99,16 @@ mod tests {
     fn an_alert_is_told_from_its_beginning_and_from_other_bytes() {
         let alert = [21, 3, 3, 0, 2, 2, 112];
         for length in 0..ALERT_BYTES {
-            assert_eq!(Beginning::of(&alert[..length]), Beginning::Open);
+            assert_eq!(Beginning::of(&alert[..length]), Beginning::Incomplete);
         }
         assert_eq!(Beginning::of(&alert), Beginning::Alert(Alert(112)));
-        for length in 0..ANSWER.len() {
-            assert_eq!(Beginning::of(&ANSWER[..length]), Beginning::Open);
+        for length in 0..HELLO_RESPONSE.len() {
+            assert_eq!(
+                Beginning::of(&HELLO_RESPONSE[..length]),
+                Beginning::Incomplete
+            );
         }
-        let answered = [&ANSWER[..], &[1, 2, 3]].concat();
+        let answered = [&HELLO_RESPONSE[..], &[1, 2, 3]].concat();
         assert_eq!(Beginning::of(&answered), Beginning::Answer);
         // Bytes after the alert are ignored.
         let longer = [&alert[..], &[1, 2, 3]].concat();

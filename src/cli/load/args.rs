@@ -89,7 +89,7 @@ enum KeyExchange {
 
 /// PEM files: a certificate chain, its key, and the roots that verify the other side.
 #[derive(Clone, Debug)]
-pub(super) struct Files {
+pub(super) struct TlsFiles {
     pub(super) chain: PathBuf,
     pub(super) key: PathBuf,
     pub(super) roots: PathBuf,
@@ -113,7 +113,7 @@ pub(super) struct Bulk {
 
 /// Arguments of `rr`, `churn` and `mixed`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Requests {
+pub(super) struct RequestArgs {
     #[command(flatten)]
     common: Common,
     /// Number of streams of each connection.
@@ -147,7 +147,7 @@ struct Request {
 #[derive(Debug, clap::Args)]
 pub(super) struct Idle {
     #[command(flatten)]
-    held: Held,
+    held: HeldArgs,
     /// Bytes to send through every fourth stream first, and to read back; needs an echo.
     #[arg(long, value_name = "SIZE", value_parser = units::request_size)]
     burst: Option<NonZeroU64>,
@@ -155,7 +155,7 @@ pub(super) struct Idle {
 
 /// Arguments of `stall`, and some of those of `idle`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Held {
+pub(super) struct HeldArgs {
     #[command(flatten)]
     common: Common,
     /// Number of streams of each connection.
@@ -167,15 +167,15 @@ pub(super) struct Held {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) work: Work,
-    pub(super) to: String,
+    pub(super) gateway: String,
     pub(super) authorities: Vec<String>,
     /// Server names for bare connections; empty for tunnels.
     pub(super) server_names: Vec<String>,
     /// None for bare connections.
-    pub(super) files: Option<Files>,
+    pub(super) files: Option<TlsFiles>,
     /// Files and authorities of the inner connections, if there are any. An empty list of
     /// authorities means the outer one.
-    pub(super) inner: Option<(Files, Vec<String>)>,
+    pub(super) inner: Option<(TlsFiles, Vec<String>)>,
     pub(super) connections: usize,
     /// Number of streams of each connection, without the two extra ones of `mixed`.
     pub(super) streams: usize,
@@ -208,17 +208,17 @@ impl Common {
         size: Option<NonZeroU64>,
         rate: Option<NonZeroU64>,
     ) -> Plan {
-        let own = |own: &Option<PathBuf>, outer: &Option<PathBuf>| {
+        let or_outer = |own: &Option<PathBuf>, outer: &Option<PathBuf>| {
             own.as_ref().or(outer.as_ref()).cloned()
         };
         let inner = files(
-            own(&self.inner_chain, &self.chain),
-            own(&self.inner_key, &self.key),
-            own(&self.inner_roots, &self.roots),
+            or_outer(&self.inner_chain, &self.chain),
+            or_outer(&self.inner_key, &self.key),
+            or_outer(&self.inner_roots, &self.roots),
         );
         Plan {
             work,
-            to: self.to.clone(),
+            gateway: self.to.clone(),
             authorities: self.authority.clone(),
             server_names: self.sni.clone(),
             files: files(self.chain.clone(), self.key.clone(), self.roots.clone()),
@@ -242,8 +242,8 @@ pub(super) fn files(
     chain: Option<PathBuf>,
     key: Option<PathBuf>,
     roots: Option<PathBuf>,
-) -> Option<Files> {
-    Some(Files {
+) -> Option<TlsFiles> {
+    Some(TlsFiles {
         chain: chain?,
         key: key?,
         roots: roots?,
@@ -256,7 +256,7 @@ impl Bulk {
     }
 }
 
-impl Requests {
+impl RequestArgs {
     pub(super) fn plan(&self, work: Work) -> Plan {
         let Request { size, rate } = self.request;
         self.common.plan(work, self.streams, Some(size), rate)
@@ -272,12 +272,12 @@ impl Handshakes {
 
 impl Idle {
     pub(super) fn plan(&self, work: Work) -> Plan {
-        let Held { common, streams } = &self.held;
+        let HeldArgs { common, streams } = &self.held;
         common.plan(work, *streams, self.burst, None)
     }
 }
 
-impl Held {
+impl HeldArgs {
     pub(super) fn plan(&self, work: Work) -> Plan {
         self.common.plan(work, self.streams, None, None)
     }

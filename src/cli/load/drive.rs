@@ -11,25 +11,25 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::cli::stop::Stop;
+use crate::cli::stop::StopSignals;
 
 use super::args::Plan;
-use super::pace::{Alarm, Pace};
+use super::pace::{PreciseTimer, Schedule};
 use super::progress;
 use super::report::Report;
-use super::slot::{Job, Run, Slot};
-use super::tally::Tally;
-use super::target::{Line, Target};
+use super::slot::{Job, Run, Worker};
+use super::tally::Counters;
+use super::target::{ReconnectingConnection, Target};
 
 /// Number of connections that are opened concurrently: gateways limit the handshakes of one source.
-const OPENING_AT_A_TIME: usize = 32;
+const CONCURRENT_OPENS: usize = 32;
 /// Bytes of a chunk: four TLS records, and the most that a tunnel takes at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Deadline for closing a connection in order.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Duration and cost of a run.
-pub(super) struct Took {
+pub(super) struct RunCost {
     /// Time from when everything was open until the last operation ended.
     pub(super) time: Duration,
     /// CPU time of this process in that time.
@@ -43,25 +43,25 @@ pub(super) struct Took {
 /// # Errors
 /// The run could not begin: a file cannot be used, a name has no address, or a signal came first.
 /// Failures of the gateway are in the report.
-pub(super) async fn drive(plan: Plan) -> anyhow::Result<Report> {
-    let mut stop = Stop::new()?;
+pub(super) async fn run_plan(plan: Plan) -> anyhow::Result<Report> {
+    let mut stop = StopSignals::new()?;
     let run = Rc::new(Run::new(plan).await?);
     let lines: Vec<_> = (0..run.plan.connections)
-        .map(|_| Rc::new(Line::new(&run.target)))
+        .map(|_| Rc::new(ReconnectingConnection::new(&run.target)))
         .collect();
     let slots = tokio::select! {
         slots = open(&run, &lines) => slots,
-        () = stop.asked() => bail!("stopped before everything was open"),
+        () = stop.recv() => bail!("stopped before everything was open"),
     };
     // Figures for a smaller load than requested would mislead.
     let (slots, took) = match run.tally.failures.get() {
-        0 => work(&run, slots, &mut stop).await?,
-        _ => (slots, Took::nothing()),
+        0 => run_slots(&run, slots, &mut stop).await?,
+        _ => (slots, RunCost::nothing()),
     };
     let report = Report::new(&run, &took);
     tokio::select! {
-        () = part(slots, lines) => {}
-        () = stop.asked() => {}
+        () = close_all(slots, lines) => {}
+        () = stop.recv() => {}
     }
     Ok(report)
 }
@@ -75,17 +75,17 @@ impl Run {
         };
         Ok(Self {
             target: Rc::new(Target::new(&plan).await?),
-            pace: Pace::new(plan.time, plan.rate),
-            tally: Tally::new()?,
-            request: noise(request),
-            chunk: noise(CHUNK_BYTES),
+            pace: Schedule::new(plan.time, plan.rate),
+            tally: Counters::new()?,
+            request: incompressible_bytes(request),
+            chunk: incompressible_bytes(CHUNK_BYTES),
             idle: Cell::default(),
             plan,
         })
     }
 }
 
-impl Took {
+impl RunCost {
     fn nothing() -> Self {
         Self {
             time: Duration::ZERO,
@@ -96,7 +96,7 @@ impl Took {
 }
 
 /// Returns incompressible bytes that are the same in every run.
-fn noise(count: usize) -> Bytes {
+fn incompressible_bytes(count: usize) -> Bytes {
     let mut bytes = vec![0; count];
     fastrand::Rng::with_seed(0).fill(&mut bytes);
     bytes.into()
@@ -104,25 +104,33 @@ fn noise(count: usize) -> Bytes {
 
 /// Opens all connections, and the tunnels that are not part of an operation. Each one that cannot
 /// be opened counts as a failure.
-async fn open(run: &Rc<Run>, lines: &[Rc<Line>]) -> Vec<Slot> {
+async fn open(run: &Rc<Run>, lines: &[Rc<ReconnectingConnection>]) -> Vec<Worker> {
     let mut slots = Vec::new();
     let mut opening = JoinSet::new();
     for line in lines {
-        if opening.len() == OPENING_AT_A_TIME {
-            slots.extend(joined(run, opening.join_next().await).into_iter().flatten());
+        if opening.len() == CONCURRENT_OPENS {
+            slots.extend(
+                task_result(run, opening.join_next().await)
+                    .into_iter()
+                    .flatten(),
+            );
         }
         opening.spawn_local(open_line(Rc::clone(run), Rc::clone(line)));
     }
     while !opening.is_empty() {
-        slots.extend(joined(run, opening.join_next().await).into_iter().flatten());
+        slots.extend(
+            task_result(run, opening.join_next().await)
+                .into_iter()
+                .flatten(),
+        );
     }
     slots
 }
 
-async fn open_line(run: Rc<Run>, line: Rc<Line>) -> Vec<Slot> {
+async fn open_line(run: Rc<Run>, line: Rc<ReconnectingConnection>) -> Vec<Worker> {
     let jobs = Job::of_connection(&run.plan);
     let count = jobs.len();
-    let mut waiting = jobs.into_iter().map(|job| Slot::new(&run, &line, job));
+    let mut waiting = jobs.into_iter().map(|job| Worker::new(&run, &line, job));
     let mut slots = Vec::new();
     // The first slot learns the server's limit of streams. If it fails, so would all others.
     if let Some(first) = waiting.next() {
@@ -136,32 +144,32 @@ async fn open_line(run: Rc<Run>, line: Rc<Line>) -> Vec<Slot> {
         preparing.spawn_local(prepare(Rc::clone(&run), slot, count));
     }
     while let Some(prepared) = preparing.join_next().await {
-        slots.extend(joined(&run, Some(prepared)).flatten());
+        slots.extend(task_result(&run, Some(prepared)).flatten());
     }
     slots
 }
 
 /// Prepares a slot on a connection with `streams` streams; returns none if that fails.
-async fn prepare(run: Rc<Run>, mut slot: Slot, streams: usize) -> Option<Slot> {
+async fn prepare(run: Rc<Run>, mut slot: Worker, streams: usize) -> Option<Worker> {
     let prepared = slot.prepare(streams).await;
     prepared.map_err(|error| run.tally.failed(&error)).ok()?;
     Some(slot)
 }
 
 /// Returns the result of a task. A panic counts as a failure.
-fn joined<T>(run: &Run, ended: Option<Result<T, tokio::task::JoinError>>) -> Option<T> {
+fn task_result<T>(run: &Run, ended: Option<Result<T, tokio::task::JoinError>>) -> Option<T> {
     ended?
         .map_err(|stopped| run.tally.failed(&stopped.into()))
         .ok()
 }
 
 /// Runs every slot until the time is over.
-async fn work(
+async fn run_slots(
     run: &Rc<Run>,
-    slots: Vec<Slot>,
-    stop: &mut Stop,
-) -> anyhow::Result<(Vec<Slot>, Took)> {
-    let alarm = Alarm::new()?;
+    slots: Vec<Worker>,
+    stop: &mut StopSignals,
+) -> anyhow::Result<(Vec<Worker>, RunCost)> {
+    let alarm = PreciseTimer::new()?;
     let mut working = JoinSet::new();
     let mut progress = JoinSet::new();
     let (begun, cpu) = (Instant::now(), cpu_time());
@@ -173,28 +181,28 @@ async fn work(
     }
     progress.spawn_local(progress::show(Rc::clone(run)));
     let mut slots = Vec::new();
-    let all = async |working: &mut JoinSet<Slot>, slots: &mut Vec<Slot>| {
+    let all = async |working: &mut JoinSet<Worker>, slots: &mut Vec<Worker>| {
         while let Some(ended) = working.join_next().await {
-            slots.extend(joined(run, Some(ended)));
+            slots.extend(task_result(run, Some(ended)));
         }
     };
     tokio::select! {
-        led = run.pace.lead(async |moment| alarm.wait(moment).await) => led?,
+        led = run.pace.release_operations(async |moment| alarm.wait(moment).await) => led?,
         () = all(&mut working, &mut slots) => {}
-        () = stop.asked() => {}
+        () = stop.recv() => {}
     }
-    let interrupted = stop.was_asked;
+    let interrupted = stop.was_signalled;
     let missed = run.pace.end();
     if !interrupted {
         let kind = "due, but no stream was free to begin it; use more --streams or a lower --rate";
-        run.tally.failed_often(missed as u64, kind.to_owned());
+        run.tally.count_failures(missed as u64, kind.to_owned());
     }
     // Operations under way have their own deadlines. A second signal does not wait for them.
     tokio::select! {
         () = all(&mut working, &mut slots) => {}
-        () = stop.asked() => {}
+        () = stop.recv() => {}
     }
-    let took = Took {
+    let took = RunCost {
         time: begun.elapsed(),
         cpu: cpu_time().saturating_sub(cpu),
         interrupted,
@@ -205,7 +213,7 @@ async fn work(
 }
 
 /// Closes all tunnels and connections in order, as far as the gateway does so within the deadlines.
-async fn part(slots: Vec<Slot>, lines: Vec<Rc<Line>>) {
+async fn close_all(slots: Vec<Worker>, lines: Vec<Rc<ReconnectingConnection>>) {
     let mut parting = JoinSet::new();
     for mut slot in slots {
         parting.spawn_local(async move { slot.part().await });
@@ -213,7 +221,7 @@ async fn part(slots: Vec<Slot>, lines: Vec<Rc<Line>>) {
     while parting.join_next().await.is_some() {}
     for line in lines {
         parting.spawn_local(async move {
-            let _ = timeout(GOODBYE, line.close()).await;
+            let _ = timeout(CLOSE_DEADLINE, line.close()).await;
         });
     }
     while parting.join_next().await.is_some() {}

@@ -11,28 +11,28 @@ use tokio::net::TcpStream;
 
 use crate::hbone::Tunnel;
 
-use super::alert::{ALERT_BYTES, ANSWER, Beginning};
+use super::alert::{ALERT_BYTES, Beginning, HELLO_RESPONSE};
 
 /// Limit of one read from a bare connection, in bytes.
 const READ_BYTES: usize = 256 * 1024;
 
 /// Bidirectional byte stream. Each direction ends by itself.
-pub(super) enum Flow {
+pub(super) enum LoadStream {
     Tunnel(Tunnel),
-    Bare(Bare),
+    Bare(PassthroughStream),
 }
 
 /// Bare connection. A TLS alert in its first bytes is an error, and the endpoint's answer to the
 /// ClientHello is not payload.
-pub(super) struct Bare {
+pub(super) struct PassthroughStream {
     stream: TcpStream,
     /// First bytes, until they are returned.
     head: BytesMut,
-    /// True if the first bytes are payload. False while they may still be an alert or [`ANSWER`].
+    /// True if the first bytes are payload. False while they may still be an alert or [`HELLO_RESPONSE`].
     is_payload: bool,
 }
 
-impl Flow {
+impl LoadStream {
     /// Sends `bytes` as the peer takes them; ready once none are left.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Flow {
     /// Returns the next bytes as they arrive, or none at the end. A pending stream holds no buffer.
     ///
     /// # Errors
-    /// As [`Flow::poll_send`].
+    /// As [`LoadStream::poll_send`].
     pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match self {
             Self::Tunnel(tunnel) => tunnel.poll_chunk(cx),
@@ -59,18 +59,18 @@ impl Flow {
         }
     }
 
-    /// [`Flow::poll_send`] as a future.
+    /// [`LoadStream::poll_send`] as a future.
     ///
     /// # Errors
-    /// As [`Flow::poll_send`].
+    /// As [`LoadStream::poll_send`].
     pub(super) async fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
         poll_fn(|cx| self.poll_send(cx, &mut bytes)).await
     }
 
-    /// [`Flow::poll_chunk`] as a future.
+    /// [`LoadStream::poll_chunk`] as a future.
     ///
     /// # Errors
-    /// As [`Flow::poll_send`].
+    /// As [`LoadStream::poll_send`].
     pub(super) async fn chunk(&mut self) -> io::Result<Option<Bytes>> {
         poll_fn(|cx| self.poll_chunk(cx)).await
     }
@@ -78,7 +78,7 @@ impl Flow {
     /// Ends the sending direction.
     ///
     /// # Errors
-    /// As [`Flow::poll_send`].
+    /// As [`LoadStream::poll_send`].
     pub(super) async fn shutdown(&mut self) -> io::Result<()> {
         match self {
             Self::Tunnel(tunnel) => tunnel.shutdown().await,
@@ -87,9 +87,9 @@ impl Flow {
     }
 
     /// Waits until the stream is broken, without reading.
-    pub(super) async fn broken(&mut self) -> io::Error {
+    pub(super) async fn wait_for_failure(&mut self) -> io::Error {
         match self {
-            Self::Tunnel(tunnel) => tunnel.broken().await,
+            Self::Tunnel(tunnel) => tunnel.wait_broken().await,
             Self::Bare(bare) => match bare.broken().await {
                 Ok(()) => ErrorKind::ConnectionReset.into(),
                 Err(error) => error,
@@ -98,7 +98,7 @@ impl Flow {
     }
 }
 
-impl Bare {
+impl PassthroughStream {
     pub(super) fn new(stream: TcpStream) -> Self {
         Self {
             stream,
@@ -112,7 +112,7 @@ impl Bare {
             ready!(self.stream.poll_write_ready(cx))?;
             match self.stream.try_write(bytes) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(self.why(error))),
+                Err(error) => return Poll::Ready(Err(self.alert_or(error))),
                 Ok(written) => bytes.advance(written),
             }
         }
@@ -131,7 +131,7 @@ impl Bare {
                 Ok(0) if self.head.is_empty() => return Poll::Ready(Ok(None)),
                 Ok(0) => self.is_payload = true,
                 Ok(_) if self.is_payload => return Poll::Ready(Ok(Some(buffer.freeze()))),
-                Ok(_) => self.begin(&buffer)?,
+                Ok(_) => self.process_first_bytes(&buffer)?,
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
@@ -141,29 +141,29 @@ impl Bare {
     ///
     /// # Errors
     /// They are a TLS alert.
-    fn begin(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn process_first_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.head.extend_from_slice(bytes);
         match Beginning::of(&self.head) {
             Beginning::Alert(alert) => return Err(io::Error::other(alert)),
             Beginning::Answer => {
-                self.head.advance(ANSWER.len());
+                self.head.advance(HELLO_RESPONSE.len());
                 self.is_payload = true;
             }
             Beginning::Payload => self.is_payload = true,
-            Beginning::Open => {}
+            Beginning::Incomplete => {}
         }
         Ok(())
     }
 
     /// Returns the alert that arrived before a write failed, else the write's own error.
-    fn why(&mut self, error: io::Error) -> io::Error {
+    fn alert_or(&mut self, error: io::Error) -> io::Error {
         while !self.is_payload {
             let mut bytes = [0; ALERT_BYTES];
             let received = recv(&self.stream, &mut bytes, RecvFlags::DONTWAIT);
             let came = received.ok().and_then(|(count, _)| bytes.get(..count));
             match came.filter(|came| !came.is_empty()) {
                 Some(came) => {
-                    if let Err(alert) = self.begin(came) {
+                    if let Err(alert) = self.process_first_bytes(came) {
                         return alert;
                     }
                 }
@@ -184,7 +184,7 @@ impl Bare {
             match self.stream.try_read(&mut bytes) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Ok(0) => break,
-                Ok(count) => self.begin(bytes.get(..count).unwrap_or_default())?,
+                Ok(count) => self.process_first_bytes(bytes.get(..count).unwrap_or_default())?,
                 Err(error) => return Err(error),
             }
         }

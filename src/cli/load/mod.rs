@@ -27,7 +27,7 @@ use anyhow::Context;
 use clap::Subcommand;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
-use args::{Bulk, Handshakes, Held, Idle, Requests, Work};
+use args::{Bulk, Handshakes, HeldArgs, Idle, RequestArgs, Work};
 
 /// Generates load for an HBONE gateway and measures it, or serves the endpoints for that.
 ///
@@ -59,10 +59,10 @@ enum What {
     Down(Bulk),
     /// Sends requests and reads them back, on tunnels that stay open; needs `serve --mode echo`.
     #[command(after_help = args::example("rr", "--streams 64 --rate 5000"))]
-    Rr(Requests),
+    Rr(RequestArgs),
     /// Opens a tunnel for each request, and ends it by END_STREAM; needs `serve --mode echo`.
     #[command(after_help = args::example("churn", "--streams 16"))]
-    Churn(Requests),
+    Churn(RequestArgs),
     /// Opens a connection for each request; needs `serve --mode echo`.
     ///
     /// A connection is TCP, mTLS without resumption, HTTP/2, and one tunnel. --connections limits
@@ -76,13 +76,13 @@ enum What {
     ///
     /// The default of --window is 64 KiB here.
     #[command(after_help = args::example("stall", "--streams 100"))]
-    Stall(Held),
+    Stall(HeldArgs),
     /// As rr, beside a bulk and a stalled stream of the same connection; needs `serve --mode echo`.
     ///
     /// The bulk stream sends and receives as fast as possible. The stalled stream sends twice its
     /// window and never reads, so that the gateway holds the half that it cannot deliver.
     #[command(after_help = args::example("mixed", "--streams 8 --rate 200"))]
-    Mixed(Requests),
+    Mixed(RequestArgs),
     /// Serves an endpoint for the other commands, until Ctrl-C.
     Serve(serve::Args),
 }
@@ -115,9 +115,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     };
     let json = plan.json;
-    let report = runtime.block_on(drive::drive(plan))?;
+    let report = runtime.block_on(drive::run_plan(plan))?;
     report.print(json)?;
-    if let Some(complaint) = report.complaint() {
+    if let Some(complaint) = report.failure_summary() {
         eprintln!("{complaint}");
     }
     Ok(report.exit_code())

@@ -9,17 +9,17 @@ use anyhow::{anyhow, ensure};
 use bytes::Bytes;
 
 use super::args::Plan;
-use super::flow::Flow;
+use super::flow::LoadStream;
 use super::serve;
 use super::slot::{Job, Run};
-use super::target::{Line, Open, add};
+use super::target::{OpenTunnel, ReconnectingConnection, add};
 
 /// Returns true if the job consists of operations.
 pub(super) fn is_operation(job: Job, plan: &Plan) -> bool {
     match job {
         Job::Rr | Job::Churn | Job::Handshake => true,
         Job::Up | Job::Down => plan.size.is_some(),
-        Job::Idle | Job::Stall | Job::Pump | Job::Clog => false,
+        Job::Idle | Job::Stall | Job::FullDuplex | Job::Clog => false,
     }
 }
 
@@ -33,11 +33,11 @@ pub(super) fn opens_tunnels(job: Job, plan: &Plan) -> bool {
 ///
 /// # Errors
 /// The operation failed; the error has the reason.
-pub(super) async fn operate(
+pub(super) async fn run_operation(
     run: &Run,
-    line: &Line,
+    line: &ReconnectingConnection,
     job: Job,
-    open: &mut Option<Open>,
+    open: &mut Option<OpenTunnel>,
 ) -> anyhow::Result<()> {
     match job {
         Job::Rr => {
@@ -48,22 +48,22 @@ pub(super) async fn operate(
             exchange(run, &mut open.tunnel).await
         }
         Job::Handshake => {
-            let open = open.insert(line.open_alone().await?);
+            let open = open.insert(line.open_on_new_connection().await?);
             exchange(run, &mut open.tunnel).await
         }
         Job::Churn => {
             let mut open = line.open().await?;
             exchange(run, &mut open.tunnel).await?;
-            end(&mut open.tunnel).await
+            close_both_directions(&mut open.tunnel).await
         }
-        Job::Up => up(run, &mut line.open().await?.tunnel).await,
-        Job::Down => down(run, &mut line.open().await?.tunnel).await,
-        Job::Idle | Job::Stall | Job::Pump | Job::Clog => Ok(()),
+        Job::Up => upload(run, &mut line.open().await?.tunnel).await,
+        Job::Down => download(run, &mut line.open().await?.tunnel).await,
+        Job::Idle | Job::Stall | Job::FullDuplex | Job::Clog => Ok(()),
     }
 }
 
 /// Sends a request and reads it back concurrently: an echo that cannot send stops reading.
-pub(super) async fn exchange(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
+pub(super) async fn exchange(run: &Run, tunnel: &mut LoadStream) -> anyhow::Result<()> {
     let request = &run.request;
     let mut left = request.clone();
     let mut echoed = 0;
@@ -87,19 +87,19 @@ pub(super) async fn exchange(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()>
 }
 
 /// Ends the sending direction, and waits for the end of the other.
-pub(super) async fn end(tunnel: &mut Flow) -> anyhow::Result<()> {
+pub(super) async fn close_both_directions(tunnel: &mut LoadStream) -> anyhow::Result<()> {
     tunnel.shutdown().await?;
     while tunnel.chunk().await?.is_some() {}
     Ok(())
 }
 
-async fn up(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
+async fn upload(run: &Run, tunnel: &mut LoadStream) -> anyhow::Result<()> {
     send(run, tunnel, run.plan.size.map_or(0, NonZeroU64::get)).await?;
-    end(tunnel).await
+    close_both_directions(tunnel).await
 }
 
 /// Sends `left` bytes.
-pub(super) async fn send(run: &Run, tunnel: &mut Flow, mut left: u64) -> io::Result<()> {
+pub(super) async fn send(run: &Run, tunnel: &mut LoadStream, mut left: u64) -> io::Result<()> {
     while left > 0 {
         let mut part = run.chunk.clone();
         part.truncate(usize::try_from(left).unwrap_or(usize::MAX));
@@ -111,9 +111,9 @@ pub(super) async fn send(run: &Run, tunnel: &mut Flow, mut left: u64) -> io::Res
     Ok(())
 }
 
-async fn down(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
+async fn download(run: &Run, tunnel: &mut LoadStream) -> anyhow::Result<()> {
     let wanted = run.plan.size.map_or(0, NonZeroU64::get);
-    order(tunnel, wanted).await?;
+    request_bytes(tunnel, wanted).await?;
     let mut received = 0;
     while let Some(bytes) = tunnel.chunk().await? {
         add(&run.tally.received, bytes.len() as u64);
@@ -128,7 +128,7 @@ async fn down(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
 }
 
 /// Requests `bytes` bytes from a source.
-pub(super) async fn order(tunnel: &mut Flow, bytes: u64) -> io::Result<()> {
+pub(super) async fn request_bytes(tunnel: &mut LoadStream, bytes: u64) -> io::Result<()> {
     let order: [u8; serve::ORDER_BYTES] = bytes.to_be_bytes();
     tunnel.send(Bytes::copy_from_slice(&order)).await
 }

@@ -24,14 +24,14 @@ use tokio_util::sync::CancellationToken;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Schedule of a run.
-pub(super) struct Pace {
+pub(super) struct Schedule {
     begun: Cell<Instant>,
     time: Duration,
-    schedule: Option<Schedule>,
+    schedule: Option<FixedRate>,
     over: CancellationToken,
 }
 
-struct Schedule {
+struct FixedRate {
     /// Operations per second.
     rate: u64,
     /// Number of operations that a slot has taken.
@@ -41,11 +41,11 @@ struct Schedule {
     due: Semaphore,
 }
 
-impl Pace {
+impl Schedule {
     /// Creates a schedule of `rate` operations per second for `time`, or a closed loop without a
     /// rate.
     pub(super) fn new(time: Duration, rate: Option<NonZeroU64>) -> Self {
-        let schedule = rate.map(|rate| Schedule {
+        let schedule = rate.map(|rate| FixedRate {
             rate: rate.get(),
             taken: Cell::new(0),
             due: Semaphore::new(0),
@@ -59,7 +59,7 @@ impl Pace {
     }
 
     /// Waits until an operation is due, and returns its due time; none when the time is over.
-    pub(super) async fn next(&self) -> Option<Instant> {
+    pub(super) async fn next_due(&self) -> Option<Instant> {
         let Some(schedule) = &self.schedule else {
             return (!self.over.is_cancelled()).then(Instant::now);
         };
@@ -70,7 +70,7 @@ impl Pace {
     }
 
     /// Waits until the time is over.
-    pub(super) async fn over(&self) {
+    pub(super) async fn wait_for_end(&self) {
         self.over.cancelled().await;
     }
 
@@ -79,7 +79,7 @@ impl Pace {
     ///
     /// # Errors
     /// Errors of `wait`.
-    pub(super) async fn lead(
+    pub(super) async fn release_operations(
         &self,
         mut wait: impl AsyncFnMut(Instant) -> io::Result<()>,
     ) -> io::Result<()> {
@@ -90,11 +90,11 @@ impl Pace {
             sleep_until(end).await;
             return Ok(());
         };
-        let all = schedule.until(self.time);
+        let all = schedule.due_before(self.time);
         let mut released = 0;
         while released < all {
             let due = schedule
-                .until(begun.elapsed() + Duration::from_nanos(1))
+                .due_before(begun.elapsed() + Duration::from_nanos(1))
                 .min(all);
             let more = usize::try_from(due - released).unwrap_or(Semaphore::MAX_PERMITS);
             schedule.due.add_permits(more);
@@ -124,7 +124,7 @@ impl Pace {
 
 const SECOND: u128 = 1_000_000_000;
 
-impl Schedule {
+impl FixedRate {
     /// Returns the due time of an operation, relative to the beginning.
     fn after(&self, number: u64) -> Duration {
         let nanos = u128::from(number) * SECOND / u128::from(self.rate);
@@ -132,7 +132,7 @@ impl Schedule {
     }
 
     /// Returns the number of operations that are due before `time`.
-    fn until(&self, time: Duration) -> u64 {
+    fn due_before(&self, time: Duration) -> u64 {
         let due = (time.as_nanos() * u128::from(self.rate)).div_ceil(SECOND);
         u64::try_from(due).unwrap_or(u64::MAX)
     }
@@ -140,9 +140,9 @@ impl Schedule {
 
 /// Timer of the kernel (timerfd). Timers of tokio have a resolution of a millisecond, which is
 /// longer than most requests take.
-pub(super) struct Alarm(AsyncFd<OwnedFd>);
+pub(super) struct PreciseTimer(AsyncFd<OwnedFd>);
 
-impl Alarm {
+impl PreciseTimer {
     #[expect(
         deprecated,
         reason = "its successor is unsafe, for descriptors that may change; an OwnedFd does not"
@@ -180,28 +180,28 @@ impl Alarm {
 mod tests {
     use tokio::time::sleep;
 
-    use super::super::tally::Tally;
+    use super::super::tally::Counters;
     use super::*;
 
-    fn pace(milliseconds: u64, rate: Option<u64>) -> Pace {
+    fn pace(milliseconds: u64, rate: Option<u64>) -> Schedule {
         let rate = rate.and_then(NonZeroU64::new);
-        Pace::new(Duration::from_millis(milliseconds), rate)
+        Schedule::new(Duration::from_millis(milliseconds), rate)
     }
 
-    async fn lead(pace: &Pace) -> usize {
+    async fn lead(pace: &Schedule) -> usize {
         let wait = async |moment| {
             sleep_until(moment).await;
             Ok(())
         };
-        pace.lead(wait).await.unwrap();
+        pace.release_operations(wait).await.unwrap();
         pace.end()
     }
 
     /// Runs one slot with operations of 1 ms, except for the tenth, which takes `stall`. Returns
     /// the number of operations, and the number of those that took more than 100 ms.
-    async fn slot(pace: &Pace, stall: Duration) -> (u64, u64) {
-        let tally = Tally::new().unwrap();
-        while let Some(due) = pace.next().await {
+    async fn slot(pace: &Schedule, stall: Duration) -> (u64, u64) {
+        let tally = Counters::new().unwrap();
+        while let Some(due) = pace.next_due().await {
             let tenth = tally.operations.get() == 9;
             sleep(if tenth {
                 stall
@@ -209,7 +209,7 @@ mod tests {
                 Duration::from_millis(1)
             })
             .await;
-            tally.done(due.elapsed());
+            tally.count_success(due.elapsed());
         }
         let latency = tally.latency();
         (latency.len(), latency.count_between(100_000_000, u64::MAX))
@@ -221,11 +221,11 @@ mod tests {
             let schedule = pace(1, Some(rate)).schedule.unwrap();
             for number in [0, 1, 2, 3, 1_000, 123_456_789] {
                 let due = schedule.after(number);
-                assert!(schedule.until(due) <= number, "{number} at {rate}");
+                assert!(schedule.due_before(due) <= number, "{number} at {rate}");
                 let then = due + Duration::from_nanos(1);
-                assert!(schedule.until(then) > number, "{number} at {rate}");
+                assert!(schedule.due_before(then) > number, "{number} at {rate}");
             }
-            assert_eq!(schedule.until(Duration::from_secs(10)), 10 * rate);
+            assert_eq!(schedule.due_before(Duration::from_secs(10)), 10 * rate);
         }
     }
 
@@ -235,7 +235,7 @@ mod tests {
         let begun = Instant::now();
         let take = async {
             let mut due = Vec::new();
-            while let Some(moment) = pace.next().await {
+            while let Some(moment) = pace.next_due().await {
                 due.push((moment - begun).as_millis());
             }
             due
@@ -275,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_alarm_is_not_early_and_fires_again() {
-        let alarm = Alarm::new().unwrap();
+        let alarm = PreciseTimer::new().unwrap();
         for _ in 0..3 {
             let moment = Instant::now() + Duration::from_micros(300);
             alarm.wait(moment).await.unwrap();

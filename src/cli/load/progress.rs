@@ -10,15 +10,19 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use super::slot::Run;
 use super::units;
 
-const WATCHED: Duration = Duration::from_secs(1);
-const LOGGED: Duration = Duration::from_secs(10);
+const TERMINAL_INTERVAL: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Escape sequence that returns to the start of the line and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
 /// Shows the progress until the time of the run is over.
 pub(super) async fn show(run: Rc<Run>) {
     let watched = std::io::stderr().is_terminal();
-    let every = if watched { WATCHED } else { LOGGED };
+    let every = if watched {
+        TERMINAL_INTERVAL
+    } else {
+        LOG_INTERVAL
+    };
     let begun = Instant::now();
     let mut ticks = interval_at(begun + every, every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -75,7 +79,7 @@ fn line(run: &Run, since: Duration, last: &Counts, now: &Counts) -> String {
         run.plan.time.as_secs_f64(),
     );
     if run.plan.size.is_some() {
-        let rate = units::short(rate(now.operations, last.operations));
+        let rate = units::three_digits(rate(now.operations, last.operations));
         line += &format!(", {rate} operations/s");
     }
     let bytes = units::bytes(rate(now.bytes, last.bytes));

@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::args::Work;
-use super::drive::Took;
+use super::drive::RunCost;
 use super::slot::Run;
-use super::units::{bytes, short};
+use super::units::{bytes, three_digits};
 
 /// Results of a run. README.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]
@@ -57,7 +57,7 @@ struct Latency {
 }
 
 impl Report {
-    pub(super) fn new(run: &Run, took: &Took) -> Self {
+    pub(super) fn new(run: &Run, took: &RunCost) -> Self {
         let (plan, tally) = (&run.plan, &run.tally);
         let counts = &run.target.counts;
         let seconds = took.time.as_secs_f64();
@@ -67,10 +67,10 @@ impl Report {
         };
         let (operations, sent) = (tally.operations.get(), tally.sent.get());
         let received = tally.received.get();
-        let agreed = counts.agreed.get();
+        let agreed = counts.negotiated.get();
         Self {
             work: plan.work.name(),
-            to: plan.to.clone(),
+            to: plan.gateway.clone(),
             authorities: plan.authorities.clone(),
             server_names: plan.server_names.clone(),
             double: plan.inner.is_some(),
@@ -104,7 +104,7 @@ impl Report {
     }
 
     /// Returns a summary with the most frequent failure, or none if nothing failed.
-    pub(super) fn complaint(&self) -> Option<String> {
+    pub(super) fn failure_summary(&self) -> Option<String> {
         let (kind, _) = self
             .failures_by_kind
             .iter()
@@ -168,7 +168,7 @@ impl Report {
             "  time        {seconds:.2} s{interrupted}; {cpu:.2} s of processor time used here"
         )?;
         if self.size_bytes.is_some() {
-            let rate = short(self.operations_per_second);
+            let rate = three_digits(self.operations_per_second);
             writeln!(out, "  operations  {}, {rate}/s", self.operations)?;
         }
         for (name, count, rate) in [
@@ -184,12 +184,12 @@ impl Report {
                 writeln!(out, "  {name:<10}  {count}, {rate}/s")?;
             }
         }
-        self.write_rest(out)
+        self.write_latency_and_failures(out)
     }
 
-    fn write_rest(&self, out: &mut impl Write) -> io::Result<()> {
+    fn write_latency_and_failures(&self, out: &mut impl Write) -> io::Result<()> {
         if let Some(latency) = &self.latency_us {
-            let ms = |us: f64| format!("{} ms", short(us / 1000.0));
+            let ms = |us: f64| format!("{} ms", three_digits(us / 1000.0));
             writeln!(
                 out,
                 "  latency     p50 {}, p90 {}, p99 {}, p99.9 {}, max {}",

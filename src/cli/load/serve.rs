@@ -22,11 +22,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use crate::cli::stop::Stop;
-use crate::hbone::{self, Incoming, Tunnel};
+use crate::cli::stop::StopSignals;
+use crate::hbone::{self, IncomingTunnel, Tunnel};
 use crate::tls;
 
-use super::alert::ANSWER;
+use super::alert::HELLO_RESPONSE;
 use super::args;
 use super::target::material;
 
@@ -41,8 +41,8 @@ pub(super) struct Args {
     #[arg(long, value_enum, default_value_t = Mode::Echo)]
     mode: Mode,
     /// Drop and answer a ClientHello first; connections by `--sni` begin with one.
-    #[arg(long, conflicts_with = "hbone")]
-    after_hello: bool,
+    #[arg(long = "after-hello", conflicts_with = "hbone")]
+    answers_client_hello: bool,
     /// Serve HBONE tunnels, as a workload's ztunnel does; without it plain TCP.
     #[arg(long, requires_all = ["chain", "key", "roots"])]
     hbone: bool,
@@ -88,7 +88,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// Shared read buffer, so that a waiting connection holds none.
-    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER_BYTES]);
+    static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER_BYTES]);
 }
 
 /// Serves until a signal arrives.
@@ -96,23 +96,23 @@ thread_local! {
 /// # Errors
 /// The listener failed, or a certificate cannot be used.
 pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
-    let mut stop = Stop::new()?;
+    let mut stop = StopSignals::new()?;
     let listener = listen(args.bind).with_context(|| format!("cannot listen on {}", args.bind))?;
     let address = listener.local_addr()?;
     let mode = args.mode;
     let files = args::files(args.chain.clone(), args.key.clone(), args.roots.clone());
     let serving: Pin<Box<dyn Future<Output = ()>>> = match files {
         Some(files) => {
-            let tls = tls::server_config_for_any(&material(&files)?)?;
+            let tls = tls::server_config_any_client(&material(&files)?)?;
             let chunk = Bytes::from(vec![0; CHUNK_BYTES]);
-            let handle = move |Incoming { mut tunnel, .. }: Incoming| {
+            let handle = move |IncomingTunnel { mut tunnel, .. }: IncomingTunnel| {
                 let chunk = chunk.clone();
                 // The client reports how its tunnel ended.
                 async move { drop(serve_tunnel(mode, &mut tunnel, &chunk).await) }
             };
             Box::pin(hbone::serve(listener, tls, handle))
         }
-        None => Box::pin(serve_plain(mode, args.after_hello, listener)),
+        None => Box::pin(serve_plain(mode, args.answers_client_hello, listener)),
     };
     let protocol = if args.hbone { "HBONE" } else { "plain TCP" };
     let name = mode.to_possible_value();
@@ -121,7 +121,7 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
     io::stdout().flush()?;
     tokio::select! {
         () = serving => bail!("the listener failed"),
-        () = stop.asked() => Ok(()),
+        () = stop.recv() => Ok(()),
     }
 }
 
@@ -179,8 +179,8 @@ async fn serve_stream(
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
     if after_hello {
-        skip_hello(&mut stream).await?;
-        stream.write_all(&ANSWER).await?;
+        skip_client_hello(&mut stream).await?;
+        stream.write_all(&HELLO_RESPONSE).await?;
     }
     match mode {
         Mode::Echo => {
@@ -206,7 +206,7 @@ async fn serve_stream(
 
 /// Reads one TLS record, which holds the whole ClientHello: type, version, length, and that many
 /// bytes.
-async fn skip_hello(stream: &mut TcpStream) -> io::Result<()> {
+async fn skip_client_hello(stream: &mut TcpStream) -> io::Result<()> {
     let mut head = [0; 5];
     stream.read_exact(&mut head).await?;
     let [_, _, _, high, low] = head;
@@ -221,7 +221,7 @@ async fn read<T>(
     mut take: impl FnMut(&TcpStream, &[u8]) -> io::Result<T>,
 ) -> io::Result<Option<T>> {
     poll_fn(|cx| {
-        SCRATCH.with_borrow_mut(|scratch| {
+        READ_BUFFER.with_borrow_mut(|scratch| {
             let mut buffer = ReadBuf::new(scratch);
             ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
             let bytes = buffer.filled();

@@ -8,27 +8,27 @@ use bytes::Bytes;
 use tokio::time::{sleep, timeout};
 
 use super::args::{Plan, Work};
-use super::pace::Pace;
-use super::tally::Tally;
-use super::target::{Line, Open, Target};
-use super::watchdog::Watchdog;
+use super::pace::Schedule;
+use super::tally::Counters;
+use super::target::{OpenTunnel, ReconnectingConnection, Target};
+use super::watchdog::DeadlineGuard;
 use super::{ops, streams};
 
 /// Limit of failures in a row, after which a slot gives up.
-const FAILURES_IN_A_ROW: u32 = 10;
+const CONSECUTIVE_FAILURES_MAX: u32 = 10;
 /// Pause after a failure, so that a gateway that rejects everything is not flooded.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Deadline for the other side to end a tunnel that the slot has ended.
-const PARTING: Duration = Duration::from_secs(1);
+const END_DEADLINE: Duration = Duration::from_secs(1);
 /// Time in which bytes of a tunnel still arrive after its reset.
-const SETTLE: Duration = Duration::from_millis(100);
+const RESET_GRACE: Duration = Duration::from_millis(100);
 
 /// State that every slot of a run shares.
 pub(super) struct Run {
     pub(super) plan: Plan,
     pub(super) target: Rc<Target>,
-    pub(super) pace: Pace,
-    pub(super) tally: Tally,
+    pub(super) pace: Schedule,
+    pub(super) tally: Counters,
     /// Bytes of one request.
     pub(super) request: Bytes,
     /// Bytes that endless streams send repeatedly.
@@ -48,7 +48,7 @@ pub(super) enum Job {
     Idle,
     Stall,
     /// Sends to an echo and reads back, as fast as possible.
-    Pump,
+    FullDuplex,
     /// Sends two windows to an echo and never reads.
     Clog,
 }
@@ -67,29 +67,29 @@ impl Job {
         };
         let mut jobs = vec![each; plan.streams];
         if plan.work == Work::Mixed {
-            jobs.extend([Self::Pump, Self::Clog]);
+            jobs.extend([Self::FullDuplex, Self::Clog]);
         }
         jobs
     }
 }
 
 /// Job, with the tunnel that it uses.
-pub(super) struct Slot {
+pub(super) struct Worker {
     run: Rc<Run>,
-    line: Rc<Line>,
+    line: Rc<ReconnectingConnection>,
     job: Job,
-    open: Option<Open>,
-    watchdog: Watchdog,
+    open: Option<OpenTunnel>,
+    watchdog: DeadlineGuard,
 }
 
-impl Slot {
-    pub(super) fn new(run: &Rc<Run>, line: &Rc<Line>, job: Job) -> Self {
+impl Worker {
+    pub(super) fn new(run: &Rc<Run>, line: &Rc<ReconnectingConnection>, job: Job) -> Self {
         Self {
             run: Rc::clone(run),
             line: Rc::clone(line),
             job,
             open: None,
-            watchdog: Watchdog::new(),
+            watchdog: DeadlineGuard::new(),
         }
     }
 
@@ -107,7 +107,7 @@ impl Slot {
         }
         let open = self.watchdog.guard(self.line.open()).await?;
         if let Some(connection) = &open.connection {
-            connection.has_room(streams)?;
+            connection.check_stream_limit(streams)?;
         }
         self.open = Some(open);
         Ok(())
@@ -116,14 +116,14 @@ impl Slot {
     /// Works until the time is over.
     pub(super) async fn work(&mut self) {
         if ops::is_operation(self.job, &self.run.plan) {
-            self.repeat().await;
+            self.run_operations().await;
             return;
         }
         let Some(open) = &mut self.open else {
             return;
         };
         let tally = &self.run.tally;
-        match streams::stream(&self.run, self.job, &mut open.tunnel, &mut self.watchdog).await {
+        match streams::run_stream(&self.run, self.job, &mut open.tunnel, &mut self.watchdog).await {
             Ok(()) => tally.held.set(tally.held.get() + 1),
             Err(error) => {
                 tally.failed(&error);
@@ -132,15 +132,15 @@ impl Slot {
         }
     }
 
-    async fn repeat(&mut self) {
+    async fn run_operations(&mut self) {
         let mut in_a_row = 0;
-        while in_a_row < FAILURES_IN_A_ROW
-            && let Some(due) = self.run.pace.next().await
+        while in_a_row < CONSECUTIVE_FAILURES_MAX
+            && let Some(due) = self.run.pace.next_due().await
         {
-            let work = ops::operate(&self.run, &self.line, self.job, &mut self.open);
+            let work = ops::run_operation(&self.run, &self.line, self.job, &mut self.open);
             match self.watchdog.guard(work).await {
                 Ok(()) => {
-                    self.run.tally.done(due.elapsed());
+                    self.run.tally.count_success(due.elapsed());
                     in_a_row = 0;
                     if self.job == Job::Handshake {
                         self.part().await;
@@ -152,7 +152,7 @@ impl Slot {
                     in_a_row += 1;
                     tokio::select! {
                         () = sleep(PAUSE) => {}
-                        () = self.run.pace.over() => {}
+                        () = self.run.pace.wait_for_end() => {}
                     }
                 }
             }
@@ -162,25 +162,28 @@ impl Slot {
     /// Ends the tunnel in order if the other side will end it too; resets it otherwise. A
     /// connection that only this slot uses is closed.
     pub(super) async fn part(&mut self) {
-        let Some(Open {
+        let Some(OpenTunnel {
             mut tunnel,
             connection,
         }) = self.open.take()
         else {
             return;
         };
-        if matches!(self.job, Job::Rr | Job::Handshake | Job::Idle | Job::Pump) {
-            let _ = timeout(PARTING, ops::end(&mut tunnel)).await;
+        if matches!(
+            self.job,
+            Job::Rr | Job::Handshake | Job::Idle | Job::FullDuplex
+        ) {
+            let _ = timeout(END_DEADLINE, ops::close_both_directions(&mut tunnel)).await;
         }
         drop(tunnel);
         if matches!(self.job, Job::Down | Job::Stall | Job::Clog) {
             // Bytes under way have to be read, or closing would reset the connection.
-            sleep(SETTLE).await;
+            sleep(RESET_GRACE).await;
         }
         if self.job == Job::Handshake
             && let Some(connection) = connection.and_then(Rc::into_inner)
         {
-            let _ = timeout(PARTING, connection.close()).await;
+            let _ = timeout(END_DEADLINE, connection.close()).await;
         }
     }
 }

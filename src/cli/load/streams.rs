@@ -8,59 +8,64 @@ use std::task::{Context, Poll, Waker};
 use anyhow::bail;
 use bytes::Bytes;
 
-use super::flow::Flow;
+use super::flow::LoadStream;
 use super::ops;
 use super::serve;
 use super::slot::{Job, Run};
 use super::target::add;
-use super::watchdog::Watchdog;
+use super::watchdog::DeadlineGuard;
 
 /// Interval of the idle streams that carry a burst.
 const BURST_EVERY: u64 = 4;
 
 /// Result of a stream that ends only with an error.
-type Endless = anyhow::Result<Infallible>;
+type UntilError = anyhow::Result<Infallible>;
 
 /// Runs one stream until the time is over.
 ///
 /// # Errors
 /// The stream broke, ended, or made no progress.
-pub(super) async fn stream(
+pub(super) async fn run_stream(
     run: &Run,
     job: Job,
-    tunnel: &mut Flow,
-    watchdog: &mut Watchdog,
+    tunnel: &mut LoadStream,
+    watchdog: &mut DeadlineGuard,
 ) -> anyhow::Result<()> {
     let mut left = Bytes::new();
     let flow = async {
         match job {
             Job::Up => up(run, tunnel, watchdog, &mut left).await,
             Job::Down => down(run, tunnel, watchdog).await,
-            Job::Pump => pump(run, tunnel, watchdog, &mut left).await,
+            Job::FullDuplex => full_duplex(run, tunnel, watchdog, &mut left).await,
             Job::Stall => stall(tunnel).await,
-            Job::Clog => clog(run, tunnel).await,
+            Job::Clog => stalled_echo(run, tunnel).await,
             _ => idle(run, tunnel).await,
         }
     };
     tokio::select! {
         biased;
-        () = run.pace.over() => {}
+        () = run.pace.wait_for_end() => {}
         broken = flow => return broken.map(|never| match never {}),
     }
     match job {
         Job::Up => {
             // The sink ends when it has all bytes. Only then they count as delivered.
-            watchdog.guard(ops::end(tunnel)).await
+            watchdog.guard(ops::close_both_directions(tunnel)).await
         }
         Job::Stall => {
-            add(&run.tally.received, waiting(tunnel));
+            add(&run.tally.received, drain_received(tunnel));
             Ok(())
         }
         _ => Ok(()),
     }
 }
 
-async fn up(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog, left: &mut Bytes) -> Endless {
+async fn up(
+    run: &Run,
+    tunnel: &mut LoadStream,
+    watchdog: &mut DeadlineGuard,
+    left: &mut Bytes,
+) -> UntilError {
     loop {
         let part = poll_fn(|cx| send_more(run, tunnel, cx, left));
         watchdog.guard(part).await?;
@@ -70,7 +75,7 @@ async fn up(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog, left: &mut By
 /// Sends the rest of a chunk, or a new one.
 fn send_more(
     run: &Run,
-    tunnel: &mut Flow,
+    tunnel: &mut LoadStream,
     cx: &mut Context<'_>,
     left: &mut Bytes,
 ) -> Poll<io::Result<()>> {
@@ -83,8 +88,8 @@ fn send_more(
     sent
 }
 
-async fn down(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog) -> Endless {
-    ops::order(tunnel, serve::ENDLESS).await?;
+async fn down(run: &Run, tunnel: &mut LoadStream, watchdog: &mut DeadlineGuard) -> UntilError {
+    ops::request_bytes(tunnel, serve::ENDLESS).await?;
     loop {
         match watchdog.guard(tunnel.chunk()).await? {
             Some(bytes) => add(&run.tally.received, bytes.len() as u64),
@@ -94,7 +99,12 @@ async fn down(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog) -> Endless 
 }
 
 /// Moves bytes in both directions. Progress in either one restarts the deadline.
-async fn pump(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog, left: &mut Bytes) -> Endless {
+async fn full_duplex(
+    run: &Run,
+    tunnel: &mut LoadStream,
+    watchdog: &mut DeadlineGuard,
+    left: &mut Bytes,
+) -> UntilError {
     loop {
         let part = poll_fn(|cx| -> Poll<io::Result<_>> {
             // Reads first: an echo that cannot send stops reading.
@@ -113,20 +123,20 @@ async fn pump(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog, left: &mut 
     }
 }
 
-async fn stall(tunnel: &mut Flow) -> Endless {
-    ops::order(tunnel, serve::ENDLESS).await?;
-    Err(tunnel.broken().await.into())
+async fn stall(tunnel: &mut LoadStream) -> UntilError {
+    ops::request_bytes(tunnel, serve::ENDLESS).await?;
+    Err(tunnel.wait_for_failure().await.into())
 }
 
 /// Sends two windows of a stream and never reads. One half fills our window, and the other half
 /// stays in the gateway and the endpoint. Sending until nothing more fits would measure something
 /// else: some gateways let one stream use most of their connection's window.
-async fn clog(run: &Run, tunnel: &mut Flow) -> Endless {
+async fn stalled_echo(run: &Run, tunnel: &mut LoadStream) -> UntilError {
     ops::send(run, tunnel, 2 * u64::from(run.plan.stream_window())).await?;
-    Err(tunnel.broken().await.into())
+    Err(tunnel.wait_for_failure().await.into())
 }
 
-async fn idle(run: &Run, tunnel: &mut Flow) -> Endless {
+async fn idle(run: &Run, tunnel: &mut LoadStream) -> UntilError {
     let number = run.idle.get();
     run.idle.set(number + 1);
     if number.is_multiple_of(BURST_EVERY) && !run.request.is_empty() {
@@ -140,7 +150,7 @@ async fn idle(run: &Run, tunnel: &mut Flow) -> Endless {
 
 /// Returns the number of bytes that arrived and were not read. Nothing else runs meanwhile, so no
 /// further bytes arrive.
-fn waiting(tunnel: &mut Flow) -> u64 {
+fn drain_received(tunnel: &mut LoadStream) -> u64 {
     let mut cx = Context::from_waker(Waker::noop());
     let mut bytes = 0;
     while let Poll::Ready(Ok(Some(chunk))) = tunnel.poll_chunk(&mut cx) {

@@ -15,7 +15,7 @@ const OTHERS: &str = "others";
 /// Significant digits of each latency, from a nanosecond to hours.
 const DIGITS: u8 = 3;
 
-pub(super) struct Tally {
+pub(super) struct Counters {
     /// Number of operations that succeeded.
     pub(super) operations: Cell<u64>,
     /// Number of bytes sent, including those of failed tunnels.
@@ -29,7 +29,7 @@ pub(super) struct Tally {
     latency: RefCell<Histogram<u64>>,
 }
 
-impl Tally {
+impl Counters {
     pub(super) fn new() -> anyhow::Result<Self> {
         let latency = Histogram::new(DIGITS).context("cannot make a histogram")?;
         Ok(Self {
@@ -44,7 +44,7 @@ impl Tally {
     }
 
     /// Counts a successful operation; `latency` is the time since it was due.
-    pub(super) fn done(&self, latency: Duration) {
+    pub(super) fn count_success(&self, latency: Duration) {
         add(&self.operations, 1);
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         // The histogram resizes itself, so this cannot fail.
@@ -53,11 +53,11 @@ impl Tally {
 
     /// Counts a failure of an operation or a stream.
     pub(super) fn failed(&self, error: &anyhow::Error) {
-        self.failed_often(1, describe(error));
+        self.count_failures(1, describe(error));
     }
 
     /// Counts `count` failures of one kind.
-    pub(super) fn failed_often(&self, count: u64, kind: String) {
+    pub(super) fn count_failures(&self, count: u64, kind: String) {
         if count == 0 {
             return;
         }
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn kinds_of_failures_are_bounded_and_all_are_counted() {
-        let tally = Tally::new().unwrap();
+        let tally = Counters::new().unwrap();
         for kind in 0..100 {
             tally.failed(&anyhow!("kind {kind}"));
             tally.failed(&anyhow!("kind 0"));

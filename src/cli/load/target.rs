@@ -15,10 +15,10 @@ use tokio::net::TcpStream;
 
 use crate::config::IdentityFiles;
 use crate::hbone::{Client, ConnectError, Tunnel};
-use crate::tls::{self, Material};
+use crate::tls::{self, IdentityMaterial};
 
-use super::args::{Files, Plan};
-use super::flow::{Bare, Flow};
+use super::args::{Plan, TlsFiles};
+use super::flow::{LoadStream, PassthroughStream};
 
 /// Bytes of one read from a socket. TLS by itself would read 4 KiB at a time.
 const READ_BYTES: usize = 64 * 1024;
@@ -32,20 +32,20 @@ const RANDOM: Range<usize> = 11..43;
 /// Address and transport of the gateway, with counts of what was opened.
 pub(super) struct Target {
     address: SocketAddr,
-    way: Way,
+    way: Transport,
     pub(super) counts: Counts,
 }
 
 /// Transport through the gateway.
-enum Way {
+enum Transport {
     Hbone(Hbone),
     /// Bare connections, with the ClientHellos that they begin with.
-    Bare(Turns<Bytes>),
+    Bare(RoundRobin<Bytes>),
 }
 
 struct Hbone {
     tls: Arc<ClientConfig>,
-    authorities: Turns<String>,
+    authorities: RoundRobin<String>,
     inner: Option<Inner>,
     settings: Builder,
 }
@@ -53,7 +53,7 @@ struct Hbone {
 struct Inner {
     tls: Arc<ClientConfig>,
     /// None if inner tunnels use the authority of the outer one.
-    authorities: Option<Turns<String>>,
+    authorities: Option<RoundRobin<String>>,
 }
 
 /// Counts of connections and tunnels opened so far.
@@ -66,7 +66,7 @@ pub(super) struct Counts {
     /// Number of tunnels that carry inner connections.
     pub(super) outer_tunnels: Cell<u64>,
     /// Key exchange and cipher suite of the last connection to the gateway.
-    pub(super) agreed: Cell<Option<(NamedGroup, CipherSuite)>>,
+    pub(super) negotiated: Cell<Option<(NamedGroup, CipherSuite)>>,
 }
 
 pub(super) fn add(count: &Cell<u64>, more: u64) {
@@ -74,12 +74,12 @@ pub(super) fn add(count: &Cell<u64>, more: u64) {
 }
 
 /// Round-robin list of authorities or ClientHellos.
-struct Turns<T> {
+struct RoundRobin<T> {
     all: Vec<T>,
     next: Cell<usize>,
 }
 
-impl<T> Turns<T> {
+impl<T> RoundRobin<T> {
     fn new(all: Vec<T>) -> Option<Self> {
         (!all.is_empty()).then(|| Self {
             all,
@@ -102,8 +102,8 @@ pub(super) struct Connection {
 }
 
 /// Tunnel with its connection, or a bare connection without one.
-pub(super) struct Open {
-    pub(super) tunnel: Flow,
+pub(super) struct OpenTunnel {
+    pub(super) tunnel: LoadStream,
     pub(super) connection: Option<Rc<Connection>>,
 }
 
@@ -113,19 +113,20 @@ impl Target {
     /// # Errors
     /// A file cannot be used, or the name has no address.
     pub(super) async fn new(plan: &Plan) -> anyhow::Result<Self> {
-        let resolved = tokio::net::lookup_host(&plan.to).await;
+        let resolved = tokio::net::lookup_host(&plan.gateway).await;
         let mut resolved = resolved
-            .with_context(|| format!("cannot resolve `{}`; write --to HOST:PORT", plan.to))?;
+            .with_context(|| format!("cannot resolve `{}`; write --to HOST:PORT", plan.gateway))?;
         let address = resolved.next();
         let way = match &plan.files {
-            Some(files) => Way::Hbone(Hbone::new(plan, files)?),
+            Some(files) => Transport::Hbone(Hbone::new(plan, files)?),
             None => {
-                let hellos: anyhow::Result<Vec<_>> = plan.server_names.iter().map(hello).collect();
-                Way::Bare(Turns::new(hellos?).context("no server name")?)
+                let hellos: anyhow::Result<Vec<_>> =
+                    plan.server_names.iter().map(client_hello).collect();
+                Transport::Bare(RoundRobin::new(hellos?).context("no server name")?)
             }
         };
         Ok(Self {
-            address: address.with_context(|| format!("`{}` has no address", plan.to))?,
+            address: address.with_context(|| format!("`{}` has no address", plan.gateway))?,
             way,
             counts: Counts::default(),
         })
@@ -134,8 +135,8 @@ impl Target {
     /// Returns the HBONE transport; fails for bare connections.
     fn hbone(&self) -> anyhow::Result<&Hbone> {
         match &self.way {
-            Way::Hbone(hbone) => Ok(hbone),
-            Way::Bare(_) => bail!("a bare connection has no tunnels"),
+            Transport::Hbone(hbone) => Ok(hbone),
+            Transport::Bare(_) => bail!("a bare connection has no tunnels"),
         }
     }
 
@@ -156,7 +157,7 @@ impl Target {
         let stream = BufReader::with_capacity(READ_BYTES, self.tcp().await?);
         let outer = Client::with_settings(stream, &hbone.tls, &hbone.settings).await?;
         add(&self.counts.connections, 1);
-        self.counts.agreed.set(outer.agreed());
+        self.counts.negotiated.set(outer.agreed());
         let Some(inner) = &hbone.inner else {
             return Ok(Connection {
                 client: outer,
@@ -194,26 +195,26 @@ impl Target {
 
     /// Opens a bare connection and sends its ClientHello, with a new random. A gateway would take
     /// repeated ones for a routing loop.
-    async fn bare(&self, hellos: &Turns<Bytes>) -> anyhow::Result<Open> {
+    async fn bare(&self, hellos: &RoundRobin<Bytes>) -> anyhow::Result<OpenTunnel> {
         let mut stream = self.tcp().await?;
         let mut hello = hellos.next().to_vec();
         fastrand::fill(hello.get_mut(RANDOM).unwrap_or_default());
         stream.write_all(&hello).await?;
         add(&self.counts.connections, 1);
         add(&self.counts.tunnels, 1);
-        Ok(Open {
-            tunnel: Flow::Bare(Bare::new(stream)),
+        Ok(OpenTunnel {
+            tunnel: LoadStream::Bare(PassthroughStream::new(stream)),
             connection: None,
         })
     }
 }
 
 impl Hbone {
-    fn new(plan: &Plan, files: &Files) -> anyhow::Result<Self> {
+    fn new(plan: &Plan, files: &TlsFiles) -> anyhow::Result<Self> {
         let inner = match &plan.inner {
             Some((files, authorities)) => Some(Inner {
                 tls: client_tls(files, plan.key_exchange)?,
-                authorities: Turns::new(authorities.clone()),
+                authorities: RoundRobin::new(authorities.clone()),
             }),
             None => None,
         };
@@ -224,7 +225,7 @@ impl Hbone {
             .max_frame_size(FRAME_BYTES);
         Ok(Self {
             tls: client_tls(files, plan.key_exchange)?,
-            authorities: Turns::new(plan.authorities.clone()).context("no authority")?,
+            authorities: RoundRobin::new(plan.authorities.clone()).context("no authority")?,
             inner,
             settings,
         })
@@ -232,7 +233,7 @@ impl Hbone {
 }
 
 /// Returns a ClientHello for `name`, with ALPN `istio` for the gateways that require it.
-fn hello(name: &String) -> anyhow::Result<Bytes> {
+fn client_hello(name: &String) -> anyhow::Result<Bytes> {
     let mut config = ClientConfig::builder()
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
@@ -244,10 +245,10 @@ fn hello(name: &String) -> anyhow::Result<Bytes> {
     Ok(bytes.into())
 }
 
-impl Open {
+impl OpenTunnel {
     fn new(tunnel: Tunnel, connection: Rc<Connection>) -> Self {
         Self {
-            tunnel: Flow::Tunnel(tunnel),
+            tunnel: LoadStream::Tunnel(tunnel),
             connection: Some(connection),
         }
     }
@@ -258,8 +259,8 @@ impl Connection {
     ///
     /// # Errors
     /// The error has the server's limit.
-    pub(super) fn has_room(&self, streams: usize) -> anyhow::Result<()> {
-        let most = self.client.tunnels_max();
+    pub(super) fn check_stream_limit(&self, streams: usize) -> anyhow::Result<()> {
+        let most = self.client.max_tunnels();
         ensure!(
             streams <= most,
             "the server allows {most} streams of a connection, and {streams} are asked for; \
@@ -280,14 +281,14 @@ impl Connection {
 }
 
 /// Connection that is opened again after it broke.
-pub(super) struct Line {
+pub(super) struct ReconnectingConnection {
     target: Rc<Target>,
     connection: RefCell<Option<Rc<Connection>>>,
     /// Held while the connection is opened, so that every slot uses the same one.
     opening: tokio::sync::Mutex<()>,
 }
 
-impl Line {
+impl ReconnectingConnection {
     pub(super) fn new(target: &Rc<Target>) -> Self {
         Self {
             target: Rc::clone(target),
@@ -325,8 +326,8 @@ impl Line {
     /// As [`Target::connect`].
     pub(super) async fn prepare(&self) -> anyhow::Result<()> {
         match self.target.way {
-            Way::Hbone(_) => self.connection().await.map(drop),
-            Way::Bare(_) => Ok(()),
+            Transport::Hbone(_) => self.connection().await.map(drop),
+            Transport::Bare(_) => Ok(()),
         }
     }
 
@@ -334,17 +335,17 @@ impl Line {
     ///
     /// # Errors
     /// The tunnel was rejected, or there is no connection.
-    pub(super) async fn open(&self) -> anyhow::Result<Open> {
-        if let Way::Bare(hellos) = &self.target.way {
+    pub(super) async fn open(&self) -> anyhow::Result<OpenTunnel> {
+        if let Transport::Bare(hellos) = &self.target.way {
             return self.target.bare(hellos).await;
         }
         let connection = self.connection().await?;
         match self.target.tunnel(&connection).await {
-            Ok(tunnel) => Ok(Open::new(tunnel, connection)),
+            Ok(tunnel) => Ok(OpenTunnel::new(tunnel, connection)),
             Err(error) => {
                 // A draining connection is not closed, but takes no more tunnels.
-                if !matches!(error.downcast_ref(), Some(ConnectError::Refused(_))) {
-                    self.give_up(&connection);
+                if !matches!(error.downcast_ref(), Some(ConnectError::Status(_))) {
+                    self.discard(&connection);
                 }
                 Err(error)
             }
@@ -354,17 +355,17 @@ impl Line {
     /// Opens a tunnel in a connection of its own, or a bare connection.
     ///
     /// # Errors
-    /// As [`Line::open`].
-    pub(super) async fn open_alone(&self) -> anyhow::Result<Open> {
-        if let Way::Bare(hellos) = &self.target.way {
+    /// As [`ReconnectingConnection::open`].
+    pub(super) async fn open_on_new_connection(&self) -> anyhow::Result<OpenTunnel> {
+        if let Transport::Bare(hellos) = &self.target.way {
             return self.target.bare(hellos).await;
         }
         let connection = Rc::new(self.target.connect().await?);
         let tunnel = self.target.tunnel(&connection).await?;
-        Ok(Open::new(tunnel, connection))
+        Ok(OpenTunnel::new(tunnel, connection))
     }
 
-    fn give_up(&self, connection: &Rc<Connection>) {
+    fn discard(&self, connection: &Rc<Connection>) {
         let mut current = self.connection.borrow_mut();
         current.take_if(|current| Rc::ptr_eq(current, connection));
     }
@@ -378,19 +379,19 @@ impl Line {
     }
 }
 
-fn client_tls(files: &Files, group: Option<NamedGroup>) -> anyhow::Result<Arc<ClientConfig>> {
-    Ok(tls::client_config_for_any(&material(files)?, group)?)
+fn client_tls(files: &TlsFiles, group: Option<NamedGroup>) -> anyhow::Result<Arc<ClientConfig>> {
+    Ok(tls::client_config_any_server(&material(files)?, group)?)
 }
 
 /// Reads a certificate, its key and the roots.
 ///
 /// # Errors
 /// A file cannot be used; the message names it.
-pub(super) fn material(files: &Files) -> anyhow::Result<Material> {
+pub(super) fn material(files: &TlsFiles) -> anyhow::Result<IdentityMaterial> {
     let files = IdentityFiles {
         chain: files.chain.clone(),
         key: files.key.clone(),
         roots: files.roots.clone(),
     };
-    Ok(Material::load(&files)?)
+    Ok(IdentityMaterial::load(&files)?)
 }

@@ -60,13 +60,13 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
 pub(super) fn bytes(bytes: f64) -> String {
     let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     match units.iter().find(|(size, _)| bytes >= *size) {
-        Some((size, unit)) => format!("{} {unit}", short(bytes / size)),
+        Some((size, unit)) => format!("{} {unit}", three_digits(bytes / size)),
         None => format!("{bytes:.0} B"),
     }
 }
 
 /// Formats a number in three digits, or in as many as its whole part has.
-pub(super) fn short(number: f64) -> String {
+pub(super) fn three_digits(number: f64) -> String {
     match number {
         number if number >= 100.0 => format!("{number:.0}"),
         number if number >= 10.0 => format!("{number:.1}"),
@@ -110,6 +110,6 @@ mod tests {
         assert_eq!(bytes(999.0), "999 B");
         assert_eq!(bytes(12_345.0), "12.3 kB");
         assert_eq!(bytes(1_234_567_890.0), "1.23 GB");
-        assert_eq!(short(45_678.9), "45679");
+        assert_eq!(three_digits(45_678.9), "45679");
     }
 }

@@ -13,9 +13,9 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Deadline guard with one timer for all operations of a slot. The timer is reset only when it
 /// fires: setting one for each operation costs as much as a small request.
-pub(super) struct Watchdog(Pin<Box<Sleep>>);
+pub(super) struct DeadlineGuard(Pin<Box<Sleep>>);
 
-impl Watchdog {
+impl DeadlineGuard {
     pub(super) fn new() -> Self {
         Self(Box::pin(sleep(DEADLINE)))
     }
@@ -56,7 +56,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_operation_has_its_ten_seconds() {
-        let mut watchdog = Watchdog::new();
+        let mut watchdog = DeadlineGuard::new();
         for _ in 0..4 {
             let nine = async {
                 sleep(Duration::from_secs(9)).await;

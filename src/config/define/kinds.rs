@@ -191,7 +191,7 @@ impl Type for RouteBy {
     type Out = Self;
 
     fn read(value: Value<'_>) -> Option<Self> {
-        value.choice(&Self::WORDS)
+        value.choice(&Self::NAMES)
     }
 
     fn show(out: &Self) -> Json {
@@ -199,7 +199,7 @@ impl Type for RouteBy {
     }
 
     fn shape() -> Shape {
-        one_of(&Self::WORDS.map(|(word, _)| (word, &[] as &[&str])))
+        one_of(&Self::NAMES.map(|(word, _)| (word, &[] as &[&str])))
     }
 }
 

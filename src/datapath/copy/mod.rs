@@ -23,7 +23,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio::time::{Instant, timeout_at};
 
-use crate::reason::{Blame, Reason};
+use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
 use super::buffer::{BUFFER_BYTES, Buffer, compact};
@@ -38,27 +38,27 @@ const READ_BYTES_MAX: usize = 8 * RECORD_DATA_BYTES;
 const FRAMES_MAX: usize = 32;
 /// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
 /// run.
-const TURNS_MAX: usize = 8;
+const OPERATIONS_PER_TURN: usize = 8;
 
 /// Size in bytes from which a read is sent in its own buffer. Smaller reads are copied: a slow
 /// peer then holds what it was sent, and not a large buffer for a small message.
-const HANDED_OVER_MIN: usize = READ_BYTES_MAX / 2;
+const ZERO_COPY_MIN: usize = READ_BYTES_MAX / 2;
 
 /// End of a tunnel.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct CopyOutcome {
     /// Clean end, or the reason for which the tunnel broke. The caller then resets both sides.
-    pub ended: Result<(), Reason>,
+    pub result: Result<(), Reason>,
     /// Deadline for the endpoint to take what it was sent. `None` unless it was sent FIN and
     /// everything that the peer sent.
     pub deliver_by: Option<Instant>,
 }
 
-impl Outcome {
+impl CopyOutcome {
     /// Returns the outcome of a tunnel that neither side ended.
     pub fn broken(reason: Reason) -> Self {
         Self {
-            ended: Err(reason),
+            result: Err(reason),
             deliver_by: None,
         }
     }
@@ -75,7 +75,7 @@ pub async fn run(
     upstream: &mut TcpStream,
     window: &StreamWindow,
     record: &mut Record,
-) -> Outcome {
+) -> CopyOutcome {
     let (mut read, write) = upstream.split();
     let upstream = write.as_ref();
     let mut upload = Upload::default();
@@ -85,8 +85,8 @@ pub async fn run(
         // the upload.
         let down = download.poll(cx, tunnel, &mut read, (&mut upload.progress, record))?;
         let up = upload.poll(cx, tunnel, upstream, window, record)?;
-        if upload.in_flight.is_some() && record.sent_bytes() > 0 {
-            upload.in_flight = None;
+        if upload.loop_entry.is_some() && record.sent_bytes() > 0 {
+            upload.loop_entry = None;
         }
         if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
@@ -100,11 +100,11 @@ pub async fn run(
     .await;
     let deadline = Instant::now() + DELIVERY_DEADLINE;
     // Excludes a loop, after which nothing more may reach the endpoint.
-    let gone = matches!(
+    let peer_gone = matches!(
         ended,
-        Err(reason) if matches!(reason.blame(), Blame::Nobody | Blame::Downstream)
+        Err(reason) if matches!(reason.blame(), Fault::Nobody | Fault::Downstream)
     );
-    if gone && !upload.done {
+    if peer_gone && !upload.done {
         // A peer that disconnects after END_STREAM was promised delivery (contract 10, Ends). h2
         // still holds its bytes; without END_STREAM this fails at once.
         let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
@@ -116,11 +116,11 @@ pub async fn run(
     }
     if let Err(reason) = ended {
         let unsent = upload.pending.iter().map(Bytes::len).sum();
-        let is_lost = download.reserved || tunnel.account().has_dropped_bytes();
-        ended = Err(upload.progress.judge(reason, unsent, is_lost));
+        let is_lost = download.has_reservation || tunnel.account().has_dropped_bytes();
+        ended = Err(upload.progress.classify_end(reason, unsent, is_lost));
     }
-    Outcome {
-        ended,
+    CopyOutcome {
+        result: ended,
         deliver_by: upload.done.then_some(deadline),
     }
 }
@@ -133,9 +133,9 @@ struct Upload {
     ended: bool,
     done: bool,
     /// True once the first bytes have arrived.
-    begun: bool,
+    has_first_bytes: bool,
     /// Entry in the loop detection, if they are a ClientHello, until the endpoint answers.
-    in_flight: Option<Box<InFlight>>,
+    loop_entry: Option<Box<InFlight>>,
     /// Number of bytes since the endpoint last blocked, counted up to one window.
     unblocked_bytes: u32,
     /// Progress of both directions.
@@ -151,17 +151,17 @@ impl Upload {
         window: &StreamWindow,
         record: &mut Record,
     ) -> Poll<Result<(), Reason>> {
-        for _ in 0..TURNS_MAX {
+        for _ in 0..OPERATIONS_PER_TURN {
             if self.done {
                 return Poll::Ready(Ok(()));
             }
             self.receive(cx, tunnel)?;
-            if !self.begun
+            if !self.has_first_bytes
                 && let Some(first) = self.pending.front()
             {
-                self.begun = true;
-                let entered = hellos::enter(first).map_err(|found| found.told(record))?;
-                self.in_flight = entered.map(Box::new);
+                self.has_first_bytes = true;
+                let entered = hellos::register(first).map_err(|found| found.record(record))?;
+                self.loop_entry = entered.map(Box::new);
             }
             if self.pending.is_empty() {
                 // Frees the memory of the queue too: an idle tunnel keeps none.
@@ -184,9 +184,9 @@ impl Upload {
                 }
                 written => written.map_err(|_| Reason::UpstreamReset)?,
             };
-            self.taken(written);
+            self.advance(written);
             tunnel.release(written)?;
-            record.received(written as u64);
+            record.add_received(written as u64);
             let written = u32::try_from(written).unwrap_or(u32::MAX);
             self.unblocked_bytes = self.unblocked_bytes.saturating_add(written);
             if self.unblocked_bytes >= window.bytes() {
@@ -208,7 +208,7 @@ impl Upload {
                 Poll::Ready(Ok(None)) => self.ended = true,
                 Poll::Ready(Ok(Some(bytes))) if bytes.is_empty() => {}
                 Poll::Ready(Ok(Some(bytes))) => {
-                    self.progress.asked(&bytes);
+                    self.progress.record_peer_bytes(&bytes);
                     self.pending.push_back(bytes);
                 }
             }
@@ -231,7 +231,7 @@ impl Upload {
         upstream.try_write_vectored(&slices[..count])
     }
 
-    fn taken(&mut self, mut written: usize) {
+    fn advance(&mut self, mut written: usize) {
         while let Some(first) = self.pending.front_mut() {
             if first.len() > written {
                 first.advance(written);
@@ -246,7 +246,7 @@ impl Upload {
 /// Direction from the endpoint to the peer.
 #[derive(Default)]
 struct Download {
-    reserved: bool,
+    has_reservation: bool,
     done: bool,
 }
 
@@ -258,22 +258,22 @@ impl Download {
         upstream: &mut ReadHalf<'_>,
         (progress, record): (&mut Progress, &mut Record),
     ) -> Poll<Result<(), Reason>> {
-        for _ in 0..TURNS_MAX {
+        for _ in 0..OPERATIONS_PER_TURN {
             if self.done {
                 return Poll::Ready(Ok(()));
             }
             // Readiness before capacity: a reservation for an idle endpoint would hold window of
             // the connection that busy tunnels need.
             let Poll::Ready(readable) = upstream.as_ref().poll_read_ready(cx) else {
-                self.release(tunnel);
+                self.release_reservation(tunnel);
                 return Poll::Pending;
             };
             readable.map_err(|_| Reason::UpstreamReset)?;
-            if tunnel.account().must_pause() {
-                self.release(tunnel);
+            if tunnel.account().must_pause_reads() {
+                self.release_reservation(tunnel);
                 return Poll::Pending;
             }
-            self.reserved = true;
+            self.has_reservation = true;
             let capacity = ready!(tunnel.poll_capacity(cx, READ_BYTES_MAX))?;
             match poll_read(cx, upstream, capacity) {
                 Poll::Ready(Ok((bytes, _))) if bytes.is_empty() => {
@@ -281,8 +281,8 @@ impl Download {
                     self.done = true;
                 }
                 Poll::Ready(Ok((bytes, size))) => {
-                    record.sent(bytes.len() as u64);
-                    progress.answered(&bytes);
+                    record.add_sent(bytes.len() as u64);
+                    progress.record_endpoint_bytes(&bytes);
                     tunnel.send(bytes, size)?;
                 }
                 // The socket was no longer readable; the next round gives the reservation up.
@@ -295,8 +295,8 @@ impl Download {
     }
 
     /// Returns the reserved window to the other tunnels of the connection.
-    fn release(&mut self, tunnel: &mut Tunnel) {
-        if std::mem::take(&mut self.reserved) {
+    fn release_reservation(&mut self, tunnel: &mut Tunnel) {
+        if std::mem::take(&mut self.has_reservation) {
             tunnel.release_capacity();
         }
     }
@@ -313,7 +313,7 @@ fn poll_read(
     let mut room = ReadBuf::new(&mut buffer.bytes()[..most]);
     ready!(Pin::new(upstream).poll_read(cx, &mut room))?;
     let read = room.filled().len();
-    Poll::Ready(Ok(if read >= HANDED_OVER_MIN {
+    Poll::Ready(Ok(if read >= ZERO_COPY_MIN {
         (Bytes::from_owner(buffer).slice(..read), BUFFER_BYTES)
     } else {
         (Bytes::copy_from_slice(room.filled()), read)

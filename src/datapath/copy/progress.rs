@@ -12,11 +12,11 @@ pub(super) struct Progress(u8);
 
 /// Number of steps in two exchanges, each of them bytes of the peer and then bytes of the
 /// endpoint: the TLS 1.3 handshake, and one exchange after it.
-const ESTABLISHED: u8 = 4;
+const ESTABLISHED_STEPS: u8 = 4;
 /// Bits of the step count.
-const STEPS: u8 = 0x0f;
+const STEP_MASK: u8 = 0x0f;
 /// Bit for an alert as the last bytes of the peer. The next bit is that of the endpoint.
-const CLOSED: u8 = 0x40;
+const PEER_CLOSED: u8 = 0x40;
 /// Header of an encrypted TLS 1.3 record with an alert: 2 bytes of alert, its type, and a tag of
 /// 16 (RFC 8446 section 5.2). An alert after the handshake ends its direction. Other content of 2
 /// bytes has the same size, and more may follow it.
@@ -25,22 +25,22 @@ const ALERT_BYTES: usize = ALERT_HEAD.len() + 19;
 
 impl Progress {
     /// Records bytes of the peer.
-    pub(super) fn asked(&mut self, bytes: &[u8]) {
-        self.note(0, bytes);
+    pub(super) fn record_peer_bytes(&mut self, bytes: &[u8]) {
+        self.record(0, bytes);
     }
 
     /// Records bytes of the endpoint.
-    pub(super) fn answered(&mut self, bytes: &[u8]) {
-        self.note(1, bytes);
+    pub(super) fn record_endpoint_bytes(&mut self, bytes: &[u8]) {
+        self.record(1, bytes);
     }
 
-    fn note(&mut self, turn: u8, bytes: &[u8]) {
-        let steps = self.0 & STEPS;
-        if steps < ESTABLISHED {
+    fn record(&mut self, turn: u8, bytes: &[u8]) {
+        let steps = self.0 & STEP_MASK;
+        if steps < ESTABLISHED_STEPS {
             self.0 += u8::from(steps % 2 == turn);
             return;
         }
-        let closed = CLOSED << turn;
+        let closed = PEER_CLOSED << turn;
         self.0 = match ends_in_alert(bytes) {
             true => self.0 | closed,
             false => self.0 & !closed,
@@ -54,9 +54,9 @@ impl Progress {
     /// CANCEL and NO_ERROR are normal after two exchanges if nothing but the peer's alert is lost.
     /// A reset in the same flight overtakes that alert. Any other code is normal only after an
     /// alert.
-    pub(super) fn judge(self, reason: Reason, unsent: usize, is_lost: bool) -> Reason {
-        let is_established = self.0 & STEPS == ESTABLISHED;
-        let alert = match self.0 & CLOSED {
+    pub(super) fn classify_end(self, reason: Reason, unsent: usize, is_lost: bool) -> Reason {
+        let is_established = self.0 & STEP_MASK == ESTABLISHED_STEPS;
+        let alert = match self.0 & PEER_CLOSED {
             0 => 0,
             _ => ALERT_BYTES,
         };
@@ -64,7 +64,9 @@ impl Progress {
             Reason::DownstreamCancelled if is_established && unsent <= alert && !is_lost => {
                 Reason::Completed
             }
-            Reason::DownstreamReset if self.0 & (CLOSED | CLOSED << 1) != 0 => Reason::Completed,
+            Reason::DownstreamReset if self.0 & (PEER_CLOSED | PEER_CLOSED << 1) != 0 => {
+                Reason::Completed
+            }
             reason => reason,
         }
     }
@@ -87,7 +89,7 @@ mod tests {
     /// Returns the reasons of a reset by CANCEL and of one by INTERNAL_ERROR, without and with
     /// lost bytes.
     fn judged(progress: Progress) -> [Reason; 4] {
-        let of = |reason| [false, true].map(|is_lost| progress.judge(reason, 0, is_lost));
+        let of = |reason| [false, true].map(|is_lost| progress.classify_end(reason, 0, is_lost));
         let [first, second] = of(Reason::DownstreamCancelled);
         let [third, fourth] = of(Reason::DownstreamReset);
         [first, second, third, fourth]
@@ -99,26 +101,29 @@ mod tests {
         let done = Reason::Completed;
         let broken = [cancelled, cancelled, reset, reset];
         let mut progress = Progress::default();
-        progress.answered(b"a greeting");
+        progress.record_endpoint_bytes(b"a greeting");
         assert_eq!(judged(progress), broken);
-        progress.asked(b"hello");
-        progress.asked(b"more of it");
-        progress.answered(b"hello");
+        progress.record_peer_bytes(b"hello");
+        progress.record_peer_bytes(b"more of it");
+        progress.record_endpoint_bytes(b"hello");
         // A failed inner handshake ends in an alert too.
-        progress.asked(&alert());
+        progress.record_peer_bytes(&alert());
         assert_eq!(judged(progress), broken);
-        progress.answered(b"an answer");
-        progress.answered(b"more of it");
+        progress.record_endpoint_bytes(b"an answer");
+        progress.record_endpoint_bytes(b"more of it");
         assert_eq!(judged(progress), [done, cancelled, reset, reset]);
         let mut closed = progress;
-        closed.asked(&[b"before", &alert()[..]].concat());
+        closed.record_peer_bytes(&[b"before", &alert()[..]].concat());
         let ends = [done, cancelled, done, done];
         assert_eq!(judged(closed), ends);
-        closed.answered(b"after");
+        closed.record_endpoint_bytes(b"after");
         assert_eq!(judged(closed), ends);
-        progress.answered(&alert());
+        progress.record_endpoint_bytes(&alert());
         assert_eq!(judged(progress), ends);
-        assert_eq!(progress.judge(Reason::Revoked, 0, false), Reason::Revoked);
+        assert_eq!(
+            progress.classify_end(Reason::Revoked, 0, false),
+            Reason::Revoked
+        );
     }
 
     #[test]
@@ -127,18 +132,18 @@ mod tests {
         let open = [Reason::Completed, cancelled, reset, reset];
         let mut established = Progress::default();
         for _ in 0..2 {
-            established.asked(b"hello");
-            established.answered(b"hello");
+            established.record_peer_bytes(b"hello");
+            established.record_endpoint_bytes(b"hello");
         }
         let mut progress = established;
-        progress.asked(&alert());
-        progress.asked(b"more");
+        progress.record_peer_bytes(&alert());
+        progress.record_peer_bytes(b"more");
         assert_eq!(judged(progress), open);
         let mut progress = established;
-        progress.answered(&alert());
-        progress.asked(b"more");
+        progress.record_endpoint_bytes(&alert());
+        progress.record_peer_bytes(b"more");
         assert_eq!(judged(progress)[2], Reason::Completed);
-        progress.answered(b"more");
+        progress.record_endpoint_bytes(b"more");
         assert_eq!(judged(progress), open);
     }
 
@@ -147,15 +152,15 @@ mod tests {
         let cancelled = Reason::DownstreamCancelled;
         let mut progress = Progress::default();
         for _ in 0..2 {
-            progress.asked(b"hello");
-            progress.answered(b"hello");
+            progress.record_peer_bytes(b"hello");
+            progress.record_endpoint_bytes(b"hello");
         }
-        assert_eq!(progress.judge(cancelled, 1, false), cancelled);
+        assert_eq!(progress.classify_end(cancelled, 1, false), cancelled);
         let mut answered = progress;
-        answered.answered(&alert());
-        assert_eq!(answered.judge(cancelled, 1, false), cancelled);
-        progress.asked(&alert());
-        let judge = |unsent, is_lost| progress.judge(cancelled, unsent, is_lost);
+        answered.record_endpoint_bytes(&alert());
+        assert_eq!(answered.classify_end(cancelled, 1, false), cancelled);
+        progress.record_peer_bytes(&alert());
+        let judge = |unsent, is_lost| progress.classify_end(cancelled, unsent, is_lost);
         assert_eq!(judge(ALERT_BYTES, false), Reason::Completed);
         assert_eq!(judge(ALERT_BYTES + 1, false), cancelled);
         assert_eq!(judge(0, true), cancelled);

@@ -20,36 +20,36 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::reason::{Blame, Reason};
+use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
 use super::super::admission::Admission;
-use super::super::budget::Account;
+use super::super::budget::BufferAccount;
 use super::super::buffer::{BUFFER_BYTES, Buffer};
 use super::super::hellos::InFlight;
 use super::super::pipe::Pipe;
-use super::{DELIVERY_DEADLINE, Outcome, TURNS_MAX};
+use super::{CopyOutcome, DELIVERY_DEADLINE, OPERATIONS_PER_TURN};
 
 /// Size in bytes of a read that indicates more to come; a pipe carries the bytes after it.
-const BULK_MIN: usize = BUFFER_BYTES / 2;
+const BULK_READ_MIN: usize = BUFFER_BYTES / 2;
 /// Size in bytes below which a copy is faster than the hand-over of two pages.
-const SPLICE_MIN: usize = 4 * 1024;
+const SPLICE_BYTES_MIN: usize = 4 * 1024;
 /// Deadline from the dial to the first byte of the endpoint. A TLS server answers a ClientHello at
 /// once; later bytes may take any time.
 pub const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Initial state of a tunnel.
 #[derive(Debug)]
-pub struct Opening {
+pub struct InitialState {
     /// Bytes that were read from the peer before. They are sent first.
-    pub hello: Vec<u8>,
+    pub client_hello: Vec<u8>,
     /// Entry of the ClientHello in the loop detection, until the endpoint answers.
     pub in_flight: Option<InFlight>,
 }
 
 /// Completes when the endpoint has been silent for too long. Holds the entry in the loop
 /// detection.
-async fn silence(_in_flight: Option<InFlight>) {
+async fn first_byte_timeout(_in_flight: Option<InFlight>) {
     sleep(FIRST_BYTE_DEADLINE).await;
 }
 
@@ -72,40 +72,45 @@ fn is_over(
 pub async fn run(
     downstream: &mut TcpStream,
     upstream: &mut TcpStream,
-    opening: Box<Opening>,
-    limits: (&Arc<Account>, &Admission),
+    opening: Box<InitialState>,
+    limits: (&Arc<BufferAccount>, &Admission),
     record: &mut Record,
-) -> Outcome {
+) -> CopyOutcome {
     let (mut peer, to_peer) = downstream.split();
     let (mut endpoint, to_endpoint) = upstream.split();
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
-    let Opening { hello, in_flight } = *opening;
+    let InitialState {
+        client_hello: hello,
+        in_flight,
+    } = *opening;
     let mut upload = Direction::new(limits, hello.into());
     // Boxed: it is freed once the endpoint has answered.
-    let mut silence = Some(Box::pin(silence(in_flight)));
+    let mut silence = Some(Box::pin(first_byte_timeout(in_flight)));
     let mut download = Direction::new(limits, Bytes::new());
     let mut peer_failed = pin!(to_peer.ready(Interest::ERROR));
     let mut endpoint_failed = pin!(to_endpoint.ready(Interest::ERROR));
     // True if the reader has not received the end of the peer yet, which is FIN or RST.
-    let mut untold = false;
+    let mut end_unread = false;
     let mut ended = poll_fn(|cx| {
         // Checked before any write to the peer: a failed write clears the error by which the
         // reader distinguishes RST from FIN.
         if peer_failed.as_mut().poll(cx).is_ready() {
-            untold = true;
+            end_unread = true;
             return Poll::Ready(Err(Reason::DownstreamReset));
         }
         // The endpoint is read first: its bytes before a reset are sent before this reset fails
         // the upload.
-        let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.sent(bytes));
-        let down = down.map_err(Broken::of_download)?;
+        let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.add_sent(bytes));
+        let down = down.map_err(BrokenSide::download_reason)?;
         let is_answered = down.is_ready() || record.sent_bytes() > 0;
         if is_over(&mut silence, cx, is_answered) {
             record.detail("the endpoint sent no byte within 10 s of the dial".to_owned());
             return Poll::Ready(Err(Reason::EndpointSilent));
         }
-        let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| record.received(bytes));
-        let up = up.map_err(Broken::of_upload)?;
+        let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| {
+            record.add_received(bytes)
+        });
+        let up = up.map_err(BrokenSide::upload_reason)?;
         if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
         }
@@ -118,33 +123,33 @@ pub async fn run(
     })
     .await;
     let deadline = Instant::now() + DELIVERY_DEADLINE;
-    let gone = matches!(ended, Err(reason) if reason.blame() != Blame::Upstream);
-    if gone && !upload.done && (untold || upload.ended) {
+    let gone = matches!(ended, Err(reason) if reason.blame() != Fault::Upstream);
+    if gone && !upload.done && (end_unread || upload.ended) {
         // Bytes that a peer sent before its FIN are delivered even if it reset the connection
         // afterwards (contract 10, Ends). Without FIN this fails when everything has been read.
         let rest = poll_fn(|cx| {
-            let count = |bytes| record.received(bytes);
+            let count = |bytes| record.add_received(bytes);
             let rest = upload.poll(cx, &mut peer, to_endpoint, count);
-            rest.map_err(Broken::of_upload)
+            rest.map_err(BrokenSide::upload_reason)
         });
         if let Ok(Err(reason)) = Box::pin(timeout_at(deadline, rest)).await {
             ended = Err(reason);
         }
     }
-    Outcome {
-        ended,
+    CopyOutcome {
+        result: ended,
         deliver_by: upload.done.then_some(deadline),
     }
 }
 
 /// Side of a direction that has broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Broken {
+enum BrokenSide {
     From(io::ErrorKind),
     To(io::ErrorKind),
 }
 
-impl Broken {
+impl BrokenSide {
     fn from(error: io::Error) -> Self {
         Self::From(error.kind())
     }
@@ -153,22 +158,22 @@ impl Broken {
         Self::To(error.kind())
     }
 
-    fn of_upload(self) -> Reason {
+    fn upload_reason(self) -> Reason {
         match self {
-            Self::From(kind) => reason_of_peer(kind),
+            Self::From(kind) => downstream_reason(kind),
             Self::To(_) => Reason::UpstreamReset,
         }
     }
 
-    fn of_download(self) -> Reason {
+    fn download_reason(self) -> Reason {
         match self {
             Self::From(_) => Reason::UpstreamReset,
-            Self::To(kind) => reason_of_peer(kind),
+            Self::To(kind) => downstream_reason(kind),
         }
     }
 }
 
-fn reason_of_peer(kind: io::ErrorKind) -> Reason {
+fn downstream_reason(kind: io::ErrorKind) -> Reason {
     match kind {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Reason::DownstreamReset,
         _ => Reason::DownstreamLost,
@@ -177,27 +182,27 @@ fn reason_of_peer(kind: io::ErrorKind) -> Reason {
 
 /// Direction from one socket to the other.
 struct Direction<'a> {
-    account: &'a Arc<Account>,
+    account: &'a Arc<BufferAccount>,
     admission: &'a Admission,
     /// Bytes that were read and not taken yet, on the account.
     pending: Bytes,
     /// Pipe with such bytes. Never empty, and never set together with `pending`.
     piped: Option<Pipe>,
     /// True if the last read was large.
-    bulk: bool,
+    is_bulk: bool,
     ended: bool,
     done: bool,
 }
 
 impl<'a> Direction<'a> {
-    fn new((account, admission): (&'a Arc<Account>, &'a Admission), first: Bytes) -> Self {
-        account.take(first.len());
+    fn new((account, admission): (&'a Arc<BufferAccount>, &'a Admission), first: Bytes) -> Self {
+        account.charge(first.len());
         Self {
             account,
             admission,
             pending: first,
             piped: None,
-            bulk: false,
+            is_bulk: false,
             ended: false,
             done: false,
         }
@@ -210,13 +215,13 @@ impl<'a> Direction<'a> {
         from: &mut ReadHalf<'_>,
         to: &TcpStream,
         mut count: impl FnMut(u64),
-    ) -> Poll<Result<(), Broken>> {
-        for _ in 0..TURNS_MAX {
+    ) -> Poll<Result<(), BrokenSide>> {
+        for _ in 0..OPERATIONS_PER_TURN {
             if self.done {
                 return Poll::Ready(Ok(()));
             }
             // A side that takes nothing now is not written to, and nothing is read for it.
-            ready!(to.poll_write_ready(cx)).map_err(Broken::to)?;
+            ready!(to.poll_write_ready(cx)).map_err(BrokenSide::to)?;
             if self.piped.is_some() {
                 count(self.drain(to)? as u64);
             } else if !self.pending.is_empty() {
@@ -230,15 +235,15 @@ impl<'a> Direction<'a> {
                 count(written as u64);
             } else if self.ended {
                 let shutdown = SockRef::from(to).shutdown(Shutdown::Write);
-                shutdown.map_err(Broken::to)?;
+                shutdown.map_err(BrokenSide::to)?;
                 self.done = true;
             } else {
                 // A socket without data takes neither a buffer nor a pipe.
-                ready!(from.as_ref().poll_read_ready(cx)).map_err(Broken::from)?;
-                if self.account.must_pause() {
+                ready!(from.as_ref().poll_read_ready(cx)).map_err(BrokenSide::from)?;
+                if self.account.must_pause_reads() {
                     return Poll::Pending;
                 }
-                let pipe = self.bulk.then(|| Pipe::borrow(self.admission)).flatten();
+                let pipe = self.is_bulk.then(|| Pipe::borrow(self.admission)).flatten();
                 match pipe {
                     Some(pipe) => self.fill(pipe, from.as_ref())?,
                     None => ready!(self.copy(cx, from, to, &mut count))?,
@@ -256,13 +261,13 @@ impl<'a> Direction<'a> {
         from: &mut ReadHalf<'_>,
         to: &TcpStream,
         count: &mut impl FnMut(u64),
-    ) -> Poll<Result<(), Broken>> {
+    ) -> Poll<Result<(), BrokenSide>> {
         let mut buffer = Buffer::borrow();
         let mut room = ReadBuf::new(buffer.bytes());
-        ready!(Pin::new(from).poll_read(cx, &mut room)).map_err(Broken::from)?;
+        ready!(Pin::new(from).poll_read(cx, &mut room)).map_err(BrokenSide::from)?;
         let read = room.filled();
         self.ended = read.is_empty();
-        self.bulk = read.len() >= BULK_MIN;
+        self.is_bulk = read.len() >= BULK_READ_MIN;
         let written = match read.is_empty() {
             true => 0,
             false => write(to, read)?,
@@ -270,34 +275,34 @@ impl<'a> Direction<'a> {
         count(written as u64);
         if written < read.len() {
             self.pending = Bytes::copy_from_slice(&read[written..]);
-            self.account.take(self.pending.len());
+            self.account.charge(self.pending.len());
         }
         Poll::Ready(Ok(()))
     }
 
     /// Moves bytes of `from` into a pipe, and keeps the pipe while it holds bytes.
-    fn fill(&mut self, mut pipe: Pipe, from: &TcpStream) -> Result<(), Broken> {
-        let moved = match pipe.fill(from) {
+    fn fill(&mut self, mut pipe: Pipe, from: &TcpStream) -> Result<(), BrokenSide> {
+        let moved = match pipe.read_from(from) {
             // The socket was no longer readable; the next round waits for it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            moved => moved.map_err(Broken::from)?,
+            moved => moved.map_err(BrokenSide::from)?,
         };
         self.ended = moved == 0;
-        self.bulk = moved >= SPLICE_MIN;
-        self.account.take(moved);
+        self.is_bulk = moved >= SPLICE_BYTES_MIN;
+        self.account.charge(moved);
         self.piped = Some(pipe).filter(|pipe| pipe.filled() > 0);
         Ok(())
     }
 
     /// Moves bytes that `to` takes out of the pipe. Returns the pipe to the thread when it is
     /// empty.
-    fn drain(&mut self, to: &TcpStream) -> Result<usize, Broken> {
+    fn drain(&mut self, to: &TcpStream) -> Result<usize, BrokenSide> {
         let Some(pipe) = &mut self.piped else {
             return Ok(0);
         };
-        let moved = match pipe.drain(to) {
+        let moved = match pipe.write_to(to) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            moved => moved.map_err(Broken::to)?,
+            moved => moved.map_err(BrokenSide::to)?,
         };
         self.account.give_back(moved);
         if pipe.filled() == 0 {
@@ -315,10 +320,10 @@ impl Drop for Direction<'_> {
 }
 
 /// Writes as many bytes as fit, possibly none.
-fn write(to: &TcpStream, bytes: &[u8]) -> Result<usize, Broken> {
+fn write(to: &TcpStream, bytes: &[u8]) -> Result<usize, BrokenSide> {
     match to.try_write(bytes) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-        written => written.map_err(Broken::to),
+        written => written.map_err(BrokenSide::to),
     }
 }
 
@@ -330,7 +335,7 @@ mod tests {
 
     use crate::telemetry::Metrics;
 
-    use super::super::super::budget::Budget;
+    use super::super::super::budget::BufferBudget;
     use super::super::super::identity::Peer;
     use super::super::super::pipe;
     use super::*;
@@ -355,9 +360,12 @@ mod tests {
         (0..count / 8).flat_map(word).collect()
     }
 
-    fn opening(hello: Vec<u8>) -> Box<Opening> {
+    fn opening(hello: Vec<u8>) -> Box<InitialState> {
         let in_flight = None;
-        Box::new(Opening { hello, in_flight })
+        Box::new(InitialState {
+            client_hello: hello,
+            in_flight,
+        })
     }
 
     #[tokio::test]
@@ -365,10 +373,13 @@ mod tests {
         let (mut client, mut downstream) = pair().await;
         let (mut upstream, mut server) = pair().await;
         let metrics = Arc::new(Metrics::new());
-        let budget = Arc::new(Budget::new(1 << 30, metrics.buffers(1 << 30)));
+        let budget = Arc::new(BufferBudget::new(
+            1 << 30,
+            metrics.set_buffer_limit(1 << 30),
+        ));
         let (account, admission) = (budget.account(), Admission::new(1000));
-        let peer = Peer::unknown(([127, 0, 0, 1], 1).into(), Arc::default(), None);
-        let mut record = Record::of_hello(&metrics, &peer.source, None);
+        let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
+        let mut record = Record::for_client_hello(&metrics, &peer.source, None);
         let (all, hello) = (bytes(32 << 20), b"hello".to_vec());
         let copy = run(
             &mut downstream,
@@ -395,7 +406,7 @@ mod tests {
             got
         };
         let (outcome, answer, got) = tokio::join!(copy, up, down);
-        assert_eq!(outcome.ended, Ok(()));
+        assert_eq!(outcome.result, Ok(()));
         assert!(outcome.deliver_by.is_some());
         assert_eq!(answer, b"thanks");
         assert!(got == [hello, all].concat(), "every byte in its place");
@@ -408,10 +419,13 @@ mod tests {
         let (mut client, mut downstream) = pair().await;
         let (mut upstream, server) = pair().await;
         let metrics = Arc::new(Metrics::new());
-        let budget = Arc::new(Budget::new(1 << 30, metrics.buffers(1 << 30)));
+        let budget = Arc::new(BufferBudget::new(
+            1 << 30,
+            metrics.set_buffer_limit(1 << 30),
+        ));
         let (account, admission) = (budget.account(), Admission::new(1000));
-        let peer = Peer::unknown(([127, 0, 0, 1], 1).into(), Arc::default(), None);
-        let mut record = Record::of_hello(&metrics, &peer.source, None);
+        let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
+        let mut record = Record::for_client_hello(&metrics, &peer.source, None);
         let all = bytes(64 << 20);
         let limits = (&account, &admission);
         let copy = run(

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::reason::{HandshakeRefusal, Reason};
 
-use super::super::tunnel::NOWHERE;
+use super::super::tunnel::REJECTED_TUNNEL_RESET;
 
 /// Predicted outcome of a tunnel, with the decisions that lead to it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub struct Answer {
     pub peer: PeerRow,
     /// Look-ups with their policy evaluation, in order. One as a rule; two if the server name of
     /// the TLS inside a tunnel decides, the authority first.
-    pub legs: Vec<Leg>,
+    pub legs: Vec<LookupRow>,
     /// Groups of endpoints with their shares of the picks; empty if nothing would be picked.
     pub groups: Vec<GroupRow>,
     /// Fraction of ready endpoints below which a tier gives some of its share to the next tier;
@@ -73,7 +73,7 @@ pub struct PeerRow {
 /// One look-up and its policy evaluation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Leg {
+pub struct LookupRow {
     /// Requested `host:port`, or a server name that is not routable.
     pub asked: String,
     /// Origin of the requested name, if it is not the authority itself.
@@ -250,7 +250,7 @@ impl Outcome {
                 format!("{status}")
             }
             Form::Reset => {
-                let code = format!("{:?}", NOWHERE);
+                let code = format!("{:?}", REJECTED_TUNNEL_RESET);
                 outcome.status = Some(200);
                 outcome.reset = Some(code.clone());
                 format!("200, then RST_STREAM {code}")
@@ -275,7 +275,7 @@ impl Outcome {
     }
 
     /// Returns the outcome of a connection that is reset before any byte is read from it.
-    pub fn elsewhere() -> Self {
+    pub fn not_in_sources() -> Self {
         Self {
             reason: Some("not_in_sources".to_owned()),
             said: "the connection is reset (not_in_sources)".to_owned(),

@@ -10,7 +10,7 @@ use crate::snapshot::{Alias, Audience, Exposure, Service, Snapshot};
 use crate::wire::sni::{self, IstioName};
 use crate::wire::{Authority, Host};
 
-use super::super::hello::Hello;
+use super::super::hello::ClientHello;
 use super::super::identity::Peer;
 
 /// Example authority for a mesh without services.
@@ -18,14 +18,14 @@ const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);
 
 /// Positions of configuration entries in their file.
 #[derive(Clone, Debug, Default)]
-pub struct Places {
+pub struct ConfigPositions {
     /// Lines of `exposure.services`, by index.
     pub services: Vec<u64>,
     /// Index and line of each entry of `names.aliases`, by the label of the alias.
     pub aliases: HashMap<Arc<str>, (usize, u64)>,
 }
 
-impl Places {
+impl ConfigPositions {
     /// Formats the position of an entry of `exposure.services`.
     pub(super) fn service(&self, index: usize) -> String {
         let line = self.services.get(index);
@@ -68,7 +68,7 @@ pub(super) fn authority(snapshot: &Snapshot, asked: &str) -> String {
 /// listener's own routes.
 pub(super) fn hello(
     snapshot: &Snapshot,
-    hello: &Hello,
+    hello: &ClientHello,
     reason: Reason,
     names: Option<&[String]>,
 ) -> String {
@@ -84,12 +84,12 @@ pub(super) fn hello(
     let sent = hello.sni.as_deref().unwrap_or_default();
     let meant = IstioName::parse(sent).map(|name| name.authority);
     let host = meant.as_ref().and_then(|meant| match &meant.host {
-        Host::Name(name) => Some((snapshot.called(name)?, meant.port)),
+        Host::Name(name) => Some((snapshot.service_by_name(name)?, meant.port)),
         Host::Ip(_) => None,
     });
     let port_of = |service: &Service| service.ports.keys().min().copied();
     let named = || {
-        let service = snapshot.called(sent)?;
+        let service = snapshot.service_by_name(sent)?;
         Some((service, port_of(service)?))
     };
     let found = host.or_else(named).or_else(|| nearest(snapshot, sent));
@@ -99,7 +99,7 @@ pub(super) fn hello(
 
 /// Returns the remedy for an address that matches no service.
 pub(super) fn address(
-    (snapshot, places): (&Snapshot, &Places),
+    (snapshot, places): (&Snapshot, &ConfigPositions),
     peer: &Peer,
     ip: IpAddr,
     port: u16,
@@ -120,9 +120,9 @@ pub(super) fn address(
         }
         Some((service, of, false)) => {
             let host = &*service.hostname;
-            let entry = snapshot.entry_of(host);
+            let entry = snapshot.exposure_host(host);
             let entries = snapshot.exposure.entries(&entry).iter();
-            match entries.clone().find(|entry| entry.is_about(of)) {
+            match entries.clone().find(|entry| entry.applies_to(of)) {
                 Some(entry) => format!("add `workloads: true` to {}", places.service(entry.index)),
                 None => new_entry((host, of), peer, true),
             }
@@ -144,7 +144,7 @@ pub(super) fn new_entry((host, port): (&str, u16), peer: &Peer, workloads: bool)
 /// Formats the peer as an entry of `to`.
 fn audience(peer: &Peer) -> String {
     let source = &peer.source;
-    match peer.is_unknown() {
+    match peer.is_unauthenticated() {
         true => "{anyone: true}".to_owned(),
         false => format!(
             "{{cluster: {}, namespaces: [{}]}}",
@@ -155,12 +155,16 @@ fn audience(peer: &Peer) -> String {
 
 /// Returns the smallest change that makes one of `entries`, which admit other peers, admit this
 /// peer.
-pub(super) fn admission(places: &Places, entries: &[&Exposure], peer: &Peer) -> Option<String> {
+pub(super) fn admission(
+    places: &ConfigPositions,
+    entries: &[&Exposure],
+    peer: &Peer,
+) -> Option<String> {
     let nearly = entries.iter().find_map(|entry| {
-        let mut to = entry.to.iter().enumerate();
-        let (at, what) = to.find_map(|(at, to)| Some((at, missing(to, peer)?)))?;
+        let mut to = entry.audiences.iter().enumerate();
+        let (at, what) = to.find_map(|(at, to)| Some((at, missing_item(to, peer)?)))?;
         let place = places.service(entry.index);
-        Some(match entry.to.len() {
+        Some(match entry.audiences.len() {
             1 => format!("add {what} to {place}"),
             _ => format!("add {what} to `to[{at}]` of {place}"),
         })
@@ -173,10 +177,10 @@ pub(super) fn admission(places: &Places, entries: &[&Exposure], peer: &Peer) -> 
 
 /// Returns the single item to add to an audience of the peer's cluster so that it admits the
 /// peer.
-fn missing(to: &Audience, peer: &Peer) -> Option<String> {
+fn missing_item(to: &Audience, peer: &Peer) -> Option<String> {
     let source = &peer.source;
     let (namespace, account) = (&*source.namespace, &*source.service_account);
-    let is_its = to.cluster.as_deref() == Some(&*source.cluster) && !peer.is_unknown();
+    let is_its = to.cluster.as_deref() == Some(&*source.cluster) && !peer.is_unauthenticated();
     let has_namespace =
         to.namespaces.is_empty() || to.namespaces.iter().any(|of| **of == *namespace);
     match (is_its, has_namespace, to.service_accounts.is_empty()) {
@@ -187,7 +191,12 @@ fn missing(to: &Audience, peer: &Peer) -> Option<String> {
 }
 
 /// Returns the remedy for a hostname that no service has.
-pub(super) fn name(snapshot: &Snapshot, places: &Places, asked: &Authority, name: &str) -> String {
+pub(super) fn name(
+    snapshot: &Snapshot,
+    places: &ConfigPositions,
+    asked: &Authority,
+    name: &str,
+) -> String {
     let Some((service, port)) = nearest(snapshot, name) else {
         return "add a service to the mesh, which has none".to_owned();
     };
@@ -198,9 +207,9 @@ pub(super) fn name(snapshot: &Snapshot, places: &Places, asked: &Authority, name
              lists them)"
         );
     }
-    let entry = snapshot.entry_of(host);
+    let entry = snapshot.exposure_host(host);
     let entry = snapshot.exposure.entries(&entry).first();
-    let given = entry.filter(|_| sni::normalised(name).is_some());
+    let given = entry.filter(|_| sni::normalise(name).is_some());
     match given {
         Some(entry) => format!(
             "ask for {host}:{port}, or add \"{asked}\" to `names` of {}",
@@ -220,9 +229,9 @@ pub(super) fn port(service: &Service) -> String {
 }
 
 /// Returns the remedy for an alias that leads to no existing service port.
-pub(super) fn target(snapshot: &Snapshot, places: &Places, alias: &Alias) -> String {
+pub(super) fn target(snapshot: &Snapshot, places: &ConfigPositions, alias: &Alias) -> String {
     let targets = alias.targets().iter().map(|(host, _)| {
-        let service = snapshot.called(host);
+        let service = snapshot.service_by_name(host);
         let ports = service.map(|service| {
             let mut ports: Vec<_> = service.ports.keys().collect();
             ports.sort_unstable();
@@ -240,8 +249,13 @@ pub(super) fn target(snapshot: &Snapshot, places: &Places, alias: &Alias) -> Str
 }
 
 /// Returns the remedy for an alias that is not for this peer's cluster and port.
-pub(super) fn consumer(places: &Places, alias: &Alias, cluster: Option<&str>, port: u16) -> String {
-    if let Some(own) = alias.asked().filter(|own| *own != port) {
+pub(super) fn consumer(
+    places: &ConfigPositions,
+    alias: &Alias,
+    cluster: Option<&str>,
+    port: u16,
+) -> String {
+    if let Some(own) = alias.requested_port().filter(|own| *own != port) {
         return format!("ask for {}:{own}", alias.host());
     }
     let place = places.alias(alias);

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, Means, PolicyVerdict, Protocol, Service, Unused, odds,
-    unused,
+    Endpoint, EndpointSet, Enforcement, ExclusionReason, Means, PolicyVerdict, Protocol, Service,
+    exclusion_reason, pick_probabilities,
 };
 
-use super::super::forward::REFUSALS_MAX;
+use super::super::forward::POLICY_REFUSALS_MAX;
 use super::super::identity::Peer;
 use super::super::policy::Permit;
 use super::super::route::Route;
 use super::super::{authorize, balance, route};
 use super::answer::{Answer, EndpointRow, Form, GroupRow, Outcome, UnusedRow};
-use super::{Asking, World};
+use super::{Explainer, World};
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
-struct Drawn {
+struct WeightedSet {
     waypoint: Option<String>,
     share: f64,
     set: Arc<EndpointSet>,
@@ -30,7 +30,7 @@ struct Drawn {
 struct Candidate<'a> {
     endpoint: &'a Endpoint,
     group: usize,
-    odds: f64,
+    probability: f64,
     is_ejected: bool,
     verdict: Option<PolicyVerdict>,
     denied: Option<&'static str>,
@@ -38,7 +38,7 @@ struct Candidate<'a> {
 
 /// Numbers of candidates that would serve, that policies refuse, and that the deny list refuses.
 #[derive(Clone, Copy, Default)]
-struct Count {
+struct CandidateCounts {
     good: usize,
     refused: usize,
     denied: usize,
@@ -47,21 +47,21 @@ struct Count {
 /// Adds the endpoints of this permit, with the possible outcomes of a tunnel to them, to the
 /// answer.
 pub(super) fn run(
-    asking: Asking<'_>,
+    asking: Explainer<'_>,
     peer: &Peer,
     permit: &Permit,
     form: Form,
     answer: &mut Answer,
 ) {
     let (world, route, limit) = (asking.world, permit.route(), asking.question.limit());
-    let drawn = drawn(world, route);
+    let drawn = weighted_sets(world, route);
     let mut all = Vec::new();
     let mut outcomes = Vec::new();
     for one in &drawn {
         let first = answer.groups.len();
         let groups = groups(one);
         let candidates = candidates(world, peer, one, (first, &groups));
-        for outcome in possible(world, &candidates, route.without_endpoint()) {
+        for outcome in possible_outcomes(world, &candidates, route.reason_without_endpoint()) {
             if !outcomes.contains(&outcome) {
                 outcomes.push(outcome);
             }
@@ -85,7 +85,7 @@ pub(super) fn run(
         Ok(()) => Outcome::opened(form),
         Err(reason) => Outcome::refused(reason, form),
     });
-    let without = || Outcome::refused(route.without_endpoint(), form);
+    let without = || Outcome::refused(route.reason_without_endpoint(), form);
     answer.outcome = outcomes.next().unwrap_or_else(without);
     answer.outcome.or = outcomes.collect();
     let enforced = world.snapshot.enforcement != Enforcement::Off;
@@ -102,9 +102,9 @@ pub(super) fn run(
                     by --address";
         answer.notes.push(note.to_owned());
     }
-    out(world, route, &all, limit, answer);
+    list_unused(world, route, &all, limit, answer);
     all.sort_by(|one, other| {
-        let by_odds = other.odds.total_cmp(&one.odds);
+        let by_odds = other.probability.total_cmp(&one.probability);
         by_odds.then_with(|| one.endpoint.uid().cmp(other.endpoint.uid()))
     });
     answer.more_endpoints = all.len().saturating_sub(limit);
@@ -125,24 +125,24 @@ fn drops(route: &Route) -> String {
 }
 
 /// Returns the endpoint sets of the route: the service's own, or those of its waypoints.
-fn drawn(world: &World<'_>, route: &Route) -> Vec<Drawn> {
+fn weighted_sets(world: &World<'_>, route: &Route) -> Vec<WeightedSet> {
     if !route.is_by_waypoint() {
-        return vec![Drawn {
+        return vec![WeightedSet {
             waypoint: None,
             share: 1.0,
             set: Arc::clone(route.endpoints()),
         }];
     }
-    if route.is_direct() {
+    if route.is_passthrough() {
         return Vec::new();
     }
     let definition = &route.service().definition;
-    let waypoints: Vec<_> = route::waypoints(world.snapshot, definition).collect();
+    let waypoints: Vec<_> = route::usable_waypoints(world.snapshot, definition).collect();
     let weights = waypoints.iter();
     let sum: f64 = weights
         .map(|(waypoint, _)| f64::from(waypoint.weight))
         .sum();
-    let drawn = waypoints.into_iter().map(|(waypoint, set)| Drawn {
+    let drawn = waypoints.into_iter().map(|(waypoint, set)| WeightedSet {
         waypoint: Some(waypoint.gateway.place.to_string()),
         share: f64::from(waypoint.weight) / sum,
         set: Arc::clone(set),
@@ -150,8 +150,8 @@ fn drawn(world: &World<'_>, route: &Route) -> Vec<Drawn> {
     drawn.collect()
 }
 
-fn groups(drawn: &Drawn) -> Vec<GroupRow> {
-    let Drawn {
+fn groups(drawn: &WeightedSet) -> Vec<GroupRow> {
+    let WeightedSet {
         waypoint,
         share,
         set,
@@ -182,7 +182,7 @@ fn groups(drawn: &Drawn) -> Vec<GroupRow> {
 fn candidates<'a>(
     world: &World<'_>,
     peer: &Peer,
-    drawn: &'a Drawn,
+    drawn: &'a WeightedSet,
     (first, groups): (usize, &[GroupRow]),
 ) -> Vec<Candidate<'a>> {
     // Endpoints of a set are ordered by group.
@@ -191,14 +191,14 @@ fn candidates<'a>(
         let count = usize::try_from(group.ready).unwrap_or(usize::MAX);
         std::iter::repeat_n(first + place, count)
     });
-    let odds = odds(&drawn.set, world.now);
+    let odds = pick_probabilities(&drawn.set, world.now);
     let endpoints = drawn.set.endpoints.iter().zip(odds).zip(places);
     let candidates = endpoints.map(|((endpoint, odds), group)| Candidate {
         endpoint,
         group,
-        odds: odds * drawn.share,
+        probability: odds * drawn.share,
         is_ejected: endpoint.state.is_ejected(world.now),
-        verdict: authorize::verdict(world.snapshot, peer, endpoint, drawn.waypoint.is_some()),
+        verdict: authorize::evaluate(world.snapshot, peer, endpoint, drawn.waypoint.is_some()),
         denied: world.deny.denies(endpoint.address),
     });
     candidates.collect()
@@ -211,7 +211,7 @@ impl Candidate<'_> {
     }
 }
 
-impl Count {
+impl CandidateCounts {
     fn of<'a>(
         enforcement: Enforcement,
         candidates: impl Iterator<Item = &'a Candidate<'a>>,
@@ -229,7 +229,7 @@ impl Count {
 
     /// Returns the possible reasons of rejection if none of the endpoints serves: that of the
     /// last try.
-    fn last(self) -> Vec<Result<(), Reason>> {
+    fn reasons_of_last_try(self) -> Vec<Result<(), Reason>> {
         let refused = (self.refused > 0).then_some(Err(Reason::PolicyDenied));
         let denied = (self.denied > 0).then_some(Err(Reason::DialDenied));
         refused.into_iter().chain(denied).collect()
@@ -237,8 +237,8 @@ impl Count {
 }
 
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
-/// ejected first, and gives up after [`REFUSALS_MAX`] refusals.
-fn possible(
+/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] refusals.
+fn possible_outcomes(
     world: &World<'_>,
     candidates: &[Candidate<'_>],
     without: Reason,
@@ -248,10 +248,10 @@ fn possible(
         let of = candidates
             .iter()
             .filter(move |one| one.is_ejected == is_ejected);
-        Count::of(enforcement, of)
+        CandidateCounts::of(enforcement, of)
     };
     let (healthy, ejected) = (of(false), of(true));
-    let opened = |refused: usize| match refused < REFUSALS_MAX {
+    let opened = |refused: usize| match refused < POLICY_REFUSALS_MAX {
         true => vec![Ok(())],
         false => vec![Ok(()), Err(Reason::PolicyDenied)],
     };
@@ -260,16 +260,16 @@ fn possible(
         vec![Err(without)]
     } else if healthy.good > 0 {
         opened(healthy.refused)
-    } else if healthy.refused >= REFUSALS_MAX {
+    } else if healthy.refused >= POLICY_REFUSALS_MAX {
         vec![Err(Reason::PolicyDenied)]
     } else if ejected.good > 0 {
         opened(refused)
-    } else if refused >= REFUSALS_MAX {
+    } else if refused >= POLICY_REFUSALS_MAX {
         vec![Err(Reason::PolicyDenied)]
     } else if ejected.refused + ejected.denied > 0 {
-        ejected.last()
+        ejected.reasons_of_last_try()
     } else {
-        healthy.last()
+        healthy.reasons_of_last_try()
     }
 }
 
@@ -297,7 +297,7 @@ fn row(world: &World<'_>, candidate: &Candidate<'_>) -> EndpointRow {
         group: candidate.group,
         weight: endpoint.weight,
         tunnels: endpoint.state.in_flight(),
-        odds: candidate.odds,
+        odds: candidate.probability,
         ejected: left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0)),
         refused: policy.map(ToString::to_string).or(denied),
         audited: logged.or(dry_run).map(ToString::to_string),
@@ -310,7 +310,7 @@ fn locality(of: &Locality) -> String {
 }
 
 /// Lists the workloads of the service that are not candidates.
-fn out(
+fn list_unused(
     world: &World<'_>,
     route: &Route,
     candidates: &[Candidate<'_>],
@@ -340,7 +340,8 @@ fn out(
     let services: Vec<_> = match route.means() {
         Means::Alias(alias) => {
             let behind = snapshot.behind(alias, route.asked().port);
-            let behind = behind.filter_map(|(host, port)| Some((snapshot.service(host)?, port)));
+            let behind =
+                behind.filter_map(|(host, port)| Some((snapshot.service_or_derived(host)?, port)));
             behind.collect()
         }
         _ => vec![(route.service(), route.port())],
@@ -367,8 +368,8 @@ fn why(
     (service, port): (&Arc<Service>, u16),
     workload: &Workload,
 ) -> String {
-    let why = unused(world.snapshot, &service.definition, workload, port);
-    let why = why.filter(|why| *why != Unused::BehindWaypoint || route.is_by_waypoint());
+    let why = exclusion_reason(world.snapshot, &service.definition, workload, port);
+    let why = why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.is_by_waypoint());
     let region = match route.means() {
         Means::Alias(alias) => alias.region(),
         _ => None,

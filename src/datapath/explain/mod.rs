@@ -26,24 +26,24 @@ use crate::wire::Authority;
 use crate::wire::sni::{self, RouteBy};
 
 use super::dial::DenyList;
-use super::hello::{Hello, is_istios};
+use super::hello::{ClientHello, is_istio_alpn};
 use super::identity::Peer;
-use super::listener::Rules;
+use super::listener::ListenerRules;
 use super::policy::{self, Permit};
 use super::route::{self, Route};
 use super::tunnel::{Origin, Target};
 
 pub use answer::{
-    Answer, EndpointRow, EntryRow, Form, GroupRow, Leg, ListenerRow, Outcome, PeerRow, RouteRow,
-    RuleRow, UnusedRow,
+    Answer, EndpointRow, EntryRow, Form, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
+    RouteRow, RuleRow, UnusedRow,
 };
-pub use change::Places;
+pub use change::ConfigPositions;
 
 /// Number of endpoints, and of workloads that cannot be picked, to list unless all are
 /// requested.
-const SHOWN: usize = 50;
+const ROWS_SHOWN_MAX: usize = 50;
 
-const NOTHING_ASKED: &str = "nothing is asked for; write --to with an authority, such as `--to \
+const NO_TARGET: &str = "nothing is asked for; write --to with an authority, such as `--to \
                              echo.app.svc.cluster.local:80`, or --sni with a server name";
 
 /// Description of a tunnel to explain.
@@ -77,9 +77,9 @@ pub struct World<'a> {
     /// Addresses that are never dialled.
     pub deny: &'a DenyList,
     /// Listeners by name.
-    pub listeners: &'a [(String, Rules)],
+    pub listeners: &'a [(String, ListenerRules)],
     /// Positions of the configuration's entries.
-    pub places: &'a Places,
+    pub places: &'a ConfigPositions,
     /// True if the budget of buffered bytes admits a new tunnel.
     pub has_room: bool,
     /// Time of the question, which decides which ejections have ended.
@@ -161,7 +161,7 @@ impl Question {
     fn limit(&self) -> usize {
         match self.all {
             true => usize::MAX,
-            false => SHOWN,
+            false => ROWS_SHOWN_MAX,
         }
     }
 }
@@ -171,7 +171,7 @@ impl Question {
 /// # Errors
 /// The defect of the question, with the remedy.
 pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
-    let (name, listener) = chosen(world, question)?;
+    let (name, listener) = select_listener(world, question)?;
     let protocol = match listener.is_tls() {
         true => "tls",
         false => "hbone",
@@ -187,7 +187,7 @@ pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
     };
     match question.address {
         Some(address) if !listener.admits(address) => {
-            answer.outcome = Outcome::elsewhere();
+            answer.outcome = Outcome::not_in_sources();
             return Ok(answer);
         }
         None if listener.has_sources() => {
@@ -196,18 +196,21 @@ pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
         }
         _ => {}
     }
-    let asking = Asking { world, question };
+    let asking = Explainer { world, question };
     match listener.is_tls() {
         true => asking.hello(listener, &mut answer)?,
-        false => asking.connect(listener, &mut answer)?,
+        false => asking.explain_connect(listener, &mut answer)?,
     }
     Ok(answer)
 }
 
 /// Returns the listener that the question applies to.
-fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Rules), String> {
+fn select_listener<'a>(
+    world: &World<'a>,
+    question: &Question,
+) -> Result<&'a (String, ListenerRules), String> {
     let all = world.listeners.iter();
-    let names = |listeners: Vec<&(String, Rules)>| {
+    let names = |listeners: Vec<&(String, ListenerRules)>| {
         let names: Vec<_> = listeners.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
     };
@@ -222,7 +225,7 @@ fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Rul
         (Some(_), _) => false,
         (None, Some(_)) => true,
         (None, None) => {
-            return Err(NOTHING_ASKED.to_owned());
+            return Err(NO_TARGET.to_owned());
         }
     };
     let fitting: Vec<_> = all.filter(|(_, of)| of.is_tls() == is_tls).collect();
@@ -241,14 +244,14 @@ fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Rul
 
 /// Question with the state that it is evaluated against.
 #[derive(Clone, Copy)]
-struct Asking<'a> {
+struct Explainer<'a> {
     world: &'a World<'a>,
     question: &'a Question,
 }
 
-impl Asking<'_> {
+impl Explainer<'_> {
     /// Explains a connection to a TLS listener.
-    fn hello(self, listener: &Rules, answer: &mut Answer) -> Result<(), String> {
+    fn hello(self, listener: &ListenerRules, answer: &mut Answer) -> Result<(), String> {
         let question = self.question;
         let has_identity = question.from.is_some() || question.cluster.is_some();
         if has_identity || question.to.is_some() || question.origin.is_some() {
@@ -257,10 +260,13 @@ impl Asking<'_> {
                         --to nor --origin";
             return Err(what.to_owned());
         }
-        let peer = Peer::unknown(question.address(), Arc::default(), None);
+        let peer = Peer::unauthenticated(question.address(), Arc::default(), None);
         answer.peer = why::peer(&peer);
-        let offers_istio = question.alpn.iter().any(|one| is_istios(one.as_bytes()));
-        let hello = Hello::named(question.sni.as_deref(), offers_istio);
+        let offers_istio = question
+            .alpn
+            .iter()
+            .any(|one| is_istio_alpn(one.as_bytes()));
+        let hello = ClientHello::without_bytes(question.sni.as_deref(), offers_istio);
         let form = Form::Alert;
         if !self.world.has_room {
             answer.outcome = Outcome::refused(Reason::BuffersFull, form);
@@ -270,7 +276,7 @@ impl Asking<'_> {
         let wanted = match listener.target(&hello) {
             Ok(wanted) => wanted,
             Err(reason) => {
-                let names = listener.names();
+                let names = listener.server_names();
                 let why = (reason, names.as_deref());
                 let leg = why::unrouted(self.world.snapshot, &hello, from, why);
                 answer.legs.push(leg);
@@ -282,8 +288,8 @@ impl Asking<'_> {
             authority: wanted.authority.clone(),
             origin: Origin::Workload,
         };
-        let route = route::direct(self.world.snapshot, &peer, target);
-        let (mut leg, permit) = self.judged(&peer, &wanted.authority, route, wanted.granted);
+        let route = route::resolve_passthrough(self.world.snapshot, &peer, target);
+        let (mut leg, permit) = self.evaluate(&peer, &wanted.authority, route, wanted.granted);
         leg.from = Some(from);
         answer.legs.push(leg);
         match permit {
@@ -294,7 +300,7 @@ impl Asking<'_> {
     }
 
     /// Explains a CONNECT to an HBONE listener.
-    fn connect(self, listener: &Rules, answer: &mut Answer) -> Result<(), String> {
+    fn explain_connect(self, listener: &ListenerRules, answer: &mut Answer) -> Result<(), String> {
         let origin = self.question.origin()?;
         let Some(to) = &self.question.to else {
             return Err(
@@ -306,7 +312,7 @@ impl Asking<'_> {
         let identity = self.identity()?;
         let issuer = self.issuer()?;
         let from = (self.question.address(), Arc::default());
-        let peer = Peer::known(identity.clone(), issuer, from, self.world.snapshot);
+        let peer = Peer::authenticated(identity.clone(), issuer, from, self.world.snapshot);
         answer.peer = why::identity(&identity, &peer, self.world.snapshot);
         let peer = match peer {
             Ok(peer) => peer,
@@ -325,7 +331,7 @@ impl Asking<'_> {
             answer.outcome = Outcome::refused(Reason::BuffersFull, form);
             return Ok(());
         }
-        let (mut leg, permit) = self.routed(&peer, authority, origin);
+        let (mut leg, permit) = self.resolve_and_evaluate(&peer, authority, origin);
         let route_by = permit.as_ref().ok().map(|permit| {
             let route = permit.route();
             let of = (&*route.service().hostname, route.port());
@@ -341,8 +347,8 @@ impl Asking<'_> {
         answer.legs.push(leg);
         match (permit, route_by) {
             (Err(reason), _) => answer.outcome = Outcome::refused(reason, form),
-            (Ok(permit), Some(RouteBy::Sni)) => self.inside(&peer, &permit, answer),
-            (Ok(permit), Some(RouteBy::Strict)) => self.agreeing(&peer, permit, answer),
+            (Ok(permit), Some(RouteBy::Sni)) => self.explain_sni_routing(&peer, &permit, answer),
+            (Ok(permit), Some(RouteBy::Strict)) => self.explain_strict_sni(&peer, permit, answer),
             (Ok(permit), _) => {
                 if self.question.sni.is_some() {
                     let note = "nothing looks at the server name inside this tunnel";
@@ -356,7 +362,7 @@ impl Asking<'_> {
 
     /// Explains a tunnel that is answered and then routed by the server name of the TLS inside
     /// it.
-    fn inside(self, peer: &Peer, outer: &Permit, answer: &mut Answer) {
+    fn explain_sni_routing(self, peer: &Peer, outer: &Permit, answer: &mut Answer) {
         let Some(name) = &self.question.sni else {
             answer.outcome = Outcome {
                 said: "answered by 200, and then routed by the server name of the TLS inside the \
@@ -368,15 +374,18 @@ impl Asking<'_> {
         };
         let from = "by the server name of the TLS inside the tunnel".to_owned();
         let (origin, port) = (outer.route().origin(), outer.route().asked().port);
-        let target = sni::normalised(name).and_then(|name| sni::target(&name, port));
+        let target = sni::normalise(name).and_then(|name| sni::target(&name, port));
         let Some(authority) = target else {
-            let (hello, reason) = (Hello::named(Some(name), false), Reason::UnknownSni);
+            let (hello, reason) = (
+                ClientHello::without_bytes(Some(name), false),
+                Reason::UnknownSni,
+            );
             let leg = why::unrouted(self.world.snapshot, &hello, from, (reason, None));
             answer.legs.push(leg);
             answer.outcome = Outcome::refused(reason, Form::Reset);
             return;
         };
-        let (mut leg, permit) = self.routed(peer, authority, origin);
+        let (mut leg, permit) = self.resolve_and_evaluate(peer, authority, origin);
         leg.from = Some(from);
         answer.legs.push(leg);
         match permit {
@@ -387,7 +396,7 @@ impl Asking<'_> {
 
     /// Explains a tunnel that is dialled and answered, and then checked against the server name
     /// inside it.
-    fn agreeing(self, peer: &Peer, permit: Permit, answer: &mut Answer) {
+    fn explain_strict_sni(self, peer: &Peer, permit: Permit, answer: &mut Answer) {
         endpoints::run(self, peer, &permit, Form::Status, answer);
         let endpoint = permit.route().endpoints().endpoints.first().cloned();
         let (true, Some(endpoint)) = (answer.outcome.opened, endpoint) else {
@@ -399,9 +408,11 @@ impl Asking<'_> {
             answer.notes.push(note.to_owned());
             return;
         };
-        let right = permit.into_right(endpoint);
-        let name = sni::normalised(name);
-        if !name.is_some_and(|name| policy::is_named(self.world.snapshot, peer, &right, &name)) {
+        let right = permit.into_grant(endpoint);
+        let name = sni::normalise(name);
+        if !name.is_some_and(|name| {
+            policy::is_name_of_service(self.world.snapshot, peer, &right, &name)
+        }) {
             let or = std::mem::take(&mut answer.outcome.or);
             answer.outcome = Outcome {
                 or,
@@ -410,32 +421,32 @@ impl Asking<'_> {
         }
     }
 
-    fn routed(
+    fn resolve_and_evaluate(
         self,
         peer: &Peer,
         authority: Authority,
         origin: Origin,
-    ) -> (Leg, Result<Permit, Reason>) {
+    ) -> (LookupRow, Result<Permit, Reason>) {
         let target = Target {
             authority: authority.clone(),
             origin,
         };
-        let route = route::run(self.world.snapshot, peer, target);
-        self.judged(peer, &authority, route, false)
+        let route = route::resolve(self.world.snapshot, peer, target);
+        self.evaluate(peer, &authority, route, false)
     }
 
     /// Evaluates the policy of a route as the listener does, and describes the result.
-    fn judged(
+    fn evaluate(
         self,
         peer: &Peer,
         asked: &Authority,
         route: Result<Route, Reason>,
         granted: bool,
-    ) -> (Leg, Result<Permit, Reason>) {
+    ) -> (LookupRow, Result<Permit, Reason>) {
         let snapshot = self.world.snapshot;
-        let mut leg = Leg {
+        let mut leg = LookupRow {
             asked: asked.to_string(),
-            ..Leg::default()
+            ..LookupRow::default()
         };
         let route = match route {
             Ok(route) => route,
@@ -445,10 +456,10 @@ impl Asking<'_> {
             }
         };
         leg.route = Some(why::route(snapshot, peer, &route));
-        let judge = why::Judge::of(self.world, peer, &route);
+        let judge = why::PolicyInput::of(self.world, peer, &route);
         if granted {
             leg.rule = why::granted();
-            return (leg, policy::granted(peer, route));
+            return (leg, policy::permit_listener_route(peer, route));
         }
         let permit = policy::run(snapshot, peer, route);
         leg.rule = judge.rule(permit.as_ref().err().copied());

@@ -2,17 +2,17 @@
 //! Remedies are in [`change`].
 
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};
+use crate::snapshot::{Alias, Enforcement, Exposure, ExposureVerdict, Means, Service, Snapshot};
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
 
-use super::super::hello::Hello;
+use super::super::hello::ClientHello;
 use super::super::identity::Peer;
 use super::super::route::{self, Route};
 use super::super::tunnel::Origin;
 use super::World;
-use super::answer::{EntryRow, Leg, PeerRow, RouteRow, RuleRow};
-use super::change::{self, Places};
+use super::answer::{EntryRow, LookupRow, PeerRow, RouteRow, RuleRow};
+use super::change::{self, ConfigPositions};
 
 /// Returns the mode in which Istio's policies are evaluated.
 pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
@@ -79,31 +79,31 @@ pub(super) fn identity(
 }
 
 /// Describes a string that is not an authority.
-pub(super) fn no_authority(snapshot: &Snapshot, asked: &str) -> Leg {
-    Leg {
+pub(super) fn no_authority(snapshot: &Snapshot, asked: &str) -> LookupRow {
+    LookupRow {
         asked: asked.to_owned(),
         rule: RuleRow {
             said: "it is no authority of the form host:port or ip:port".to_owned(),
             change: Some(change::authority(snapshot, asked)),
             ..RuleRow::default()
         },
-        ..Leg::default()
+        ..LookupRow::default()
     }
 }
 
 /// Describes a ClientHello without a route.
 pub(super) fn unrouted(
     snapshot: &Snapshot,
-    hello: &Hello,
+    hello: &ClientHello,
     from: String,
     (reason, names): (Reason, Option<&[String]>),
-) -> Leg {
+) -> LookupRow {
     let asked = hello.sni.as_deref().unwrap_or("no server name");
     let said = match reason {
         Reason::NoIstioAlpn => "the hello offers none of Istio's protocols by ALPN",
         _ => "nothing is routed by this server name",
     };
-    Leg {
+    LookupRow {
         asked: asked.to_owned(),
         from: Some(from),
         rule: RuleRow {
@@ -111,7 +111,7 @@ pub(super) fn unrouted(
             change: Some(change::hello(snapshot, hello, reason, names)),
             ..RuleRow::default()
         },
-        ..Leg::default()
+        ..LookupRow::default()
     }
 }
 
@@ -140,7 +140,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
         said,
         by_waypoint: route.is_by_waypoint(),
         waypoint: waypoint(snapshot, peer, route),
-        route_by: match route.is_direct() {
+        route_by: match route.is_passthrough() {
             true => "sni".to_owned(),
             false => "authority".to_owned(),
         },
@@ -162,7 +162,7 @@ fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
             ("vip", format!("its VIP in network {}", snapshot.network()))
         }
         (Means::Exposed, _) => ("exposedName", "a name that `exposure` gives it".to_owned()),
-        (Means::Alias(alias), _) => ("alias", said_of(alias)),
+        (Means::Alias(alias), _) => ("alias", describe_alias(alias)),
         (Means::Workload(workload), _) => (
             "workload",
             format!("an address of workload {}", workload.uid),
@@ -171,7 +171,7 @@ fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
 }
 
 /// Describes an alias as text.
-fn said_of(alias: &Alias) -> String {
+fn describe_alias(alias: &Alias) -> String {
     let consumers = match alias.consumers() {
         None => "for every peer".to_owned(),
         Some(consumers) => format!("for peers of {}", consumers.join(", ")),
@@ -197,13 +197,15 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
         Origin::Waypoint => "x-istio-source: waypoint",
         Origin::Gateway => "x-istio-source: gateway",
     };
-    if route.is_past_waypoints() {
+    if route.bypasses_waypoints() {
         return Some(format!(
             "past its waypoint {names}: the peer says {origin}, and is believed"
         ));
     }
     let why = match route.origin() {
-        _ if route.is_direct() => "nobody on a TLS listener is believed to come from it".to_owned(),
+        _ if route.is_passthrough() => {
+            "nobody on a TLS listener is believed to come from it".to_owned()
+        }
         Origin::Workload => format!("the peer says {origin}"),
         Origin::Gateway if definition.ingress_use_waypoint => {
             format!("the peer says {origin}, and the service sends gateways to its waypoint too")
@@ -220,8 +222,8 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
             peer.source.principal
         ),
     };
-    let there = match route::waypoints(snapshot, definition).next() {
-        Some(_) if !route.is_direct() => "",
+    let there = match route::usable_waypoints(snapshot, definition).next() {
+        Some(_) if !route.is_passthrough() => "",
         Some(_) => ", and it has no endpoint there",
         None => ", which is unknown or has no HBONE endpoint",
     };
@@ -239,7 +241,7 @@ pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> Rule
     };
     let (said, change) = match &asked.host {
         Host::Name(name) => unknown_name((snapshot, places), peer, asked, name),
-        Host::Ip(ip) => match snapshot.by_vip(*ip) {
+        Host::Ip(ip) => match snapshot.service_by_vip(*ip) {
             Some(service) => without_port(service, asked.port),
             None => (
                 format!(
@@ -260,16 +262,16 @@ pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> Rule
 }
 
 fn unknown_name(
-    (snapshot, places): (&Snapshot, &Places),
+    (snapshot, places): (&Snapshot, &ConfigPositions),
     peer: &Peer,
     asked: &Authority,
     name: &str,
 ) -> (String, String) {
-    let cluster = snapshot.trust.cluster(peer.caller());
+    let cluster = snapshot.trust.cluster(peer.policy_source());
     let alias = snapshot.names.alias(asked, cluster);
-    let others = snapshot.names.called(name);
+    let others = snapshot.names.aliases_of(name);
     if let Some((host, port)) = snapshot.exposure.alias(asked) {
-        match snapshot.called(host) {
+        match snapshot.service_by_name(host) {
             Some(service) => without_port(service, port),
             None => (
                 format!("`exposure` gives the name to {host}, which the mesh does not have"),
@@ -278,18 +280,23 @@ fn unknown_name(
         }
     } else if let Some(alias) = alias {
         (
-            format!("it is {}: nothing with this port is there", said_of(alias)),
+            format!(
+                "it is {}: nothing with this port is there",
+                describe_alias(alias)
+            ),
             change::target(snapshot, places, alias),
         )
-    } else if let Some(service) = snapshot.named(name) {
+    } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
         without_port(service, asked.port)
     } else if let Some(other) = others.first() {
-        let port = other.asked().map(|port| format!(" at port {port}"));
+        let port = other
+            .requested_port()
+            .map(|port| format!(" at port {port}"));
         let port = port.unwrap_or_default();
         (
             format!(
                 "it is, but not for this peer and port, {}{port}",
-                said_of(other)
+                describe_alias(other)
             ),
             change::consumer(places, other, cluster, asked.port),
         )
@@ -304,8 +311,8 @@ fn unknown_name(
 }
 
 /// Returns the remedy if `exposure` gives a name to a service that the mesh does not have.
-fn given(snapshot: &Snapshot, places: &Places, asked: &Authority, host: &str) -> String {
-    let entry = snapshot.exposure.entries_called(asked).next();
+fn given(snapshot: &Snapshot, places: &ConfigPositions, asked: &Authority, host: &str) -> String {
+    let entry = snapshot.exposure.entries_with_alias(asked).next();
     let place = entry.map_or_else(String::new, |entry| {
         format!(", or correct `service` of {}", places.service(entry.index))
     });
@@ -327,9 +334,9 @@ fn without_port(service: &Service, port: u16) -> (String, String) {
 }
 
 /// Input of the policy evaluation, kept because the evaluation consumes the route.
-pub(super) struct Judge<'a> {
+pub(super) struct PolicyInput<'a> {
     snapshot: &'a Snapshot,
-    places: &'a Places,
+    places: &'a ConfigPositions,
     peer: &'a Peer,
     /// Service ports that have to be exposed: for an alias, all behind it.
     subjects: Vec<Subject<'a>>,
@@ -344,10 +351,10 @@ struct Subject<'a> {
     entries: Vec<&'a Exposure>,
     /// True if the service has any entry.
     has_entry: bool,
-    verdict: Verdict,
+    verdict: ExposureVerdict,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> PolicyInput<'a> {
     pub(super) fn of(world: &World<'a>, peer: &'a Peer, route: &Route) -> Self {
         let World {
             snapshot, places, ..
@@ -365,8 +372,8 @@ impl<'a> Judge<'a> {
             host: host.to_owned(),
             port,
             entries: entries(snapshot, asked, (host, port), each),
-            has_entry: snapshot.exposure.has_entry(&snapshot.entry_of(host)),
-            verdict: snapshot.judge(peer.caller(), asked, (host, port), each),
+            has_entry: snapshot.exposure.has_entry(&snapshot.exposure_host(host)),
+            verdict: snapshot.evaluate_exposure(peer.policy_source(), asked, (host, port), each),
         };
         Self {
             snapshot,
@@ -384,7 +391,7 @@ impl<'a> Judge<'a> {
             None => self.allowed(),
             Some(Reason::NotLinked) => self.not_linked(),
             Some(reason) => {
-                let found = subjects.find(|subject| subject.verdict != Verdict::Allowed);
+                let found = subjects.find(|subject| subject.verdict != ExposureVerdict::Allowed);
                 found.map_or_else(
                     || RuleRow {
                         said: format!("a rule refuses it ({reason})"),
@@ -397,13 +404,14 @@ impl<'a> Judge<'a> {
     }
 
     fn allowed(&self) -> RuleRow {
-        let (caller, trust) = (self.peer.caller(), &self.snapshot.trust);
+        let (caller, trust) = (self.peer.policy_source(), &self.snapshot.trust);
         let mut rule = RuleRow {
             allowed: true,
             ..RuleRow::default()
         };
         let said = self.subjects.iter().map(|subject| {
-            let admits = |entry: &&&Exposure| entry.to.iter().any(|to| to.admits(caller, trust));
+            let admits =
+                |entry: &&&Exposure| entry.audiences.iter().any(|to| to.admits(caller, trust));
             let what = match subject.entries.iter().find(admits) {
                 Some(entry) => {
                     rule.entries.push(self.row(entry));
@@ -445,11 +453,11 @@ impl<'a> Judge<'a> {
         let new_entry = || change::new_entry((host, *port), self.peer, self.is_workload);
         let admission = || change::admission(self.places, &subject.entries, self.peer);
         let (said, change) = match subject.verdict {
-            Verdict::NotForPeer => (
+            ExposureVerdict::NotForPeer => (
                 "its entries of `exposure` admit others, and not this peer",
                 admission().unwrap_or_else(new_entry),
             ),
-            _ if self.snapshot.is_kept(host) => (
+            _ if self.snapshot.is_cluster_local(host) => (
                 "an object of its own keeps it to its cluster, whatever `exposure` says",
                 "take the label or annotation of the Service, or of its namespace, away".to_owned(),
             ),
@@ -457,7 +465,7 @@ impl<'a> Judge<'a> {
                 "its entries of `exposure` admit nobody this way and at this port",
                 admission().unwrap_or_else(new_entry),
             ),
-            _ if self.snapshot.exposure.exposes_all() && !self.peer.is_unknown() => (
+            _ if self.snapshot.exposure.exposes_all() && !self.peer.is_unauthenticated() => (
                 "only its namespace sees it (`exportTo`), so that `exposure.default: all` does \
                  not expose it, and nothing else does",
                 new_entry(),
@@ -485,7 +493,7 @@ impl<'a> Judge<'a> {
         EntryRow {
             index: entry.index,
             line: self.places.services.get(entry.index).copied(),
-            to: entry.to.iter().map(ToString::to_string).collect(),
+            to: entry.audiences.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -498,10 +506,13 @@ fn entries<'a>(
     means: &Means,
 ) -> Vec<&'a Exposure> {
     if *means == Means::Exposed {
-        return snapshot.exposure.entries_called(asked).collect();
+        return snapshot.exposure.entries_with_alias(asked).collect();
     }
-    let entries = snapshot.exposure.entries(&snapshot.entry_of(host)).iter();
-    let of_port = entries.filter(|entry| entry.is_about(port));
-    let opens = |entry: &&Exposure| entry.workloads || !matches!(means, Means::Workload(_));
+    let entries = snapshot
+        .exposure
+        .entries(&snapshot.exposure_host(host))
+        .iter();
+    let of_port = entries.filter(|entry| entry.applies_to(port));
+    let opens = |entry: &&Exposure| entry.exposes_workloads || !matches!(means, Means::Workload(_));
     of_port.filter(opens).collect()
 }

@@ -12,26 +12,26 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::reason::{Blame, Reason};
+use crate::reason::{Fault, Reason};
 use crate::snapshot::{Endpoint, Service};
 use crate::telemetry::{Destination, DestinationService, Record};
 use crate::wire::sni::RouteBy;
 
 use super::accept::LoadGuard;
 use super::budget::Evicted;
-use super::copy::Outcome;
-use super::dial::{self, BUDGET, Upstream};
+use super::copy::CopyOutcome;
+use super::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
 use super::identity::Peer;
-use super::tunnel::{Requested, Target, Tunnel};
-use super::window::{OpenStream, STREAMS_MAX, StreamWindow};
-use super::{Gateway, authorize, balance, copy, linger, policy, route};
+use super::tunnel::{PendingConnect, Target, Tunnel};
+use super::window::{STREAMS_MAX, StreamSlot, StreamWindow};
+use super::{DataPath, authorize, balance, copy, linger, policy, route};
 
 /// Age of a tunnel below which a reset by the endpoint counts as a failure, if neither side has
 /// sent a byte.
-const EARLY: Duration = Duration::from_secs(1);
+const EARLY_RESET_MAX_AGE: Duration = Duration::from_secs(1);
 /// Deadline for a slot among the connection's tunnels. As a rule the tunnel that ended last
 /// frees its slot within a round trip to its endpoint.
-const PLACE_DEADLINE: Duration = Duration::from_secs(1);
+const SLOT_DEADLINE: Duration = Duration::from_secs(1);
 /// Upper bound of the random delay before a revoked tunnel ends, so that not all end at once.
 const REVOKE_JITTER: Duration = Duration::from_secs(1);
 
@@ -40,25 +40,25 @@ const REVOKE_JITTER: Duration = Duration::from_secs(1);
 /// Policies usually apply to a whole service and refuse at each of its endpoints. More tries
 /// would only be work that a peer can cause. Policies that apply to some endpoints, such as a
 /// canary, are likely to leave others.
-pub const REFUSALS_MAX: usize = 3;
+pub const POLICY_REFUSALS_MAX: usize = 3;
 
 /// CONNECT request whose headers were read, with everything that is needed to forward it.
 #[derive(Debug)]
-pub struct Asked {
+pub struct ConnectRequest {
     /// State shared by all connections.
-    pub gateway: Arc<Gateway>,
+    pub gateway: Arc<DataPath>,
     /// Peer that sent the request.
     pub peer: Arc<Peer>,
     /// Window of the connection's streams.
     pub window: Arc<StreamWindow>,
     /// Stream, not answered yet.
-    pub requested: Requested,
+    pub requested: PendingConnect,
     /// Telemetry record of the tunnel.
     pub record: Record,
     /// Counts the tunnel in the load of its worker.
     pub load: LoadGuard,
     /// Slot among the connection's tunnels; none if all are taken.
-    pub place: Option<OpenStream>,
+    pub slot: Option<StreamSlot>,
 }
 
 /// Forwards one CONNECT: resolves, evaluates policy, picks, dials, answers, copies. All failures
@@ -67,7 +67,10 @@ pub struct Asked {
 /// Idle tunnels account for most of a gateway's memory. Therefore only `Open` and the state of
 /// the copy live as long as the tunnel; the state before and after is boxed and freed in
 /// between.
-pub fn run(asked: Box<Asked>, target: Result<Target, Reason>) -> impl Future<Output = ()> + Send {
+pub fn run(
+    asked: Box<ConnectRequest>,
+    target: Result<Target, Reason>,
+) -> impl Future<Output = ()> + Send {
     let opening = Box::pin(open(asked, target));
     async move {
         let Some(mut open) = opening.await else {
@@ -79,49 +82,56 @@ pub fn run(asked: Box<Asked>, target: Result<Target, Reason>) -> impl Future<Out
 }
 
 /// Resolves, evaluates policy, dials and answers.
-async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<Open>> {
-    let Asked {
+async fn open(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> Option<Box<Open>> {
+    let ConnectRequest {
         gateway,
         peer,
         window,
         mut requested,
         mut record,
         load,
-        place,
+        slot: place,
     } = *asked;
     let place = match place {
         Some(place) => place,
-        None => match Box::pin(place_of(&peer, &window, &mut requested)).await {
+        None => match Box::pin(wait_for_slot(&peer, &window, &mut requested)).await {
             Ok(place) => place,
             Err(reason) => {
                 if reason == Reason::Overloaded {
                     record.detail(format!("the connection has {STREAMS_MAX} tunnels"));
                 }
-                record.finish(requested.refuse(reason));
+                record.finish(requested.reject(reason));
                 return None;
             }
         },
     };
     let generation = gateway.reader.generation();
-    let opened = match permit(&gateway, &peer, target, &mut record) {
-        Err(reason) => Err(requested.refuse(reason)),
+    let opened = match resolve_and_evaluate(&gateway, &peer, target, &mut record) {
+        Err(reason) => Err(requested.reject(reason)),
         Ok((permit, own)) => match own.unwrap_or_else(|| peer.listener.rules().route_by()) {
             RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
             // Boxed: reading a ClientHello takes far more memory than dialling.
             RouteBy::Sni => {
-                let routed = sni::route(&gateway, &peer, requested, permit, &mut record);
+                let routed =
+                    sni::route_by_server_name(&gateway, &peer, requested, permit, &mut record);
                 Box::pin(routed).await
             }
             RouteBy::Strict => {
-                let checked = sni::check(&gateway, &peer, requested, permit, &mut record);
+                let checked = sni::dial_and_check_server_name(
+                    &gateway,
+                    &peer,
+                    requested,
+                    permit,
+                    &mut record,
+                );
                 Box::pin(checked).await
             }
         },
     };
     match opened {
         Ok((tunnel, upstream)) => {
-            let endpoint = upstream.right.endpoint();
-            record.connected(describe(endpoint), endpoint.labels());
+            let endpoint = upstream.grant.endpoint();
+            record.set_open(describe(endpoint), endpoint.labels());
             Some(Box::new(Open {
                 gateway,
                 peer,
@@ -145,21 +155,21 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
 ///
 /// h2 frees its slot for a stream as soon as the stream is reset. A peer at the limit may
 /// therefore open the next stream before its previous tunnel has ended here.
-async fn place_of(
+async fn wait_for_slot(
     peer: &Peer,
     window: &Arc<StreamWindow>,
-    requested: &mut Requested,
-) -> Result<OpenStream, Reason> {
+    requested: &mut PendingConnect,
+) -> Result<StreamSlot, Reason> {
     tokio::select! {
-        place = timeout(PLACE_DEADLINE, window.opened()) => place.map_err(|_| Reason::Overloaded),
+        place = timeout(SLOT_DEADLINE, window.take_slot()) => place.map_err(|_| Reason::Overloaded),
         reason = requested.cancelled() => Err(reason),
-        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
     }
 }
 
 /// Resolves and evaluates policy. Also returns the service's own routing mode, if it has one.
-fn permit(
-    gateway: &Gateway,
+fn resolve_and_evaluate(
+    gateway: &DataPath,
     peer: &Peer,
     target: Result<Target, Reason>,
     record: &mut Record,
@@ -172,8 +182,8 @@ fn permit(
         return Err(Reason::BuffersFull);
     }
     let snapshot = gateway.reader.load();
-    let route = route::run(&snapshot, peer, target?)?;
-    record.routed(named(route.service()));
+    let route = route::resolve(&snapshot, peer, target?)?;
+    record.set_service(destination_service(route.service()));
     let of = (&*route.service().hostname, route.port());
     let route_by = snapshot.route_by(route.asked(), of, route.means());
     Ok((policy::run(&snapshot, peer, route)?, route_by))
@@ -181,40 +191,40 @@ fn permit(
 
 /// Dials, and answers 200 or rejects.
 async fn dial(
-    gateway: &Gateway,
+    gateway: &DataPath,
     peer: &Peer,
-    mut requested: Requested,
+    mut requested: PendingConnect,
     permit: policy::Permit,
     record: &mut Record,
 ) -> Result<(Tunnel, Upstream), Reason> {
     let reached = tokio::select! {
-        upstream = connect(gateway, peer, permit, record) => upstream,
+        upstream = establish(gateway, peer, permit, record) => upstream,
         reason = requested.cancelled() => Err(reason),
-        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
     };
     match reached {
-        Ok(_) if peer.lost_trust().is_some() => Err(requested.refuse(Reason::Revoked)),
+        Ok(_) if peer.lost_trust().is_some() => Err(requested.reject(Reason::Revoked)),
         Ok(upstream) => Ok((requested.accept()?, upstream)),
-        Err(reason) => Err(requested.refuse(reason)),
+        Err(reason) => Err(requested.reject(reason)),
     }
 }
 
 /// Picks and dials until an endpoint answers, none is left, or the time budget is used up.
-async fn connect(
-    gateway: &Gateway,
+async fn establish(
+    gateway: &DataPath,
     peer: &Peer,
     mut permit: policy::Permit,
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
-    let deadline = Instant::now() + BUDGET;
-    if let Some(category) = balance::drops(permit.route()) {
+    let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
+    if let Some(category) = balance::draw_drop_category(permit.route()) {
         record.detail(format!(
             "the control plane refuses a part of all: {category:?}"
         ));
         return Err(Reason::DropOverload);
     }
     let (mut tried, mut refused) = (Vec::new(), 0);
-    let mut reason = permit.route().without_endpoint();
+    let mut reason = permit.route().reason_without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()
         && let Some(why) = permit.route().detail()
     {
@@ -230,7 +240,7 @@ async fn connect(
                 reason = Reason::PolicyDenied;
                 record.detail(why);
                 refused += 1;
-                if refused == REFUSALS_MAX {
+                if refused == POLICY_REFUSALS_MAX {
                     break;
                 }
                 tried.push(Arc::clone(pick.endpoint()));
@@ -245,12 +255,12 @@ async fn connect(
         reason = failed.reason;
         gateway.metrics.dial_failed(reason);
         record.detail(failed.detail);
-        if !reason.retry_elsewhere() {
+        if !reason.is_retriable() {
             break;
         }
         if reason != Reason::DialDenied {
-            gateway.reader.doubt(&failed.endpoint);
-            balance::failed(
+            gateway.reader.request_refresh(&failed.endpoint);
+            balance::eject_after_failure(
                 failed.permit.route().endpoints(),
                 &failed.endpoint,
                 &gateway.metrics,
@@ -265,7 +275,7 @@ async fn connect(
 /// Open tunnel.
 #[derive(Debug)]
 struct Open {
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     peer: Arc<Peer>,
     window: Arc<StreamWindow>,
     generation: watch::Receiver<u64>,
@@ -273,18 +283,22 @@ struct Open {
     upstream: Upstream,
     record: Record,
     since: Instant,
-    counted: (LoadGuard, OpenStream),
+    counted: (LoadGuard, StreamSlot),
 }
 
 impl Open {
     /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked,
     /// or memory runs short.
-    async fn copy(&mut self) -> Outcome {
+    async fn copy(&mut self) -> CopyOutcome {
         let account = Arc::clone(self.tunnel.account());
         account.open_gate();
-        let Upstream { stream, right, .. } = &mut self.upstream;
+        let Upstream {
+            stream,
+            grant: right,
+            ..
+        } = &mut self.upstream;
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
-        let mut ended = pin!(stopped(
+        let mut ended = pin!(wait_for_stop(
             &self.gateway,
             &mut self.generation,
             &self.peer,
@@ -299,7 +313,7 @@ impl Open {
     }
 
     /// Ends both sides in the way in which the tunnel ended, and finishes the record.
-    async fn end(self: Box<Self>, outcome: Outcome) {
+    async fn end(self: Box<Self>, outcome: CopyOutcome) {
         let Self {
             gateway,
             tunnel,
@@ -309,12 +323,12 @@ impl Open {
             counted,
             ..
         } = *self;
-        let early = since.elapsed() < EARLY && record.sent_bytes() == 0;
+        let early = since.elapsed() < EARLY_RESET_MAX_AGE && record.sent_bytes() == 0;
         let unprovoked = record.received_bytes() == 0 && outcome.deliver_by.is_none();
         judge_endpoint(&gateway, &upstream, &outcome, early, unprovoked);
-        let Err(reason) = outcome.ended else {
+        let Err(reason) = outcome.result else {
             close(upstream, &outcome).await;
-            let drained = Arc::clone(tunnel.account()).drained().await;
+            let drained = Arc::clone(tunnel.account()).wait_until_released().await;
             return match drained {
                 Ok(()) => record.finish(Reason::Completed),
                 Err(_) => {
@@ -338,40 +352,40 @@ impl Open {
 }
 
 /// Waits until an open tunnel has to be stopped. Returns the reason and an optional detail.
-async fn stopped(
-    gateway: &Gateway,
+async fn wait_for_stop(
+    gateway: &DataPath,
     generation: &mut watch::Receiver<u64>,
     peer: &Peer,
-    right: &policy::Right,
+    right: &policy::Grant,
 ) -> (Reason, Option<String>) {
     tokio::select! {
-        () = peer.listener.stop.closing() => (Reason::DrainDeadline, None),
-        why = revoked(gateway, generation, peer, right) => (Reason::Revoked, Some(why)),
+        () = peer.listener.drain.closing() => (Reason::DrainDeadline, None),
+        why = wait_for_revocation(gateway, generation, peer, right) => (Reason::Revoked, Some(why)),
     }
 }
 
 /// Returns the outcome of a tunnel that was stopped, or evicted because memory ran short.
-fn broken(ended: Result<(Reason, Option<String>), Evicted>, record: &mut Record) -> Outcome {
+fn broken(ended: Result<(Reason, Option<String>), Evicted>, record: &mut Record) -> CopyOutcome {
     let (reason, why) = ended.unwrap_or((Reason::BuffersFull, None));
     if let Some(why) = why {
         record.detail(why);
     }
-    Outcome::broken(reason)
+    CopyOutcome::broken(reason)
 }
 
 /// Waits until a change of trust, exposure or policy revokes the tunnel's grant. Returns the
 /// change.
-async fn revoked(
-    gateway: &Gateway,
+async fn wait_for_revocation(
+    gateway: &DataPath,
     generation: &mut watch::Receiver<u64>,
     peer: &Peer,
-    right: &policy::Right,
+    right: &policy::Grant,
 ) -> String {
     while generation.changed().await.is_ok() {
         let snapshot = gateway.reader.load();
         let judged = policy::still_allowed(&snapshot, peer, right)
             .map_err(str::to_owned)
-            .and_then(|()| authorize::still_allowed(&snapshot, gateway, peer, right));
+            .and_then(|()| authorize::reevaluate(&snapshot, gateway, peer, right));
         drop(snapshot);
         if let Err(why) = judged {
             Box::pin(sleep(REVOKE_JITTER.mul_f64(fastrand::f64()))).await;
@@ -391,27 +405,27 @@ async fn revoked(
 /// Provoked ends are not kept for the peer's own picks either. Envoy's outlier detection for TCP
 /// and ztunnel have no such memory, and it would take a table of peers and endpoints.
 fn judge_endpoint(
-    gateway: &Gateway,
+    gateway: &DataPath,
     upstream: &Upstream,
-    outcome: &Outcome,
+    outcome: &CopyOutcome,
     early: bool,
     unprovoked: bool,
 ) {
-    let endpoint = upstream.right.endpoint();
-    if outcome.ended == Err(Reason::UpstreamReset) {
+    let endpoint = upstream.grant.endpoint();
+    if outcome.result == Err(Reason::UpstreamReset) {
         if early && unprovoked {
-            balance::failed(&upstream.siblings, endpoint, &gateway.metrics);
+            balance::eject_after_failure(&upstream.endpoints, endpoint, &gateway.metrics);
         }
-    } else if !early && !matches!(outcome.ended, Err(why) if why.blame() == Blame::Upstream) {
+    } else if !early && !matches!(outcome.result, Err(why) if why.blame() == Fault::Upstream) {
         endpoint.state.restore(Instant::now());
     }
 }
 
 /// Closes the endpoint's side: by RST, unless the endpoint was sent everything.
-async fn close(upstream: Upstream, outcome: &Outcome) {
+async fn close(upstream: Upstream, outcome: &CopyOutcome) {
     // The socket was dialled with zero linger, so every other close is an RST.
     if let Some(deadline) = outcome.deliver_by {
-        match outcome.ended {
+        match outcome.result {
             Ok(()) => linger::gently(&upstream.stream),
             // Data that the endpoint still sends has no reader. Closing at once would send RST,
             // and revoke what the endpoint has not acknowledged yet.
@@ -420,7 +434,7 @@ async fn close(upstream: Upstream, outcome: &Outcome) {
     }
 }
 
-fn named(service: &Service) -> DestinationService {
+fn destination_service(service: &Service) -> DestinationService {
     DestinationService {
         hostname: Arc::clone(&service.hostname),
         name: Arc::clone(&service.name),

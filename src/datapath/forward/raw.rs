@@ -14,24 +14,26 @@ use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
 
 use super::super::accept::Held;
-use super::super::budget::Account;
-use super::super::copy::raw::Opening;
-use super::super::copy::{self, Outcome};
+use super::super::budget::BufferAccount;
+use super::super::copy::raw::InitialState;
+use super::super::copy::{self, CopyOutcome};
 use super::super::dial::Upstream;
 use super::super::hellos::{self, InFlight};
 use super::super::identity::Peer;
 use super::super::tunnel::Target;
-use super::super::{Gateway, hello, linger, policy, route};
-use super::{broken, close, connect, describe, judge_endpoint, named, stopped};
+use super::super::{DataPath, hello, linger, policy, route};
+use super::{
+    broken, close, describe, destination_service, establish, judge_endpoint, wait_for_stop,
+};
 
 /// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Connection whose ClientHello was read, with everything that is needed to forward it.
 #[derive(Debug)]
-pub struct Arrived {
+pub struct PassthroughConnection {
     /// State shared by all connections.
-    pub gateway: Arc<Gateway>,
+    pub gateway: Arc<DataPath>,
     /// Peer: an address without an identity.
     pub peer: Arc<Peer>,
     /// Changes whenever a grant may have been revoked since the ClientHello was evaluated.
@@ -39,7 +41,7 @@ pub struct Arrived {
     /// Downstream socket.
     pub stream: TcpStream,
     /// Bytes read from the socket so far.
-    pub hello: Vec<u8>,
+    pub client_hello: Vec<u8>,
     /// Target of the ClientHello, and true if the listener's own route grants it.
     pub wanted: Result<(Target, bool), Reason>,
     /// Telemetry record of the tunnel.
@@ -50,7 +52,7 @@ pub struct Arrived {
 
 /// Forwards one connection: resolves, evaluates policy, picks, dials, replays the ClientHello,
 /// copies. As with a CONNECT, only `Open` and the state of the copy live as long as the tunnel.
-pub async fn run(arrived: Box<Arrived>) {
+pub async fn run(arrived: Box<PassthroughConnection>) {
     let open = Box::pin(open(arrived)).await;
     let Some(mut open) = open else {
         return;
@@ -60,14 +62,14 @@ pub async fn run(arrived: Box<Arrived>) {
 }
 
 /// Resolves, evaluates policy and dials, or rejects.
-async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
-    let reached = reach(&mut arrived).await;
-    let Arrived {
+async fn open(mut arrived: Box<PassthroughConnection>) -> Option<Box<Open>> {
+    let reached = resolve_and_dial(&mut arrived).await;
+    let PassthroughConnection {
         gateway,
         peer,
         generation,
         stream,
-        hello,
+        client_hello: hello,
         mut record,
         held,
         ..
@@ -81,15 +83,18 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
             return None;
         }
     };
-    let endpoint = upstream.right.endpoint();
-    record.connected(describe(endpoint), endpoint.labels());
+    let endpoint = upstream.grant.endpoint();
+    record.set_open(describe(endpoint), endpoint.labels());
     let account = gateway.budget.account();
     Some(Box::new(Open {
         gateway,
         peer,
         generation,
         stream,
-        opening: Some(Box::new(Opening { hello, in_flight })),
+        opening: Some(Box::new(InitialState {
+            client_hello: hello,
+            in_flight,
+        })),
         upstream,
         record,
         account,
@@ -98,12 +103,14 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
 }
 
 /// Resolves, evaluates policy and dials, unless the ClientHello is in a forwarding loop.
-async fn reach(arrived: &mut Arrived) -> Result<(Upstream, Option<InFlight>), Reason> {
-    let Arrived {
+async fn resolve_and_dial(
+    arrived: &mut PassthroughConnection,
+) -> Result<(Upstream, Option<InFlight>), Reason> {
+    let PassthroughConnection {
         gateway,
         peer,
         stream,
-        hello,
+        client_hello: hello,
         wanted,
         record,
         ..
@@ -111,22 +118,22 @@ async fn reach(arrived: &mut Arrived) -> Result<(Upstream, Option<InFlight>), Re
     if !gateway.budget.has_room() {
         return Err(Reason::BuffersFull);
     }
-    let in_flight = hellos::enter(hello).map_err(|found| found.told(record))?;
+    let in_flight = hellos::register(hello).map_err(|found| found.record(record))?;
     let (target, granted) = std::mem::replace(wanted, Err(Reason::Panic))?;
     let permit = {
         let snapshot = gateway.reader.load();
-        let route = route::direct(&snapshot, peer, target)?;
-        record.routed(named(route.service()));
+        let route = route::resolve_passthrough(&snapshot, peer, target)?;
+        record.set_service(destination_service(route.service()));
         match granted {
-            true => policy::granted(peer, route)?,
+            true => policy::permit_listener_route(peer, route)?,
             false => policy::run(&snapshot, peer, route)?,
         }
     };
     let upstream = tokio::select! {
-        upstream = connect(gateway, peer, permit, record) => upstream,
+        upstream = establish(gateway, peer, permit, record) => upstream,
         // Only a reset ends the dial: a peer that has sent FIN may still wait for the answer.
         _ = stream.ready(Interest::ERROR) => Err(Reason::DownstreamReset),
-        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
     };
     Ok((upstream?, in_flight))
 }
@@ -136,33 +143,37 @@ async fn refuse(mut stream: TcpStream, reason: Reason, _held: (Held, ConnectionG
     linger::gently(&stream);
     let alert = hello::alert(reason.alert());
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(&alert)).await {
-        linger::close(stream, linger::PEER).await;
+        linger::close(stream, linger::PEER_DRAIN_LIMITS).await;
     }
 }
 
 /// Open tunnel.
 #[derive(Debug)]
 struct Open {
-    gateway: Arc<Gateway>,
+    gateway: Arc<DataPath>,
     peer: Arc<Peer>,
     generation: watch::Receiver<u64>,
     stream: TcpStream,
     /// Taken by the copy.
-    opening: Option<Box<Opening>>,
+    opening: Option<Box<InitialState>>,
     upstream: Upstream,
     record: Record,
-    account: Arc<Account>,
+    account: Arc<BufferAccount>,
     held: (Held, ConnectionGuard),
 }
 
 impl Open {
     /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked,
     /// or memory runs short.
-    async fn copy(&mut self) -> Outcome {
+    async fn copy(&mut self) -> CopyOutcome {
         let account = Arc::clone(&self.account);
         account.open_gate();
-        let Upstream { stream, right, .. } = &mut self.upstream;
-        let mut ended = pin!(stopped(
+        let Upstream {
+            stream,
+            grant: right,
+            ..
+        } = &mut self.upstream;
+        let mut ended = pin!(wait_for_stop(
             &self.gateway,
             &mut self.generation,
             &self.peer,
@@ -170,7 +181,7 @@ impl Open {
         ));
         let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
         let Some(opening) = self.opening.take() else {
-            return Outcome::broken(Reason::Panic);
+            return CopyOutcome::broken(Reason::Panic);
         };
         let copy = copy::raw::run(
             &mut self.stream,
@@ -187,7 +198,7 @@ impl Open {
     }
 
     /// Ends both sides in the way in which the tunnel ended, and finishes the record.
-    async fn end(self: Box<Self>, outcome: Outcome) {
+    async fn end(self: Box<Self>, outcome: CopyOutcome) {
         let Self {
             gateway,
             stream,
@@ -200,7 +211,7 @@ impl Open {
         // Early resets do not count against the endpoint: unauthenticated clients could provoke
         // them with any bytes.
         judge_endpoint(&gateway, &upstream, &outcome, false, false);
-        record.finish(match outcome.ended {
+        record.finish(match outcome.result {
             Ok(()) => {
                 // FIN was received from and sent to both sides; the kernel delivers the rest.
                 linger::gently(&stream);

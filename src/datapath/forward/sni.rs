@@ -11,13 +11,13 @@ use crate::reason::Reason;
 use crate::telemetry::Record;
 use crate::wire::sni;
 
-use super::super::Gateway;
+use super::super::DataPath;
 use super::super::dial::Upstream;
-use super::super::hello::{HELLO_BYTES_MAX, HELLO_DEADLINE, HelloReader};
+use super::super::hello::{CLIENT_HELLO_BYTES_MAX, ClientHelloReader, HELLO_DEADLINE};
 use super::super::identity::Peer;
 use super::super::policy::{self, Permit};
-use super::super::tunnel::{Requested, Target, Tunnel};
-use super::{connect, dial, permit};
+use super::super::tunnel::{PendingConnect, Target, Tunnel};
+use super::{dial, establish, resolve_and_evaluate};
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to
 /// `SMALL_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are not
@@ -25,26 +25,26 @@ use super::{connect, dial, permit};
 const SMALL_HELLO_BYTES: usize = 2 * 1024;
 const SMALL_READER_BYTES: usize = 8 * 1024;
 /// Memory of a reader for larger ones: two copies, in buffers that grow by doubling.
-const LARGE_READER_BYTES: usize = 4 * HELLO_BYTES_MAX;
+const LARGE_READER_BYTES: usize = 4 * CLIENT_HELLO_BYTES_MAX;
 
 /// Answers 200, then resolves, evaluates policy and dials for the server name. The authority's
 /// service only has to be one that the peer may use.
-pub(super) async fn route(
-    gateway: &Gateway,
+pub(super) async fn route_by_server_name(
+    gateway: &DataPath,
     peer: &Peer,
-    requested: Requested,
+    requested: PendingConnect,
     permit: Permit,
     record: &mut Record,
 ) -> Result<(Tunnel, Upstream), Reason> {
     let mut tunnel = requested.accept()?;
-    match reach(gateway, peer, &mut tunnel, permit, record).await {
+    match establish_by_server_name(gateway, peer, &mut tunnel, permit, record).await {
         Ok(upstream) => Ok((tunnel, upstream)),
         Err(reason) => Err(tunnel.refuse(reason)),
     }
 }
 
-async fn reach(
-    gateway: &Gateway,
+async fn establish_by_server_name(
+    gateway: &DataPath,
     peer: &Peer,
     tunnel: &mut Tunnel,
     outer: Permit,
@@ -55,21 +55,22 @@ async fn reach(
     drop(outer);
     let target = name.and_then(|name| sni::target(&name, port));
     let target = target.map(|authority| Target { authority, origin });
-    let (permit, _) = permit(gateway, peer, target.ok_or(Reason::UnknownSni), record)?;
+    let (permit, _) =
+        resolve_and_evaluate(gateway, peer, target.ok_or(Reason::UnknownSni), record)?;
     tokio::select! {
-        upstream = connect(gateway, peer, permit, record) => upstream,
+        upstream = establish(gateway, peer, permit, record) => upstream,
         reason = tunnel.cancelled() => Err(reason),
-        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
     }
 }
 
 /// Dials by the authority, answers 200, and holds the ClientHello until its server name is
 /// confirmed as one of the service's. Otherwise the endpoint is closed by RST and has received
 /// no byte.
-pub(super) async fn check(
-    gateway: &Gateway,
+pub(super) async fn dial_and_check_server_name(
+    gateway: &DataPath,
     peer: &Peer,
-    requested: Requested,
+    requested: PendingConnect,
     permit: Permit,
     record: &mut Record,
 ) -> Result<(Tunnel, Upstream), Reason> {
@@ -79,7 +80,9 @@ pub(super) async fn check(
         Err(reason) => return Err(tunnel.refuse(reason)),
     };
     let snapshot = gateway.reader.load();
-    match name.is_some_and(|name| policy::is_named(&snapshot, peer, &upstream.right, &name)) {
+    match name
+        .is_some_and(|name| policy::is_name_of_service(&snapshot, peer, &upstream.grant, &name))
+    {
         true => Ok((tunnel, upstream)),
         false => Err(tunnel.refuse(Reason::SniMismatch)),
     }
@@ -94,12 +97,17 @@ async fn server_name(
 ) -> Result<Option<Box<str>>, Reason> {
     let read = tokio::select! {
         read = timeout(HELLO_DEADLINE, read(tunnel)) => read,
-        () = peer.listener.stop.closing() => return Err(Reason::DrainDeadline),
+        () = peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
     };
-    let late = || (Reason::NoHello, "no ClientHello within 5 s".to_owned());
+    let late = || {
+        (
+            Reason::NoClientHello,
+            "no ClientHello within 5 s".to_owned(),
+        )
+    };
     match read.unwrap_or_else(|_| Err(late())) {
         Ok(name) => {
-            record.asked_inside(name.as_deref());
+            record.set_inner_sni(name.as_deref());
             Ok(name)
         }
         Err((reason, detail)) => {
@@ -114,16 +122,16 @@ async fn server_name(
 async fn read(tunnel: &mut Tunnel) -> Result<Option<Box<str>>, (Reason, String)> {
     let hold = |tunnel: &Tunnel, bytes| tunnel.account().hold(Bytes::new(), bytes);
     let _small = hold(tunnel, SMALL_READER_BYTES);
-    let (mut reader, mut large) = (HelloReader::default(), None);
+    let (mut reader, mut large) = (ClientHelloReader::default(), None);
     loop {
         let received = tunnel.receive().await;
         let received = received.map_err(|reason| (reason, String::new()))?;
         let Some(mut bytes) = received else {
             let what = "the peer has ended its side before a ClientHello";
-            return Err((Reason::NoHello, what.to_owned()));
+            return Err((Reason::NoClientHello, what.to_owned()));
         };
-        let now = bytes.split_to(bytes.len().min(reader.room()));
-        if HELLO_BYTES_MAX - reader.room() + now.len() > SMALL_HELLO_BYTES {
+        let now = bytes.split_to(bytes.len().min(reader.remaining()));
+        if CLIENT_HELLO_BYTES_MAX - reader.remaining() + now.len() > SMALL_HELLO_BYTES {
             large.get_or_insert_with(|| hold(tunnel, LARGE_READER_BYTES));
         }
         match reader.push(&now) {
@@ -133,7 +141,7 @@ async fn read(tunnel: &mut Tunnel) -> Result<Option<Box<str>>, (Reason, String)>
                 tunnel.unread(hello.bytes.into());
                 return Ok(hello.sni);
             }
-            Err(refused) => return Err((Reason::NoHello, refused.detail)),
+            Err(refused) => return Err((Reason::NoClientHello, refused.detail)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! ClientHello of a connection that is passed through: its server name and ALPN, and all its
 //! bytes for the replay.
 //!
-//! rustls parses it, as for a server that has to choose its certificate. Only [`read`] does I/O,
+//! rustls parses it, as for a server that has to choose its certificate. Only [`read_client_hello`] does I/O,
 //! so that tests can cover every segmentation of a ClientHello.
 
 use std::future::poll_fn;
@@ -22,7 +22,7 @@ use super::buffer::Buffer;
 
 /// Limit of bytes read before the ClientHello is complete. With post-quantum key shares it takes
 /// under 2 KiB, and 12 KiB in records of one byte.
-pub const HELLO_BYTES_MAX: usize = 16 * 1024;
+pub const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
 /// Deadline for a ClientHello, the same as for a handshake that the gateway terminates.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -37,7 +37,7 @@ const ISTIO_ALPN: [&[u8]; 5] = [
 
 /// Bytes of a peer up to the end of its ClientHello, with the parsed fields.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct ClientHello {
     /// All bytes that were read. Early data may follow the ClientHello.
     pub bytes: Vec<u8>,
     /// Server name, normalised; none if it is absent or not a valid name.
@@ -47,16 +47,16 @@ pub struct Hello {
 }
 
 /// Returns whether an offered ALPN protocol is one of Istio's.
-pub fn is_istios(protocol: &[u8]) -> bool {
+pub fn is_istio_alpn(protocol: &[u8]) -> bool {
     ISTIO_ALPN.contains(&protocol)
 }
 
-impl Hello {
+impl ClientHello {
     /// Returns a ClientHello with this server name and without bytes, for explanations.
-    pub fn named(name: Option<&str>, offers_istio: bool) -> Self {
+    pub fn without_bytes(name: Option<&str>, offers_istio: bool) -> Self {
         Self {
             bytes: Vec::new(),
-            sni: name.and_then(sni::normalised),
+            sni: name.and_then(sni::normalise),
             offers_istio,
         }
     }
@@ -64,7 +64,7 @@ impl Hello {
 
 /// Reason for which no ClientHello was read.
 #[derive(Debug, PartialEq, Eq)]
-pub struct NoHello {
+pub struct ClientHelloError {
     /// Reason for counters and log.
     pub refusal: HandshakeRefusal,
     /// Detail for the log.
@@ -73,7 +73,7 @@ pub struct NoHello {
     pub alert: Vec<u8>,
 }
 
-impl NoHello {
+impl ClientHelloError {
     /// Returns a refusal without an alert.
     pub fn new(refusal: HandshakeRefusal, detail: &dyn ToString) -> Self {
         Self {
@@ -87,53 +87,53 @@ impl NoHello {
 /// Incremental parser of a ClientHello.
 #[derive(Default)]
 #[expect(missing_debug_implementations, reason = "rustls' acceptor has none")]
-pub struct HelloReader {
+pub struct ClientHelloReader {
     acceptor: Acceptor,
     bytes: Vec<u8>,
 }
 
-impl HelloReader {
+impl ClientHelloReader {
     /// Returns the number of bytes that may still be pushed. Never 0 while the ClientHello is
     /// incomplete.
-    pub fn room(&self) -> usize {
-        HELLO_BYTES_MAX - self.bytes.len()
+    pub fn remaining(&self) -> usize {
+        CLIENT_HELLO_BYTES_MAX - self.bytes.len()
     }
 
-    /// Appends the next bytes of the peer, at most [`HelloReader::room`]. Returns the
+    /// Appends the next bytes of the peer, at most [`ClientHelloReader::remaining`]. Returns the
     /// ClientHello once it is complete; must not be called again after that.
     ///
     /// # Errors
     /// The bytes cannot become a ClientHello, or it is too long.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Option<Hello>, NoHello> {
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Option<ClientHello>, ClientHelloError> {
         self.bytes.extend_from_slice(bytes);
         let mut rest = bytes;
         while !rest.is_empty() {
             let read = self.acceptor.read_tls(&mut rest);
             if !matches!(read, Ok(1..)) {
                 let what = "more than a TLS library keeps of a hello";
-                return Err(NoHello::new(HandshakeRefusal::Other, &what));
+                return Err(ClientHelloError::new(HandshakeRefusal::Other, &what));
             }
             match self.acceptor.accept() {
                 Ok(None) => {}
                 Ok(Some(accepted)) => {
                     let hello = accepted.client_hello();
-                    return Ok(Some(Hello {
-                        sni: hello.server_name().and_then(sni::normalised),
-                        offers_istio: hello.alpn().is_some_and(|mut all| all.any(is_istios)),
+                    return Ok(Some(ClientHello {
+                        sni: hello.server_name().and_then(sni::normalise),
+                        offers_istio: hello.alpn().is_some_and(|mut all| all.any(is_istio_alpn)),
                         bytes: std::mem::take(&mut self.bytes),
                     }));
                 }
                 Err((error, mut alert)) => {
-                    let mut refused = NoHello::new(HandshakeRefusal::Other, &error);
+                    let mut refused = ClientHelloError::new(HandshakeRefusal::Other, &error);
                     // Writes to memory do not fail.
                     let _ = alert.write_all(&mut refused.alert);
                     return Err(refused);
                 }
             }
         }
-        if self.room() == 0 {
+        if self.remaining() == 0 {
             let what = "the ClientHello is longer than 16 KiB";
-            let mut refused = NoHello::new(HandshakeRefusal::Other, &what);
+            let mut refused = ClientHelloError::new(HandshakeRefusal::Other, &what);
             refused.alert = alert(HANDSHAKE_FAILURE).into();
             return Err(refused);
         }
@@ -145,17 +145,17 @@ impl HelloReader {
 ///
 /// # Errors
 /// It did not arrive, was late, or is invalid.
-pub async fn read(stream: &mut TcpStream) -> Result<Hello, NoHello> {
-    let mut reader = HelloReader::default();
+pub async fn read_client_hello(stream: &mut TcpStream) -> Result<ClientHello, ClientHelloError> {
+    let mut reader = ClientHelloReader::default();
     let read = poll_fn(|cx| {
         loop {
-            let failed = |error| NoHello::new(HandshakeRefusal::Other, &error);
+            let failed = |error| ClientHelloError::new(HandshakeRefusal::Other, &error);
             // Avoids borrowing a buffer for a socket without data.
             ready!(stream.poll_read_ready(cx)).map_err(failed)?;
             let mut buffer = Buffer::borrow();
             // `poll_read` clears readiness after a short read, which saves a read that would
             // block.
-            let mut room = ReadBuf::new(&mut buffer.bytes()[..reader.room()]);
+            let mut room = ReadBuf::new(&mut buffer.bytes()[..reader.remaining()]);
             ready!(Pin::new(&mut *stream).poll_read(cx, &mut room)).map_err(failed)?;
             if room.filled().is_empty() {
                 return Poll::Ready(Err(failed(io::ErrorKind::UnexpectedEof.into())));
@@ -169,7 +169,7 @@ pub async fn read(stream: &mut TcpStream) -> Result<Hello, NoHello> {
         Ok(read) => read,
         Err(_) => {
             let what = "no ClientHello within 5 s";
-            Err(NoHello::new(HandshakeRefusal::Timeout, &what))
+            Err(ClientHelloError::new(HandshakeRefusal::Timeout, &what))
         }
     }
 }

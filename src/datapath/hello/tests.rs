@@ -10,13 +10,13 @@ use super::*;
 const GREASE: [u16; 4] = [0x0a0a, 0x4a4a, 0x8a8a, 0xfafa];
 
 /// Expected server name of a ClientHello, or its rejection.
-type Read = Result<Option<Box<str>>, ()>;
+type ExpectedName = Result<Option<Box<str>>, ()>;
 
 /// Generated ClientHello with the expected result.
-struct Written {
+struct GeneratedHello {
     /// Handshake message, without records.
     message: Vec<u8>,
-    sni: Read,
+    sni: ExpectedName,
     offers_istio: bool,
 }
 
@@ -37,7 +37,7 @@ fn random(random: &mut fastrand::Rng, count: usize) -> Vec<u8> {
 }
 
 /// Returns server names with their expected results.
-fn names() -> Vec<(Vec<u8>, Read)> {
+fn names() -> Vec<(Vec<u8>, ExpectedName)> {
     let read = |name: &str| Ok(Some(name.into()));
     let long = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "a".repeat(61));
     vec![
@@ -73,7 +73,7 @@ fn key_shares(rng: &mut fastrand::Rng) -> Vec<u8> {
 }
 
 /// Generates a ClientHello of TLS 1.2 or 1.3 with extensions in random order.
-fn written(rng: &mut fastrand::Rng) -> Written {
+fn generate(rng: &mut fastrand::Rng) -> GeneratedHello {
     let names = names();
     let (name, sni) = rng.choice(&names).expect("a name");
     let mut sni = sni.clone();
@@ -131,7 +131,7 @@ fn written(rng: &mut fastrand::Rng) -> Written {
         sized(1, &[0]),
         sized(2, &extensions.concat()),
     ];
-    Written {
+    GeneratedHello {
         message: [&[1][..], &sized(3, &body.concat())].concat(),
         sni,
         offers_istio,
@@ -153,11 +153,14 @@ fn records(message: &[u8], mut size: impl FnMut() -> usize) -> Vec<u8> {
 
 /// Parses bytes in segments with sizes from `size`; returns none if they are incomplete. Checks
 /// that the replayed bytes equal the received ones.
-fn arrive(bytes: &[u8], mut size: impl FnMut() -> usize) -> Option<Result<Hello, NoHello>> {
-    let mut reader = HelloReader::default();
+fn arrive(
+    bytes: &[u8],
+    mut size: impl FnMut() -> usize,
+) -> Option<Result<ClientHello, ClientHelloError>> {
+    let mut reader = ClientHelloReader::default();
     let mut at = 0;
     while at < bytes.len() {
-        let end = bytes.len().min(at + size().min(reader.room()));
+        let end = bytes.len().min(at + size().min(reader.remaining()));
         assert!(end > at, "there is room until it is refused");
         match reader.push(&bytes[at..end]) {
             Ok(None) => at = end,
@@ -168,27 +171,37 @@ fn arrive(bytes: &[u8], mut size: impl FnMut() -> usize) -> Option<Result<Hello,
             Err(refused) => return Some(Err(refused)),
         }
     }
-    assert!(bytes.len() < HELLO_BYTES_MAX, "more than the bound");
+    assert!(bytes.len() < CLIENT_HELLO_BYTES_MAX, "more than the bound");
     None
 }
 
 /// Removes the bytes from a result, as the number of later bytes depends on the segmentation.
-fn essence(read: &Option<Result<Hello, NoHello>>) -> Option<Result<(Option<&str>, bool), ()>> {
+fn without_bytes(
+    read: &Option<Result<ClientHello, ClientHelloError>>,
+) -> Option<Result<(Option<&str>, bool), ()>> {
     let read = read.as_ref()?;
     let read = read.as_ref().map_err(|_| ());
     Some(read.map(|hello| (hello.sni.as_deref(), hello.offers_istio)))
 }
 
 /// Parses the same bytes in different segmentations, and checks that the results are equal.
-fn in_every_segmentation(bytes: &[u8], rng: &mut fastrand::Rng) -> Option<Result<Hello, NoHello>> {
+fn in_every_segmentation(
+    bytes: &[u8],
+    rng: &mut fastrand::Rng,
+) -> Option<Result<ClientHello, ClientHelloError>> {
     let whole = arrive(bytes, || usize::MAX);
     let some = arrive(bytes, || rng.usize(1..200));
-    assert_eq!(essence(&some), essence(&whole), "{}", bytes.escape_ascii());
+    assert_eq!(
+        without_bytes(&some),
+        without_bytes(&whole),
+        "{}",
+        bytes.escape_ascii()
+    );
     if rng.u8(..4) == 0 {
         let single = arrive(bytes, || 1);
         assert_eq!(
-            essence(&single),
-            essence(&whole),
+            without_bytes(&single),
+            without_bytes(&whole),
             "{}",
             bytes.escape_ascii()
         );
@@ -201,7 +214,7 @@ fn ten_thousand_hellos_are_replayed_as_they_came_in_every_slicing() {
     let (mut accepted, mut refused) = (0, 0);
     for seed in 0..5_000 {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let written = written(&mut rng);
+        let written = generate(&mut rng);
         let sliced = [
             records(&written.message, || usize::from(u16::MAX) / 4),
             records(&written.message, || 1),
@@ -217,7 +230,7 @@ fn ten_thousand_hellos_are_replayed_as_they_came_in_every_slicing() {
                 Ok(sni) => Ok((sni.as_deref(), written.offers_istio)),
                 Err(()) => Err(()),
             };
-            assert_eq!(essence(&read), Some(want), "seed {seed}");
+            assert_eq!(without_bytes(&read), Some(want), "seed {seed}");
         }
         let mutated = mutated(&written.message, &mut rng);
         match in_every_segmentation(&mutated, &mut rng) {
@@ -306,7 +319,7 @@ async fn a_hello_that_does_not_come_is_given_up_after_five_seconds() {
     let _client = TcpStream::connect(address).await.expect("a client");
     let (mut stream, _) = listener.accept().await.expect("a connection");
     let start = tokio::time::Instant::now();
-    let refused = read(&mut stream).await.expect_err("no hello");
+    let refused = read_client_hello(&mut stream).await.expect_err("no hello");
     assert_eq!(refused.refusal, HandshakeRefusal::Timeout);
     assert_eq!(start.elapsed(), HELLO_DEADLINE);
 }

@@ -22,7 +22,7 @@ use crate::reason::Reason;
 const DESCRIPTOR_BYTES: usize = 8 * 1024;
 /// Number of descriptors that a cluster, an identity or a source may take regardless of other
 /// holders: a connection, and some tunnels.
-const FLOOR: usize = 8;
+const SHARE_MIN: usize = 8;
 /// Multiple of the free descriptors that a cluster may hold. 2 gives it two thirds of the pool
 /// when it is alone; one identity of it may hold half, and leaves descriptors for other
 /// identities.
@@ -32,20 +32,20 @@ const CLUSTER_FACTOR: usize = 2;
 const SOURCE_FACTOR: usize = 1;
 /// Divisor of the pool for the reserve of each listener, which other listeners cannot take:
 /// 1/16. It is less with more than eight listeners, as half of the pool stays common.
-const LISTENER_PARTS: usize = 16;
-/// Divisor of the pool for the reserve of holders below [`FLOOR`].
-const FLOOR_PARTS: usize = 16;
-/// Divisor of the pool for the reserve of clusters and sources below [`FLOOR`]. Identities below
+const LISTENER_RESERVE_DIVISOR: usize = 16;
+/// Divisor of the pool for the reserve of holders below [`SHARE_MIN`].
+const FLOOR_RESERVE_DIVISOR: usize = 16;
+/// Divisor of the pool for the reserve of clusters and sources below [`SHARE_MIN`]. Identities below
 /// it may take the rest of the previous reserve, while their cluster holds less than three
 /// quarters of the pool.
-const GROUP_PARTS: usize = 32;
+const GROUP_RESERVE_DIVISOR: usize = 32;
 /// Divisor of the pool for the reserve that connections leave to the tunnels of open
 /// connections.
-const TUNNEL_PARTS: usize = 5;
+const TUNNEL_RESERVE_DIVISOR: usize = 5;
 
 /// Pool of all descriptors of the data path.
 #[derive(Debug)]
-pub struct Pool {
+pub struct DescriptorPool {
     /// Limit by open files.
     files: usize,
     /// Limit by memory.
@@ -53,12 +53,12 @@ pub struct Pool {
     used: AtomicUsize,
     listeners: ArcSwap<Vec<Arc<AtomicUsize>>>,
     /// Counts of live holders. An entry is removed with its last reference.
-    holders: Mutex<HashMap<Name, Weak<Count>>>,
+    holders: Mutex<HashMap<Party, Weak<Count>>>,
 }
 
 /// Party that descriptors are counted for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Name {
+pub enum Party {
     /// All identities of one cluster.
     Cluster(Arc<str>),
     /// One SPIFFE identity.
@@ -70,15 +70,15 @@ pub enum Name {
 /// Number of descriptors that one party holds.
 #[derive(Debug)]
 struct Count {
-    name: Name,
+    name: Party,
     held: AtomicUsize,
-    pool: Arc<Pool>,
+    pool: Arc<DescriptorPool>,
 }
 
 /// Share of one listener, whose clients hold descriptors.
 #[derive(Debug)]
-pub struct ListenerShare {
-    pool: Arc<Pool>,
+pub struct ListenerReserve {
+    pool: Arc<DescriptorPool>,
     held: Arc<AtomicUsize>,
 }
 
@@ -88,7 +88,7 @@ pub struct Holder(Arc<Parties>);
 
 #[derive(Debug)]
 struct Parties {
-    listener: Arc<ListenerShare>,
+    listener: Arc<ListenerReserve>,
     /// The cluster, or the source.
     group: Arc<Count>,
     identity: Option<Arc<Count>>,
@@ -100,11 +100,11 @@ pub struct Descriptor(Holder);
 
 /// Descriptor of one end of a pipe, which serves all tunnels of a thread.
 #[derive(Debug)]
-pub struct PipeEnd(Arc<Pool>);
+pub struct PipeEnd(Arc<DescriptorPool>);
 
 /// Reason for which no descriptor is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum LimitReached {
     /// The holder has used up its share.
     Share,
     /// The process has reached its limit of open files.
@@ -120,7 +120,7 @@ enum Use {
     Upstream,
 }
 
-impl Pool {
+impl DescriptorPool {
     /// Creates a pool that open files limit to `files` descriptors.
     pub fn new(files: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -141,7 +141,7 @@ impl Pool {
 
     /// Returns the limit of concurrent handshakes, of 32 KiB each: a quarter of the files, and
     /// an eighth of the memory.
-    pub fn handshakes(&self) -> usize {
+    pub fn handshakes_max(&self) -> usize {
         let by_memory = self.memory.load(Ordering::Relaxed) / (32 * 1024 / DESCRIPTOR_BYTES) / 8;
         (self.files / 4).min(by_memory)
     }
@@ -157,8 +157,8 @@ impl Pool {
     }
 
     /// Registers a listener, whose part of the pool is reserved until
-    /// [`ListenerShare::release`].
-    pub fn listener(self: &Arc<Self>) -> Arc<ListenerShare> {
+    /// [`ListenerReserve::release`].
+    pub fn register_listener(self: &Arc<Self>) -> Arc<ListenerReserve> {
         let held = Arc::new(AtomicUsize::new(0));
         self.listeners.rcu(|all| {
             let mut all = Vec::clone(all);
@@ -166,7 +166,7 @@ impl Pool {
             all
         });
         let pool = Arc::clone(self);
-        Arc::new(ListenerShare { pool, held })
+        Arc::new(ListenerReserve { pool, held })
     }
 
     /// Returns the size and use of the pool, with the `most` largest holders.
@@ -191,14 +191,14 @@ impl Pool {
     }
 
     /// Returns the resource that limits the pool.
-    fn full(&self) -> Full {
+    fn exhausted_by(&self) -> LimitReached {
         match self.memory.load(Ordering::Relaxed) < self.files {
-            true => Full::Memory,
-            false => Full::Files,
+            true => LimitReached::Memory,
+            false => LimitReached::Files,
         }
     }
 
-    fn count(self: &Arc<Self>, name: Name) -> Arc<Count> {
+    fn count_of(self: &Arc<Self>, name: Party) -> Arc<Count> {
         let mut holders = self.holders();
         if let Some(count) = holders.get(&name).and_then(Weak::upgrade) {
             return count;
@@ -213,7 +213,7 @@ impl Pool {
     }
 
     /// Locks the map. It is consistent at every unlock, so poisoning is harmless.
-    fn holders(&self) -> MutexGuard<'_, HashMap<Name, Weak<Count>>> {
+    fn holders(&self) -> MutexGuard<'_, HashMap<Party, Weak<Count>>> {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -226,7 +226,7 @@ pub struct Usage {
     /// Limit of descriptors in use.
     pub max: usize,
     /// Largest holders with their descriptors, in descending order.
-    pub holders: Vec<(Name, usize)>,
+    pub holders: Vec<(Party, usize)>,
 }
 
 impl Drop for Count {
@@ -242,10 +242,10 @@ impl Drop for Count {
     }
 }
 
-impl ListenerShare {
+impl ListenerReserve {
     /// Returns whether a connection could be accepted from a source that holds less than
     /// `FLOOR`.
-    pub fn has_room(&self) -> bool {
+    pub fn has_free_descriptor(&self) -> bool {
         self.free() > 0
     }
 
@@ -262,7 +262,7 @@ impl ListenerShare {
     pub fn source(self: &Arc<Self>, address: IpAddr) -> Holder {
         Holder(Arc::new(Parties {
             listener: Arc::clone(self),
-            group: self.pool.count(Name::Source(source(address))),
+            group: self.pool.count_of(Party::Source(source(address))),
             identity: None,
         }))
     }
@@ -272,7 +272,7 @@ impl ListenerShare {
     fn free(&self) -> usize {
         let max = self.pool.max();
         let listeners = self.pool.listeners.load();
-        let reserve = max / LISTENER_PARTS.max(2 * listeners.len());
+        let reserve = max / LISTENER_RESERVE_DIVISOR.max(2 * listeners.len());
         let others = listeners.iter().filter(|it| !Arc::ptr_eq(it, &self.held));
         let unclaimed: usize = others
             .map(|held| reserve.saturating_sub(held.load(Ordering::Relaxed)))
@@ -282,7 +282,7 @@ impl ListenerShare {
     }
 }
 
-impl Drop for ListenerShare {
+impl Drop for ListenerReserve {
     fn drop(&mut self) {
         self.release();
     }
@@ -290,12 +290,12 @@ impl Drop for ListenerShare {
 
 impl Holder {
     /// Returns the holder of a connection of the same listener once its peer is authenticated.
-    pub fn identified(&self, cluster: &Arc<str>, principal: &Arc<str>) -> Self {
+    pub fn for_identity(&self, cluster: &Arc<str>, principal: &Arc<str>) -> Self {
         let pool = &self.0.listener.pool;
         Self(Arc::new(Parties {
             listener: Arc::clone(&self.0.listener),
-            group: pool.count(Name::Cluster(Arc::clone(cluster))),
-            identity: Some(pool.count(Name::Identity(Arc::clone(principal)))),
+            group: pool.count_of(Party::Cluster(Arc::clone(cluster))),
+            identity: Some(pool.count_of(Party::Identity(Arc::clone(principal)))),
         }))
     }
 
@@ -303,7 +303,7 @@ impl Holder {
     ///
     /// # Errors
     /// The share of the holder or the pool is used up.
-    pub fn connection(&self) -> Result<Descriptor, Full> {
+    pub fn connection(&self) -> Result<Descriptor, LimitReached> {
         self.take(Use::Connection)
     }
 
@@ -311,19 +311,19 @@ impl Holder {
     ///
     /// # Errors
     /// As [`Holder::connection`].
-    pub fn upstream(&self) -> Result<Descriptor, Full> {
+    pub fn upstream(&self) -> Result<Descriptor, LimitReached> {
         self.take(Use::Upstream)
     }
 
     /// Checks the share and counts. Concurrent threads may exceed a share by one each, but never
     /// the size of the pool.
-    fn take(&self, purpose: Use) -> Result<Descriptor, Full> {
+    fn take(&self, purpose: Use) -> Result<Descriptor, LimitReached> {
         let pool = &self.0.listener.pool;
         self.judge(purpose)?;
         let room = |used: usize| (used < pool.max()).then_some(used + 1);
         let order = Ordering::Relaxed;
         let taken = pool.used.fetch_update(order, order, room);
-        taken.map_err(|_| pool.full())?;
+        taken.map_err(|_| pool.exhausted_by())?;
         self.0.listener.held.fetch_add(1, order);
         self.add();
         Ok(Descriptor(self.clone()))
@@ -348,7 +348,7 @@ impl Holder {
         std::iter::once(group).chain(identity)
     }
 
-    fn judge(&self, purpose: Use) -> Result<(), Full> {
+    fn judge(&self, purpose: Use) -> Result<(), LimitReached> {
         let Parties {
             listener,
             group,
@@ -356,12 +356,12 @@ impl Holder {
         } = &*self.0;
         let free = listener.free();
         if free == 0 {
-            return Err(listener.pool.full());
+            return Err(listener.pool.exhausted_by());
         }
         let (max, in_group) = (listener.pool.max(), group.held.load(Ordering::Relaxed));
-        let kept = match purpose {
-            Use::Connection => max / TUNNEL_PARTS,
-            Use::Upstream => max / FLOOR_PARTS,
+        let reserve = match purpose {
+            Use::Connection => max / TUNNEL_RESERVE_DIVISOR,
+            Use::Upstream => max / FLOOR_RESERVE_DIVISOR,
         };
         let factor = match identity {
             Some(_) => CLUSTER_FACTOR,
@@ -371,16 +371,17 @@ impl Holder {
         let own = identity
             .as_ref()
             .map(|identity| identity.held.load(Ordering::Relaxed));
-        let has_little = own.is_some_and(|own| own < FLOOR);
+        let is_below_floor = own.is_some_and(|own| own < SHARE_MIN);
         let fits_in_group =
-            has_little || own.is_none_or(|own| own.saturating_add(in_group) < threshold);
-        let fits = free > kept && in_group < threshold && fits_in_group;
+            is_below_floor || own.is_none_or(|own| own.saturating_add(in_group) < threshold);
+        let fits = free > reserve && in_group < threshold && fits_in_group;
         // Admits an identity with few descriptors even if others of its cluster hold all of the
         // share.
-        let is_quiet = has_little && in_group < max / 4 * 3 && free > max / GROUP_PARTS;
-        match fits || in_group < FLOOR || is_quiet {
+        let is_identity_below_floor =
+            is_below_floor && in_group < max / 4 * 3 && free > max / GROUP_RESERVE_DIVISOR;
+        match fits || in_group < SHARE_MIN || is_identity_below_floor {
             true => Ok(()),
-            false => Err(Full::Share),
+            false => Err(LimitReached::Share),
         }
     }
 }
@@ -395,7 +396,7 @@ impl Descriptor {
     ///
     /// # Errors
     /// The peer's share is used up.
-    pub fn hand_over(&mut self, holder: &Holder) -> Result<(), Full> {
+    pub fn move_to(&mut self, holder: &Holder) -> Result<(), LimitReached> {
         holder.judge(Use::Connection)?;
         // The totals of pool and listener do not change.
         holder.add();
@@ -405,7 +406,7 @@ impl Descriptor {
     }
 }
 
-impl Full {
+impl LimitReached {
     /// Returns the metric label of the limit for a rejected connection.
     pub const fn label(self) -> &'static str {
         match self {
@@ -425,7 +426,7 @@ impl Full {
     }
 }
 
-impl fmt::Display for Full {
+impl fmt::Display for LimitReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Share => {
@@ -437,7 +438,7 @@ impl fmt::Display for Full {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for Party {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cluster(name) => write!(f, "cluster {name}"),

@@ -6,9 +6,9 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-fn peer(listener: &Arc<ListenerShare>, cluster: &str, principal: &str) -> Holder {
+fn peer(listener: &Arc<ListenerReserve>, cluster: &str, principal: &str) -> Holder {
     let source = listener.source(ip("192.0.2.1"));
-    source.identified(&cluster.into(), &principal.into())
+    source.for_identity(&cluster.into(), &principal.into())
 }
 
 /// Takes descriptors for tunnels until the holder is rejected.
@@ -18,8 +18,8 @@ fn fill(holder: &Holder) -> Vec<Descriptor> {
 
 #[test]
 fn a_lone_identity_takes_half_and_a_lone_cluster_two_thirds() {
-    let pool = Pool::new(1200);
-    let listener = pool.listener();
+    let pool = DescriptorPool::new(1200);
+    let listener = pool.register_listener();
     let first = fill(&peer(&listener, "west", "a"));
     assert_eq!(first.len(), 600);
     let others: Vec<_> = (0..5)
@@ -42,8 +42,8 @@ fn a_lone_identity_takes_half_and_a_lone_cluster_two_thirds() {
 
 #[test]
 fn a_quiet_identity_of_a_busy_cluster_and_a_quiet_source_get_in() {
-    let pool = Pool::new(1200);
-    let (hbone, tls) = (pool.listener(), pool.listener());
+    let pool = DescriptorPool::new(1200);
+    let (hbone, tls) = (pool.register_listener(), pool.register_listener());
     let mut held: Vec<_> = (0..20)
         .flat_map(|at| fill(&peer(&hbone, "west", &format!("busy{at}"))))
         .collect();
@@ -55,32 +55,34 @@ fn a_quiet_identity_of_a_busy_cluster_and_a_quiet_source_get_in() {
 
 #[test]
 fn the_clients_of_one_listener_leave_the_part_of_another() {
-    let pool = Pool::new(1600);
-    let (tls, hbone) = (pool.listener(), pool.listener());
+    let pool = DescriptorPool::new(1600);
+    let (tls, hbone) = (pool.register_listener(), pool.register_listener());
     // As many addresses as needed; each takes no more than `FLOOR`.
     let floods = (0..u32::MAX).map(|at| tls.source(IpAddr::V4(at.into())));
     let mut held = Vec::new();
     for source in floods {
-        let taken: Vec<_> = (0..FLOOR).map_while(|_| source.connection().ok()).collect();
+        let taken: Vec<_> = (0..SHARE_MIN)
+            .map_while(|_| source.connection().ok())
+            .collect();
         if taken.is_empty() {
             break;
         }
         held.extend(taken);
     }
     assert_eq!(held.len(), 1500, "all but a sixteenth");
-    assert!(!tls.has_room() && hbone.has_room());
-    assert!(fill(&peer(&hbone, "west", "a")).len() >= FLOOR);
+    assert!(!tls.has_free_descriptor() && hbone.has_free_descriptor());
+    assert!(fill(&peer(&hbone, "west", "a")).len() >= SHARE_MIN);
     drop(hbone);
     assert!(
-        tls.has_room(),
+        tls.has_free_descriptor(),
         "what was reserved is free without the listener"
     );
 }
 
 #[test]
 fn a_listener_that_drains_keeps_its_connections_and_no_reserve() {
-    let pool = Pool::new(1600);
-    let (old, new) = (pool.listener(), pool.listener());
+    let pool = DescriptorPool::new(1600);
+    let (old, new) = (pool.register_listener(), pool.register_listener());
     let open = peer(&old, "west", "a").connection().expect("room");
     assert_eq!(new.free(), 1600 - 1 - 99, "the rest of a sixteenth");
     old.release();
@@ -91,8 +93,8 @@ fn a_listener_that_drains_keeps_its_connections_and_no_reserve() {
 
 #[test]
 fn many_identities_of_one_cluster_leave_a_quarter_to_others() {
-    let pool = Pool::new(1600);
-    let listener = pool.listener();
+    let pool = DescriptorPool::new(1600);
+    let listener = pool.register_listener();
     let held: Vec<_> = (0..1600)
         .map_while(|at| {
             peer(&listener, "unlisted", &format!("i{at}"))
@@ -106,18 +108,23 @@ fn many_identities_of_one_cluster_leave_a_quarter_to_others() {
 
 #[test]
 fn a_connection_is_handed_over_from_its_address_to_its_identity() {
-    let pool = Pool::new(100);
-    let listener = pool.listener();
+    let pool = DescriptorPool::new(100);
+    let listener = pool.register_listener();
     let mut connection = listener
         .source(ip("2001:db8::1"))
         .connection()
         .expect("room");
-    assert_eq!(pool.usage(9).holders, [(Name::Source(ip("2001:db8::")), 1)]);
-    let holder = connection.holder().identified(&"west".into(), &"a".into());
-    connection.hand_over(&holder).expect("room");
+    assert_eq!(
+        pool.usage(9).holders,
+        [(Party::Source(ip("2001:db8::")), 1)]
+    );
+    let holder = connection
+        .holder()
+        .for_identity(&"west".into(), &"a".into());
+    connection.move_to(&holder).expect("room");
     let both = [
-        (Name::Cluster("west".into()), 1),
-        (Name::Identity("a".into()), 1),
+        (Party::Cluster("west".into()), 1),
+        (Party::Identity("a".into()), 1),
     ];
     assert_eq!(pool.usage(9).holders, both);
     assert_eq!(pool.usage(1).holders.len(), 1);
@@ -127,8 +134,8 @@ fn a_connection_is_handed_over_from_its_address_to_its_identity() {
 
 #[test]
 fn connections_leave_a_fifth_to_tunnels_but_for_those_who_hold_little() {
-    let pool = Pool::new(1000);
-    let listener = pool.listener();
+    let pool = DescriptorPool::new(1000);
+    let listener = pool.register_listener();
     let mut held = Vec::new();
     for at in 0..10 {
         let holder = peer(&listener, &format!("c{at}"), &format!("i{at}"));
@@ -140,23 +147,23 @@ fn connections_leave_a_fifth_to_tunnels_but_for_those_who_hold_little() {
 
 #[test]
 fn memory_bounds_the_pool_while_it_is_short() {
-    let pool = Pool::new(10_000);
-    let listener = pool.listener();
+    let pool = DescriptorPool::new(10_000);
+    let listener = pool.register_listener();
     pool.set_memory(100 * DESCRIPTOR_BYTES);
     let holder = peer(&listener, "west", "a");
     let held = fill(&holder);
-    assert_eq!((held.len(), pool.handshakes()), (50, 3));
+    assert_eq!((held.len(), pool.handshakes_max()), (50, 3));
     pool.set_memory(0);
-    assert_eq!(holder.upstream().unwrap_err(), Full::Memory);
-    assert!(pool.pipe_end().is_none() && !listener.has_room());
+    assert_eq!(holder.upstream().unwrap_err(), LimitReached::Memory);
+    assert!(pool.pipe_end().is_none() && !listener.has_free_descriptor());
     pool.set_memory(usize::MAX);
     assert!(holder.upstream().is_ok());
 }
 
 #[test]
 fn pipes_leave_a_quarter_and_no_pool_is_passed() {
-    let pool = Pool::new(100);
-    let listener = pool.listener();
+    let pool = DescriptorPool::new(100);
+    let listener = pool.register_listener();
     let pipes: Vec<_> = std::iter::from_fn(|| pool.pipe_end()).collect();
     assert_eq!(pipes.len(), 75);
     let mut held = Vec::new();

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::tests::{EAST2, WEST2, asked, built, caller, exposed, names, payments, service};
+use super::tests::{
+    EAST2, WEST2, asked, build_snapshot, caller, exposed, names, payments, service,
+};
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh};
@@ -15,8 +17,8 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
     let names = names(&[("foo.global:80", &[WEST2, EAST2], None, "")]);
     let table = |to| {
         let mut exposure = ExposureTable::new(false);
-        exposure.expose("foo.uswest2.global", &exposed(to, false), []);
-        exposure.expose(EAST2, &exposed("west", false), []);
+        exposure.add_entry("foo.uswest2.global", &exposed(to, false), []);
+        exposure.add_entry(EAST2, &exposed("west", false), []);
         exposure
     };
     let mut mesh = payments();
@@ -24,7 +26,7 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
     let east = Arc::clone(mesh.workloads.get("uid-2").expect("a workload"));
     mesh.services
         .remove("uswest2/foo.uswest2.svc.cluster.local");
-    let old = built(mesh, names, table("west"));
+    let old = build_snapshot(mesh, names, table("west"));
     let change = Change {
         exposure: Some(table("north")),
         ..Change::default()
@@ -32,12 +34,12 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
     let next = build(&old, change);
     let (caller, asked) = (caller("west.local"), asked("foo.global:80"));
     let judged = |snapshot: &Snapshot, workload: &Workload| {
-        let means = snapshot.find(caller, &asked).expect("the alias").means;
-        snapshot.judge_gone(caller, &asked, &means, workload)
+        let means = snapshot.find(caller, &asked).expect("the alias").matched_by;
+        snapshot.evaluate_removed_target(caller, &asked, &means, workload)
     };
-    assert_eq!(judged(&old, &west), Verdict::Allowed);
-    assert_eq!(judged(&next, &west), Verdict::NotForPeer);
-    assert_eq!(judged(&next, &east), Verdict::Allowed);
+    assert_eq!(judged(&old, &west), ExposureVerdict::Allowed);
+    assert_eq!(judged(&next, &west), ExposureVerdict::NotForPeer);
+    assert_eq!(judged(&next, &east), ExposureVerdict::Allowed);
 }
 
 #[test]
@@ -68,7 +70,7 @@ fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
         ),
         ("foo-east.global:80", &[WEST2, EAST2], None, "us-east-2"),
     ]);
-    let snapshot = built(mesh, names, ExposureTable::new(true));
+    let snapshot = build_snapshot(mesh, names, ExposureTable::new(true));
     let shares = |text| -> Vec<_> {
         let found = snapshot.find(caller("west.local"), &asked(text));
         let set = snapshot.endpoints(&found.expect("the alias"), false);
@@ -92,16 +94,16 @@ fn a_name_that_an_entry_gives_is_routed_by_what_that_entry_says() {
     };
     let route_by = |entry: &str, own: bool| {
         let mut exposure = ExposureTable::new(false);
-        exposure.expose(entry, &strict, [("given.name", None)]);
+        exposure.add_entry(entry, &strict, [("given.name", None)]);
         if own {
-            exposure.expose(host, &exposed("west", false), []);
+            exposure.add_entry(host, &exposed("west", false), []);
         }
         let mesh = Mesh::new([service(host, &[80])], []);
-        let snapshot = built(mesh, names(&[]), exposure);
+        let snapshot = build_snapshot(mesh, names(&[]), exposure);
         ["given.name:80", "echo.app.global:80"].map(|text| {
             let asked = asked(text);
             let found = snapshot.find(caller("west.local"), &asked).expect("it");
-            snapshot.route_by(&asked, (host, 80), &found.means)
+            snapshot.route_by(&asked, (host, 80), &found.matched_by)
         })
     };
     let strict = Some(RouteBy::Strict);

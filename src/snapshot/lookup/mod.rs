@@ -9,7 +9,7 @@ use crate::wire::{Authority, Host};
 
 use super::mesh::{self, Workload};
 use super::names::Alias;
-use super::{Caller, EndpointSet, Service, Snapshot, Verdict};
+use super::{Caller, EndpointSet, ExposureVerdict, Service, Snapshot};
 
 #[cfg(test)]
 mod behind;
@@ -20,13 +20,13 @@ mod tests;
 
 /// Service port that matches an authority.
 #[derive(Clone, Debug)]
-pub struct Found<'a> {
+pub struct LookupResult<'a> {
     /// Service.
     pub service: &'a Arc<Service>,
     /// Port of the service; the service has it.
     pub port: u16,
     /// Part of the configuration or mesh that the authority matched.
-    pub means: Means,
+    pub matched_by: Means,
 }
 
 /// Part of the configuration or mesh that an authority matched. It determines the exposure rules
@@ -51,19 +51,19 @@ impl Snapshot {
     ///
     /// Names of the configuration come first, so that a tenant cannot take them over by choosing
     /// such a hostname. Nothing is resolved by DNS.
-    pub fn find(&self, caller: Caller<'_>, asked: &Authority) -> Option<Found<'_>> {
+    pub fn find(&self, caller: Caller<'_>, asked: &Authority) -> Option<LookupResult<'_>> {
         let (service, port, means) = match &asked.host {
             Host::Name(name) => self.find_name(caller, name, asked)?,
-            Host::Ip(ip) => match self.by_vip(*ip) {
+            Host::Ip(ip) => match self.service_by_vip(*ip) {
                 Some(service) => (service, asked.port, Means::Service),
                 None => return self.find_workload(caller, *ip, asked.port),
             },
         };
         let has_port = service.ports.contains_key(&port);
-        has_port.then_some(Found {
+        has_port.then_some(LookupResult {
             service,
             port,
-            means,
+            matched_by: means,
         })
     }
 
@@ -75,26 +75,35 @@ impl Snapshot {
         asked: &Authority,
     ) -> Option<(&Arc<Service>, u16, Means)> {
         if let Some((host, port)) = self.exposure.alias(asked) {
-            return Some((self.called(host)?, port, Means::Exposed));
+            return Some((self.service_by_name(host)?, port, Means::Exposed));
         }
         if let Some(alias) = self.names.alias(asked, self.cluster(caller)) {
-            let (service, port) = match alias.plain() {
-                Some((host, port)) => (self.called(host)?, port.unwrap_or(asked.port)),
-                None => (self.derived.get(alias.label())?, asked.port),
+            let (service, port) = match alias.single_target() {
+                Some((host, port)) => (self.service_by_name(host)?, port.unwrap_or(asked.port)),
+                None => (self.derived_services.get(alias.label())?, asked.port),
             };
             return Some((service, port, Means::Alias(Arc::clone(alias))));
         }
-        Some((self.named(name)?, asked.port, Means::Service))
+        Some((
+            self.service_by_unassigned_name(name)?,
+            asked.port,
+            Means::Service,
+        ))
     }
 
     /// Looks up the workload at an address. If it serves this port for several services, returns
     /// the first that the caller may reach by address, or else the first.
-    fn find_workload(&self, caller: Caller<'_>, ip: IpAddr, target: u16) -> Option<Found<'_>> {
-        let mut found = self.at_address(ip, target);
+    fn find_workload(
+        &self,
+        caller: Caller<'_>,
+        ip: IpAddr,
+        target: u16,
+    ) -> Option<LookupResult<'_>> {
+        let mut found = self.ports_at_address(ip, target);
         let first = found.next()?;
-        let is_allowed = |found: &Found<'_>| {
+        let is_allowed = |found: &LookupResult<'_>| {
             let (host, port) = (&found.service.hostname, found.port);
-            self.judge_workload(caller, host, port) == Verdict::Allowed
+            self.evaluate_workload(caller, host, port) == ExposureVerdict::Allowed
         };
         if is_allowed(&first) {
             return Some(first);
@@ -105,50 +114,53 @@ impl Snapshot {
     /// Returns the service of a name that the configuration does not give to the peer. If the
     /// configuration gives the name to other peers or for another port, only a service in the
     /// namespace that owns it may answer.
-    pub fn named(&self, name: &str) -> Option<&Arc<Service>> {
-        let service = self.called(name)?;
-        self.may_be_named(name, &service.definition)
+    pub fn service_by_unassigned_name(&self, name: &str) -> Option<&Arc<Service>> {
+        let service = self.service_by_name(name)?;
+        self.may_use_name(name, &service.definition)
             .then_some(service)
     }
 
     /// Returns whether a service may have a name that the configuration does not give to the peer.
-    fn may_be_named(&self, name: &str, service: &mesh::Service) -> bool {
+    fn may_use_name(&self, name: &str, service: &mesh::Service) -> bool {
         let owner = self.names.owner(&service.hostname);
-        owner == Some(&service.namespace) || !self.is_given(name)
+        owner == Some(&service.namespace) || !self.is_configured_name(name)
     }
 
     /// Returns whether the configuration gives this name to a service, by an alias or in
     /// `exposure`.
-    pub(super) fn is_given(&self, name: &str) -> bool {
-        !self.names.called(name).is_empty() || self.exposure.hosts_called(name).next().is_some()
+    pub(super) fn is_configured_name(&self, name: &str) -> bool {
+        !self.names.aliases_of(name).is_empty()
+            || self.exposure.hosts_with_alias(name).next().is_some()
     }
 
     /// Returns the service of a hostname or of a name of its family.
-    pub fn called(&self, host: &str) -> Option<&Arc<Service>> {
+    pub fn service_by_name(&self, host: &str) -> Option<&Arc<Service>> {
         let own = self.services.get(host);
-        own.or_else(|| self.of_family(self.names.stem(host)?))
+        own.or_else(|| self.service_of_family(self.names.stem(host)?))
     }
 
     /// Returns the service of a hostname, or the derived service of a label.
-    pub fn service(&self, host: &str) -> Option<&Arc<Service>> {
-        self.services.get(host).or_else(|| self.derived.get(host))
+    pub fn service_or_derived(&self, host: &str) -> Option<&Arc<Service>> {
+        self.services
+            .get(host)
+            .or_else(|| self.derived_services.get(host))
     }
 
     /// Returns the first service of a family in order of the suffixes.
-    fn of_family(&self, stem: &str) -> Option<&Arc<Service>> {
+    fn service_of_family(&self, stem: &str) -> Option<&Arc<Service>> {
         let mut names = self.names.family(stem);
         names.find_map(|name| self.services.get(&*name))
     }
 
     /// Returns the endpoints of a lookup result, those for TLS listeners if `direct`.
-    pub fn endpoints(&self, found: &Found<'_>, direct: bool) -> Arc<EndpointSet> {
-        let Found { service, port, .. } = found;
-        if let Means::Workload(workload) = &found.means {
-            let endpoint = self.workload_endpoint(service, &workload.uid, *port, direct);
+    pub fn endpoints(&self, found: &LookupResult<'_>, is_passthrough: bool) -> Arc<EndpointSet> {
+        let LookupResult { service, port, .. } = found;
+        if let Means::Workload(workload) = &found.matched_by {
+            let endpoint = self.workload_endpoint(service, &workload.uid, *port, is_passthrough);
             return Arc::new(EndpointSet::new(endpoint));
         }
-        let sets = match direct {
-            true => &service.direct,
+        let sets = match is_passthrough {
+            true => &service.passthrough_ports,
             false => &service.ports,
         };
         sets.get(port).cloned().unwrap_or_default()
@@ -163,34 +175,34 @@ impl Snapshot {
 impl Snapshot {
     /// Evaluates the exposure rules, or the control plane's exports if the rules have no entry.
     /// `host` is the hostname of the service to which `asked` leads.
-    pub fn judge(
+    pub fn evaluate_exposure(
         &self,
         caller: Caller<'_>,
         asked: &Authority,
         (host, port): (&str, u16),
         means: &Means,
-    ) -> Verdict {
+    ) -> ExposureVerdict {
         match means {
-            Means::Service => self.judge_service(caller, host, port),
-            Means::Exposed if self.is_kept(host) => Verdict::NotExposed,
-            Means::Exposed => self.exposure.judge_alias(caller, &self.trust, asked),
-            Means::Alias(alias) => self.judge_targets(caller, alias, asked.port),
-            Means::Workload(_) => self.judge_workload(caller, host, port),
+            Means::Service => self.evaluate_service(caller, host, port),
+            Means::Exposed if self.is_cluster_local(host) => ExposureVerdict::NotExposed,
+            Means::Exposed => self.exposure.evaluate_alias(caller, &self.trust, asked),
+            Means::Alias(alias) => self.evaluate_targets(caller, alias, asked.port),
+            Means::Workload(_) => self.evaluate_workload(caller, host, port),
         }
     }
 
-    fn judge_service(&self, caller: Caller<'_>, host: &str, port: u16) -> Verdict {
-        if self.is_kept(host) {
-            return Verdict::NotExposed;
+    fn evaluate_service(&self, caller: Caller<'_>, host: &str, port: u16) -> ExposureVerdict {
+        if self.is_cluster_local(host) {
+            return ExposureVerdict::NotExposed;
         }
-        let entry = self.entry_of(host);
+        let entry = self.exposure_host(host);
         if self.exposure.has_entry(&entry) {
-            return self.exposure.judge(caller, &self.trust, &entry, port);
+            return self.exposure.evaluate(caller, &self.trust, &entry, port);
         }
         let is_exposed = || self.is_exposed_by_default(host) || self.is_exported(host, port);
         match self.cluster(caller).is_some() && is_exposed() {
-            true => Verdict::Allowed,
-            false => Verdict::NotExposed,
+            true => ExposureVerdict::Allowed,
+            false => ExposureVerdict::NotExposed,
         }
     }
 
@@ -201,18 +213,18 @@ impl Snapshot {
         self.exposure.exposes_all() && !self.services.get(host).is_some_and(is_private)
     }
 
-    fn judge_workload(&self, caller: Caller<'_>, host: &str, port: u16) -> Verdict {
-        if self.is_kept(host) {
-            return Verdict::NotExposed;
+    fn evaluate_workload(&self, caller: Caller<'_>, host: &str, port: u16) -> ExposureVerdict {
+        if self.is_cluster_local(host) {
+            return ExposureVerdict::NotExposed;
         }
-        let entry = self.entry_of(host);
+        let entry = self.exposure_host(host);
         self.exposure
-            .judge_workload(caller, &self.trust, &entry, port)
+            .evaluate_workload(caller, &self.trust, &entry, port)
     }
 
     /// Evaluates each service behind an alias; all must be exposed to the caller. Targets that do
     /// not exist or lack the port are left out, because they contribute no endpoint.
-    fn judge_targets(&self, caller: Caller<'_>, alias: &Alias, asked: u16) -> Verdict {
+    fn evaluate_targets(&self, caller: Caller<'_>, alias: &Alias, asked: u16) -> ExposureVerdict {
         let mut judged: Vec<_> = self.behind(alias, asked).collect();
         if judged.is_empty() {
             // An open tunnel can outlive all targets. The rules of their names alone then decide
@@ -223,50 +235,50 @@ impl Snapshot {
                 .collect();
         }
         let verdicts = judged.into_iter();
-        let verdicts = verdicts.map(|(host, port)| self.judge_service(caller, host, port));
-        let mut refusals = verdicts.filter(|verdict| *verdict != Verdict::Allowed);
-        refusals.next().unwrap_or(Verdict::Allowed)
+        let verdicts = verdicts.map(|(host, port)| self.evaluate_service(caller, host, port));
+        let mut refusals = verdicts.filter(|verdict| *verdict != ExposureVerdict::Allowed);
+        refusals.next().unwrap_or(ExposureVerdict::Allowed)
     }
 
     /// Evaluates an open tunnel by the target of an alias that serves its endpoint, if that target
-    /// no longer exists. [`Self::judge`] evaluates only targets that exist.
-    pub fn judge_gone(
+    /// no longer exists. [`Self::evaluate_exposure`] evaluates only targets that exist.
+    pub fn evaluate_removed_target(
         &self,
         caller: Caller<'_>,
         asked: &Authority,
         means: &Means,
         endpoint: &Workload,
-    ) -> Verdict {
+    ) -> ExposureVerdict {
         let Means::Alias(alias) = means else {
-            return Verdict::Allowed;
+            return ExposureVerdict::Allowed;
         };
         let served = |target: &str| {
             let served = endpoint.services.keys();
             let served = served.filter_map(|name| name.split_once('/'));
-            let served = served.filter(|(_, host)| self.names.is_same(host, target));
+            let served = served.filter(|(_, host)| self.names.is_same_family(host, target));
             served.collect::<Vec<_>>()
         };
         let is_its = |target: &str| !served(target).is_empty();
-        let is_meant = |(namespace, host): &(&str, &str)| self.is_meant(host, namespace);
+        let is_meant = |(namespace, host): &(&str, &str)| self.may_answer(host, namespace);
         let mut targets = alias.targets().iter().map(|(target, _)| served(target));
         if targets.any(|served| !served.is_empty() && !served.iter().any(is_meant)) {
-            return Verdict::NotExposed;
+            return ExposureVerdict::NotExposed;
         }
         let mut verdicts = alias.targets().iter().filter_map(|(target, port)| {
-            let (service, port) = (self.called(target), port.unwrap_or(asked.port));
+            let (service, port) = (self.service_by_name(target), port.unwrap_or(asked.port));
             let is_there = service.is_some_and(|service| service.ports.contains_key(&port));
             let host = service.map_or(&**target, |service| &service.hostname);
             let is_gone = !is_there && is_its(target);
-            is_gone.then(|| self.judge_service(caller, host, port))
+            is_gone.then(|| self.evaluate_service(caller, host, port))
         });
-        let refusal = verdicts.find(|verdict| *verdict != Verdict::Allowed);
-        refusal.unwrap_or(Verdict::Allowed)
+        let refusal = verdicts.find(|verdict| *verdict != ExposureVerdict::Allowed);
+        refusal.unwrap_or(ExposureVerdict::Allowed)
     }
 
     /// Returns the existing services behind an alias, each with the port that is reached.
     pub fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
         alias.targets().iter().filter_map(move |(host, port)| {
-            let (service, port) = (self.called(host)?, port.unwrap_or(asked));
+            let (service, port) = (self.service_by_name(host)?, port.unwrap_or(asked));
             let has_port = service.ports.contains_key(&port);
             has_port.then_some((&*service.hostname, port))
         })
@@ -280,11 +292,11 @@ impl Snapshot {
         (host, port): (&str, u16),
         means: &Means,
     ) -> Option<RouteBy> {
-        let of = |(host, port)| self.exposure.route_by(&self.entry_of(host), port);
+        let of = |(host, port)| self.exposure.route_by(&self.exposure_host(host), port);
         match means {
             Means::Alias(alias) => self.behind(alias, asked.port).filter_map(of).max(),
             Means::Exposed => {
-                let called = self.exposure.entries_called(asked);
+                let called = self.exposure.entries_with_alias(asked);
                 called
                     .map(|entry| entry.route_by)
                     .max()
@@ -297,7 +309,7 @@ impl Snapshot {
 
     /// Returns whether `asked` may still lead to a service as when a tunnel was opened. Only the
     /// configuration changes the result, not the presence of services.
-    pub fn stands_for(
+    pub fn still_leads_to(
         &self,
         caller: Caller<'_>,
         asked: &Authority,
@@ -311,19 +323,20 @@ impl Snapshot {
         let exposed = || self.exposure.alias(asked);
         match means {
             Means::Service => match (exposed(), self.names.alias(asked, self.cluster(caller))) {
-                (Some((now, at)), _) => at == port && self.names.is_same(now, host),
+                (Some((now, at)), _) => at == port && self.names.is_same_family(now, host),
                 (None, Some(alias)) => {
                     let mut targets = alias.targets().iter();
-                    targets.any(|(target, _)| self.names.is_same(target, host))
+                    targets.any(|(target, _)| self.names.is_same_family(target, host))
                 }
-                (None, None) => self.names.is_same(name, host) && self.may_be_named(name, service),
+                (None, None) => {
+                    self.names.is_same_family(name, host) && self.may_use_name(name, service)
+                }
             },
-            Means::Exposed => {
-                exposed().is_some_and(|(now, at)| at == port && self.names.is_same(now, host))
-            }
+            Means::Exposed => exposed()
+                .is_some_and(|(now, at)| at == port && self.names.is_same_family(now, host)),
             Means::Alias(alias) => {
                 let now = self.names.alias(asked, self.cluster(caller));
-                exposed().is_none() && now.is_some_and(|now| now.stands_for(alias))
+                exposed().is_none() && now.is_some_and(|now| now.keeps_targets_of(alias))
             }
             Means::Workload(_) => false,
         }
@@ -331,14 +344,14 @@ impl Snapshot {
 
     /// Returns whether an object of its own cluster keeps a service local, which overrides all
     /// other rules.
-    pub fn is_kept(&self, host: &str) -> bool {
+    pub fn is_cluster_local(&self, host: &str) -> bool {
         self.scope.local.contains(host)
     }
 
     /// Returns the hostname whose entries apply to a service: its own, or else a name of its family
     /// that no other service has. An exported hostname can be two services, one of its cluster and
     /// one of all clusters; entries of either apply to both.
-    pub fn entry_of<'a>(&self, host: &'a str) -> Cow<'a, str> {
+    pub fn exposure_host<'a>(&self, host: &'a str) -> Cow<'a, str> {
         if self.exposure.has_entry(host) || !self.exposure.has_entries() {
             return Cow::Borrowed(host);
         }
@@ -369,15 +382,16 @@ impl Snapshot {
     /// Returns whether `name` is an alternative name, by its family, of the service `host`.
     fn is_other_name(&self, name: &str, host: &str) -> bool {
         let is_other = *name != *host && !self.services.contains_key(name);
-        let called = || self.called(name);
+        let called = || self.service_by_name(name);
         is_other && called().is_none_or(|service| *service.hostname == *host)
     }
 
     /// Returns whether adding or removing the service of this hostname may move rules of its family
     /// from one service to another.
-    pub(super) fn shares_rules(&self, host: &str) -> bool {
+    pub(super) fn moves_family_rules(&self, host: &str) -> bool {
         let names: Vec<_> = self.family_of(host).collect();
-        let has_rules = |name: &String| self.exposure.has_entry(name) || self.exports.has(name);
+        let has_rules =
+            |name: &String| self.exposure.has_entry(name) || self.exports.contains_host(name);
         let is_other = |name: &&String| ***name != *host;
         let mut others = names.iter().filter(is_other);
         names.iter().any(has_rules) && others.any(|name| self.services.contains_key(&**name))

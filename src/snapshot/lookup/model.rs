@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
-use super::tests::{built, exposed, found, lasts, names, service, trust, workload};
+use super::tests::{
+    address_suffixes, build_snapshot, exposed, found, names, service, trust, workload,
+};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh, Workload};
-use crate::snapshot::{ExposureTable, NameTable, Scope, Snapshot};
+use crate::snapshot::{ExposureTable, NameTable, ServiceVisibility, Snapshot};
 
 /// Returns, for each name and each of two callers, the service, whether the caller may reach it,
 /// and the endpoints.
-fn meaning(snapshot: &Snapshot) -> Vec<String> {
+fn lookup_results(snapshot: &Snapshot) -> Vec<String> {
     let mut texts: Vec<_> = HOSTS.map(|host| format!("{host}:80")).into();
     let aliases = ["one.name", "two.name", "region.name"];
     texts.extend(aliases.map(|name| format!("{name}:80")));
@@ -28,7 +30,7 @@ fn meaning(snapshot: &Snapshot) -> Vec<String> {
         format!(
             "{text} {domain}: {:?} {:?}",
             all[place],
-            lasts(snapshot, domain, text)
+            address_suffixes(snapshot, domain, text)
         )
     });
     said.collect()
@@ -83,7 +85,7 @@ fn drawn_exposure(rng: &mut Rng) -> ExposureTable {
         let namespaces = [None, None, Some("x"), Some("y"), Some("z")];
         let namespace = *rng.choice(&namespaces).expect("a namespace");
         entry.namespace = namespace.map(Into::into);
-        table.expose(drawn_host(rng), &entry, []);
+        table.add_entry(drawn_host(rng), &entry, []);
     }
     table
 }
@@ -103,7 +105,7 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
     for seed in 0..24 {
         let mut rng = Rng::with_seed(seed);
         let mut mesh = Mesh::default();
-        let mut snapshot = built(mesh.clone(), names(&[]), ExposureTable::new(false));
+        let mut snapshot = build_snapshot(mesh.clone(), names(&[]), ExposureTable::new(false));
         for step in 0..40 {
             for _ in 0..rng.u8(..4) {
                 let (service, workload) = (drawn_service(&mut rng), drawn_workload(&mut rng));
@@ -122,9 +124,9 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
             let configured = |seed| {
                 let mut rng = Rng::with_seed(seed);
                 let exported = (0..rng.u8(..3)).map(|_| drawn_host(&mut rng).into());
-                let scope = Scope {
+                let scope = ServiceVisibility {
                     exported: exported.collect(),
-                    ..Scope::default()
+                    ..ServiceVisibility::default()
                 };
                 (drawn_exposure(&mut rng), drawn_names(&mut rng), scope)
             };
@@ -156,11 +158,14 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
             };
             let fresh = build(&same_rules, change);
             assert_eq!(
-                meaning(&snapshot),
-                meaning(&fresh),
+                lookup_results(&snapshot),
+                lookup_results(&fresh),
                 "seed {seed}, step {step}"
             );
-            assert_eq!(snapshot.derived.len(), fresh.derived.len());
+            assert_eq!(
+                snapshot.derived_services.len(),
+                fresh.derived_services.len()
+            );
         }
     }
 }

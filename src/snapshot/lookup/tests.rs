@@ -71,9 +71,9 @@ fn target(text: &str) -> (Box<str>, Option<u16>) {
 }
 
 /// Alias as configured: name, targets, consumers and region.
-pub(super) type Given<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
+pub(super) type AliasSpec<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
 
-pub(super) fn names(aliases: &[Given<'_>]) -> NameTable {
+pub(super) fn names(aliases: &[AliasSpec<'_>]) -> NameTable {
     let parsed: Vec<_> = aliases.iter().map(|(name, ..)| target(name)).collect();
     let aliases = aliases.iter().zip(&parsed);
     let aliases = aliases.map(|((_, to, consumers, region), (host, port))| {
@@ -92,8 +92,8 @@ pub(super) fn exposed(to: &str, workloads: bool) -> Exposure {
         ..Audience::default()
     };
     Exposure {
-        to: vec![audience],
-        workloads,
+        audiences: vec![audience],
+        exposes_workloads: workloads,
         ..Exposure::default()
     }
 }
@@ -102,7 +102,7 @@ pub(super) fn trust() -> TrustSet {
     TrustSet::new([("west.local", "west"), ("north.local", "north")])
 }
 
-pub(super) fn built(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snapshot {
+pub(super) fn build_snapshot(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snapshot {
     let change = Change {
         mesh: Some((mesh, "east".into())),
         names: Some(names),
@@ -121,8 +121,9 @@ pub(super) fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>;
         let asked = asked(text);
         let found = snapshot.find(caller, &asked)?;
         let host = &*found.service.hostname;
-        let verdict = snapshot.judge(caller, &asked, (host, found.port), &found.means);
-        let is_allowed = verdict == Verdict::Allowed;
+        let verdict =
+            snapshot.evaluate_exposure(caller, &asked, (host, found.port), &found.matched_by);
+        let is_allowed = verdict == ExposureVerdict::Allowed;
         Some((format!("{host}:{}", found.port), is_allowed))
     })
 }
@@ -157,9 +158,9 @@ fn names_are_looked_up_in_their_order() {
         ("gone.global", &["gone.app.svc.cluster.local"], None, ""),
     ]);
     let mut exposure = ExposureTable::new(false);
-    exposure.expose(echo, &exposed("west", true), [("given.global", None)]);
+    exposure.add_entry(echo, &exposed("west", true), [("given.global", None)]);
     let workloads = [workload(3, "", &[(echo, 80, 8080)])];
-    let snapshot = built(Mesh::new(services, workloads), names, exposure);
+    let snapshot = build_snapshot(Mesh::new(services, workloads), names, exposure);
     let other = |port: u16| format!("other.app.svc.cluster.local:{port}");
     let echo = format!("{echo}:80");
     // Each row: authority, result for west, result for all other callers.
@@ -221,9 +222,9 @@ fn an_entry_holds_for_all_names_of_its_service() {
         ("own.app.global", "west"),
         ("own.app.svc.cluster.local", "north"),
     ] {
-        exposure.expose(host, &exposed(to, false), []);
+        exposure.add_entry(host, &exposed(to, false), []);
     }
-    let old = built(Mesh::new(services.clone(), []), names(&[]), exposure);
+    let old = build_snapshot(Mesh::new(services.clone(), []), names(&[]), exposure);
     let exports: ExportSet = [("exported.app.global", 80)].into_iter().collect();
     let change = Change {
         exports: Some(exports),
@@ -277,7 +278,7 @@ pub(super) fn payments() -> Mesh {
 }
 
 /// Returns the last bytes of the endpoint addresses to which `text` leads, in order.
-pub(super) fn lasts(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
+pub(super) fn address_suffixes(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
     let found = snapshot.find(caller(domain), &asked(text))?;
     let set = snapshot.endpoints(&found, false);
     let last = |ip: IpAddr| match ip {
@@ -313,11 +314,11 @@ fn an_alias_of_several_services_has_the_endpoints_of_all_and_of_a_region_those_t
         ("nothing.global", &["foo.gone.global"], None, "us-west-2"),
     ]);
     let mut exposure = ExposureTable::new(false);
-    exposure.expose(WEST2, &exposed("west", false), []);
-    exposure.expose(WEST2, &exposed("north", false), []);
-    exposure.expose("foo.useast2.mesh.internal", &exposed("west", false), []);
-    let snapshot = built(payments(), names, exposure);
-    let at = |domain, text| lasts(&snapshot, domain, text);
+    exposure.add_entry(WEST2, &exposed("west", false), []);
+    exposure.add_entry(WEST2, &exposed("north", false), []);
+    exposure.add_entry("foo.useast2.mesh.internal", &exposed("west", false), []);
+    let snapshot = build_snapshot(payments(), names, exposure);
+    let at = |domain, text| address_suffixes(&snapshot, domain, text);
     assert_eq!(at("west.local", "foo.global:80"), Some(vec![1, 2, 3]));
     assert_eq!(at("west.local", "foo-west.global:80"), Some(vec![1, 3]));
     assert_eq!(at("west.local", "foo-east.global:80"), Some(vec![2]));
@@ -343,9 +344,12 @@ fn an_alias_of_several_services_has_the_endpoints_of_all_and_of_a_region_those_t
         ..Change::default()
     };
     let next = build(&snapshot, change);
-    assert_eq!(lasts(&next, "west.local", "foo.global:80"), Some(vec![3]));
     assert_eq!(
-        lasts(&next, "west.local", "foo-east.global:80"),
+        address_suffixes(&next, "west.local", "foo.global:80"),
+        Some(vec![3])
+    );
+    assert_eq!(
+        address_suffixes(&next, "west.local", "foo-east.global:80"),
         Some(vec![])
     );
     let allowed = found(&next, "foo.global:80").map(|found| found.map(|found| found.1));
@@ -362,7 +366,7 @@ fn an_alias_goes_past_no_waypoint_of_what_is_behind_it() {
     let name = format!("useast2/{EAST2}").as_str().into();
     mesh.services.insert(name, Arc::new(behind));
     let names = names(&[("foo.global:80", &[WEST2, EAST2], None, "")]);
-    let snapshot = built(mesh, names, ExposureTable::new(true));
+    let snapshot = build_snapshot(mesh, names, ExposureTable::new(true));
     let authority = asked("foo.global:80");
     let found = snapshot.find(caller("west.local"), &authority);
     let found = found.expect("what stands for it");
@@ -395,10 +399,10 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
         port: Some(80),
         ..exposed("west", true)
     };
-    exposure.expose("echo.app.global", &of_port, []);
-    exposure.expose(other, &exposed("north", true), []);
-    exposure.expose("closed.app.svc.cluster.local", &exposed("west", false), []);
-    let snapshot = built(mesh, names(&[]), exposure);
+    exposure.add_entry("echo.app.global", &of_port, []);
+    exposure.add_entry(other, &exposed("north", true), []);
+    exposure.add_entry("closed.app.svc.cluster.local", &exposed("west", false), []);
+    let snapshot = build_snapshot(mesh, names(&[]), exposure);
     let allowed = |text| found(&snapshot, text).map(|found| found.map(|found| found.1));
     let nobody = [Some(false); 3];
     for (text, want) in [
@@ -445,7 +449,10 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     };
     let closed = build(&snapshot, change);
     assert!(closed.find(caller("west.local"), &authority).is_none());
-    assert_eq!(closed.at_address([10, 0, 0, 1].into(), 8080).count(), 0);
+    assert_eq!(
+        closed.ports_at_address([10, 0, 0, 1].into(), 8080).count(),
+        0
+    );
 }
 
 #[test]
@@ -454,38 +461,39 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
     let services = || [service(echo, &[80]), service(other, &[80])];
     let table = |name: Option<&'static str>| {
         let mut exposure = ExposureTable::new(true);
-        exposure.expose(echo, &exposed("west", false), name.map(|name| (name, None)));
+        exposure.add_entry(echo, &exposed("west", false), name.map(|name| (name, None)));
         exposure
     };
-    let aliases: &[Given<'_>] = &[
+    let aliases: &[AliasSpec<'_>] = &[
         ("a.global", &[echo], None, ""),
         ("b.global", &[echo, other], None, ""),
     ];
-    let with =
-        |aliases: &[Given<'_>], name| built(Mesh::new(services(), []), names(aliases), table(name));
+    let with = |aliases: &[AliasSpec<'_>], name| {
+        build_snapshot(Mesh::new(services(), []), names(aliases), table(name))
+    };
     let old = with(aliases, Some("given.global"));
     let none = || NameTable::new(["svc.cluster.local"], []);
-    let moved: &[Given<'_>] = &[
+    let moved: &[AliasSpec<'_>] = &[
         ("a.global", &[other], None, ""),
         ("b.global", &[echo], None, ""),
     ];
-    let more: &[Given<'_>] = &[
+    let more: &[AliasSpec<'_>] = &[
         ("a.global", &[echo, other], None, ""),
         ("b.global", &["new.app.global", other, echo], None, ""),
     ];
-    let hidden: &[Given<'_>] = &[("a.global", &[echo], Some(&["north"]), "")];
+    let hidden: &[AliasSpec<'_>] = &[("a.global", &[echo], Some(&["north"]), "")];
     let later = [
         ("the same", with(aliases, Some("given.global"))),
         (
             "no names",
-            built(Mesh::new(services(), []), none(), table(None)),
+            build_snapshot(Mesh::new(services(), []), none(), table(None)),
         ),
         ("other targets", with(moved, Some("other.global"))),
         ("hidden", with(hidden, Some("given.global"))),
         ("more targets", with(more, Some("given.global"))),
         (
             "no services",
-            built(Mesh::default(), names(aliases), table(Some("given.global"))),
+            build_snapshot(Mesh::default(), names(aliases), table(Some("given.global"))),
         ),
     ];
     // Each row: authority, and whether it still leads to the same service in each later snapshot.
@@ -503,7 +511,8 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         let west = caller("west.local");
         let found = old.find(west, &asked).expect("a service");
         let of = (&*found.service.definition, found.port);
-        let stands = |(_, next): &(&str, Snapshot)| next.stands_for(west, &asked, of, &found.means);
+        let stands =
+            |(_, next): &(&str, Snapshot)| next.still_leads_to(west, &asked, of, &found.matched_by);
         let got: Vec<_> = later.iter().map(stands).collect();
         assert_eq!(
             got,
@@ -528,8 +537,8 @@ fn exposing_all_admits_the_trust_set_to_what_more_than_its_namespace_sees() {
         service.private = true;
     }
     let mut exposure = ExposureTable::new(true);
-    exposure.expose(&narrow.hostname, &exposed("north", false), []);
-    exposure.expose(&named.hostname, &exposed("west", false), []);
+    exposure.add_entry(&narrow.hostname, &exposed("north", false), []);
+    exposure.add_entry(&named.hostname, &exposed("west", false), []);
     let mesh = Mesh::new([open, narrow, private, named, exported], []);
     let alias = (
         "alias.name",
@@ -537,7 +546,7 @@ fn exposing_all_admits_the_trust_set_to_what_more_than_its_namespace_sees() {
         None,
         "",
     );
-    let old = built(mesh, names(&[alias]), exposure);
+    let old = build_snapshot(mesh, names(&[alias]), exposure);
     let exports: ExportSet = [("exported.app.svc.cluster.local", 80)]
         .into_iter()
         .collect();

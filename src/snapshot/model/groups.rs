@@ -7,13 +7,13 @@ use std::sync::Arc;
 use fastrand::Rng;
 
 use super::super::mesh::{Assignment, Locality, Scope, Service, Workload};
-use super::super::traffic::{Position, Regions, Rule, Spill, Traffic};
+use super::super::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
 use super::super::{Endpoint, EndpointSet};
 use crate::wire::RegionPattern;
 
 /// Traffic rule for one service, or for every service.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Entry {
+pub(super) struct TrafficEntry {
     preferences: Option<&'static [Scope]>,
     spill: Option<u8>,
     regions: Vec<(&'static str, u32)>,
@@ -21,9 +21,9 @@ pub(super) struct Entry {
 
 /// All inputs of load balancing other than the mesh.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Said {
+pub(super) struct Inputs {
     /// By hostname; `*` means every service.
-    pub(super) traffic: BTreeMap<String, Entry>,
+    pub(super) traffic: BTreeMap<String, TrafficEntry>,
     pub(super) evacuated: BTreeSet<&'static str>,
 }
 
@@ -96,10 +96,10 @@ pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
 }
 
 /// Returns a random traffic rule.
-pub(super) fn entry(rng: &mut Rng) -> Entry {
+pub(super) fn entry(rng: &mut Rng) -> TrafficEntry {
     let regions = PLACES.into_iter().map(|place| (place, rng.u32(..3)));
     let regions: Vec<_> = regions.filter(|(place, _)| place.len() % 3 != 1).collect();
-    Entry {
+    TrafficEntry {
         preferences: rng.bool().then(|| rng.choice(PREFERENCES).expect("some")),
         spill: rng.bool().then(|| rng.u8(1..=100)),
         regions: if rng.u8(..3) == 0 {
@@ -110,22 +110,22 @@ pub(super) fn entry(rng: &mut Rng) -> Entry {
     }
 }
 
-impl Said {
+impl Inputs {
     /// Returns whether a ready workload is an endpoint.
-    pub(super) fn uses(&self, service: &Service, workload: &Workload) -> bool {
-        spot(service, self, workload).is_some_and(|(.., weight)| weight > 0)
+    pub(super) fn is_endpoint(&self, service: &Service, workload: &Workload) -> bool {
+        placement(service, self, workload).is_some_and(|(.., weight)| weight > 0)
     }
 
     /// Converts the rules to the builder's input.
     pub(super) fn traffic(&self) -> Traffic {
         let rule =
-            |entry: &Entry| Rule {
+            |entry: &TrafficEntry| TrafficRule {
                 preferences: entry.preferences,
                 spill: entry.spill.map(Spill::below),
                 regions: Regions::new(entry.regions.iter().map(|(text, weight)| {
                     (RegionPattern::parse(text).expect("a pattern"), *weight)
                 })),
-                latency: None,
+                by_latency: None,
             };
         let services = self.traffic.iter().filter(|(host, _)| *host != "*");
         let services = services.map(|(host, entry)| (host.as_str().into(), rule(entry)));
@@ -143,18 +143,18 @@ fn is_in(place: &str, locality: &Locality) -> bool {
 }
 
 /// Tier of an endpoint, the name of the tier, the place within it, and the weight of the place.
-type Spot = (usize, String, String, u32);
+type Placement = (usize, String, String, u32);
 
 /// Returns `None` for an endpoint that is neither used nor counted.
-fn spot(service: &Service, said: &Said, workload: &Workload) -> Option<Spot> {
+fn placement(service: &Service, said: &Inputs, workload: &Workload) -> Option<Placement> {
     let at = &*workload.locality;
     if said.evacuated.iter().any(|place| is_in(place, at)) {
         return None;
     }
-    let nothing = Entry::default();
+    let nothing = TrafficEntry::default();
     let own = said.traffic.get(&*service.hostname).unwrap_or(&nothing);
     let every = said.traffic.get("*").unwrap_or(&nothing);
-    let is_split = |entry: &Entry| entry.regions.iter().any(|(_, weight)| *weight > 0);
+    let is_split = |entry: &TrafficEntry| entry.regions.iter().any(|(_, weight)| *weight > 0);
     let by_own = own.preferences.is_some() || is_split(own);
     let assignment = service.assignments.values().next().filter(|_| !by_own);
     let (tier, name) = match assignment {
@@ -226,13 +226,13 @@ fn by_preference(of: &[Scope], strict: bool, workload: &Workload) -> Option<(usi
 }
 
 /// Returns the groups with ready endpoints. `all` has each endpoint with whether it is ready.
-pub(super) fn groups(service: &Service, said: &Said, all: &[(&Workload, bool)]) -> Vec<Group> {
+pub(super) fn groups(service: &Service, said: &Inputs, all: &[(&Workload, bool)]) -> Vec<Group> {
     /// Uids of ready endpoints, and the number of all.
     type Counted = (Vec<String>, usize);
     let mut tiers: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
     let mut spots: BTreeMap<(usize, String), (String, u32, Counted)> = BTreeMap::new();
     for (workload, ready) in all {
-        let Some((tier, name, place, weight)) = spot(service, said, workload) else {
+        let Some((tier, name, place, weight)) = placement(service, said, workload) else {
             continue;
         };
         let counts = tiers.entry(tier).or_default();
@@ -279,7 +279,7 @@ pub(super) fn groups(service: &Service, said: &Said, all: &[(&Workload, bool)]) 
 }
 
 /// Returns whether a set has these groups and shares.
-pub(super) fn is_like(set: &EndpointSet, want: &[Group]) -> bool {
+pub(super) fn has_groups(set: &EndpointSet, want: &[Group]) -> bool {
     let uids = |endpoints: &[Arc<Endpoint>]| -> Vec<_> {
         let uids = endpoints.iter().map(|one| one.uid().to_string());
         uids.collect()
@@ -313,7 +313,7 @@ pub(super) fn is_like(set: &EndpointSet, want: &[Group]) -> bool {
 }
 
 /// Returns the threshold as (factor, divisor): a tier can take its ready ratio × factor / divisor.
-fn threshold(service: &Service, said: &Said) -> (u64, u64) {
+fn threshold(service: &Service, said: &Inputs) -> (u64, u64) {
     let own = said.traffic.get(&*service.hostname);
     let by_own = own.is_some_and(|own| {
         own.preferences.is_some() || own.regions.iter().any(|(_, weight)| *weight > 0)

@@ -14,7 +14,7 @@ use super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Template, Wayp
 use super::traffic::Override;
 use super::{EndpointState, Snapshot};
 use crate::wire::RegionPattern;
-use groups::{PLACES, Said};
+use groups::{Inputs, PLACES};
 
 const SEEDS: u64 = 128;
 const STEPS: usize = 60;
@@ -119,14 +119,14 @@ fn answering<'a>(
 }
 
 /// Returns the expected services and VIPs of a mesh, computed in the simplest way.
-fn meaning(mesh: &Mesh, said: &Said, ages: &mut Ages) -> (Services, BTreeMap<IpAddr, String>) {
+fn expected(mesh: &Mesh, said: &Inputs, ages: &mut Ages) -> (Services, BTreeMap<IpAddr, String>) {
     let (answering, vips) = answering(mesh, ages);
     let mut services = Services::new();
     for (hostname, service) in answering {
         let sets = service.ports.keys().map(|port| {
             let ready = members(mesh, service, *port).into_iter();
             let ready = ready.filter(|(workload, ..)| is_ready(service, workload));
-            let ready = ready.filter(|(workload, ..)| said.uses(service, workload));
+            let ready = ready.filter(|(workload, ..)| said.is_endpoint(service, workload));
             let endpoint = |(workload, address): (&Workload, SocketAddr)| {
                 (workload.uid.to_string(), address, workload.capacity)
             };
@@ -175,7 +175,7 @@ fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workloa
 }
 
 /// Returns the services and VIPs of a snapshot, and the states of its endpoints.
-fn contents(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States) {
+fn actual(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States) {
     let (mut services, mut states) = (Services::new(), States::new());
     for (hostname, service) in snapshot.services.iter() {
         let mut ports = BTreeMap::new();
@@ -203,7 +203,7 @@ fn contents(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States)
         services.insert(hostname.to_string(), (service.namespace.to_string(), ports));
     }
     let vips = snapshot.vips.keys();
-    let vips = vips.filter_map(|vip| Some((*vip, snapshot.by_vip(*vip)?)));
+    let vips = vips.filter_map(|vip| Some((*vip, snapshot.service_by_vip(*vip)?)));
     let vips = vips.map(|(vip, service)| (vip, service.hostname.to_string()));
     (services, vips.collect(), states)
 }
@@ -263,7 +263,7 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
             ports(rng),
         )
     };
-    let words = ["", NETWORK, NETWORK, NETWORK, "west"];
+    let networks = ["", NETWORK, NETWORK, NETWORK, "west"];
     let mut workload = Workload {
         uid: uid.into(),
         addresses: (0..rng.u8(..6).min(1))
@@ -275,7 +275,7 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
         services: (0..rng.u8(..4)).map(|_| named(rng)).collect(),
         template: Template {
             workload_name: format!("deployment-{}", rng.u8(..2)).into(),
-            network: (*rng.choice(&words).expect("a network")).into(),
+            network: (*rng.choice(&networks).expect("a network")).into(),
             protocol: if rng.u8(..4) == 0 {
                 Protocol::Tcp
             } else {
@@ -321,7 +321,7 @@ fn change(rng: &mut Rng, mesh: &mut Mesh) {
 }
 
 /// Randomly changes an input other than the mesh. Returns the operator's command, if it is one.
-fn say(rng: &mut Rng, said: &mut Said) -> Option<Override> {
+fn change_inputs(rng: &mut Rng, said: &mut Inputs) -> Option<Override> {
     let host = match rng.u8(..4) {
         0 => "*".to_owned(),
         _ => hostname(rng),
@@ -333,7 +333,7 @@ fn say(rng: &mut Rng, said: &mut Said) -> Option<Override> {
             let place = rng.choice(&PLACES[1..]).expect("a place");
             let pattern = RegionPattern::parse(place).expect("a pattern");
             return Some(match said.evacuated.remove(place) {
-                true => Override::Return(pattern),
+                true => Override::Restore(pattern),
                 false => {
                     said.evacuated.insert(place);
                     Override::Evacuate(pattern)
@@ -346,7 +346,7 @@ fn say(rng: &mut Rng, said: &mut Said) -> Option<Override> {
 }
 
 /// Returns the mesh as a builder with this defect would see it.
-fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
+fn mesh_with_fault(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
     let mut mesh = mesh.clone();
     let gone = |mesh: &Mesh| {
         let gone = old.mesh.workloads.iter();
@@ -376,14 +376,14 @@ fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
 ///
 /// # Errors
 /// Returns a service with wrong groups or shares.
-fn shared_out(snapshot: &Snapshot, mesh: &Mesh, said: &Said) -> Result<(), String> {
+fn check_groups(snapshot: &Snapshot, mesh: &Mesh, said: &Inputs) -> Result<(), String> {
     for (hostname, service) in snapshot.services.iter() {
         let definition = &service.definition;
         for (port, set) in &service.ports {
             let all = members(mesh, definition, *port).into_iter();
             let all = all.map(|(workload, _)| (workload, is_ready(definition, workload)));
             let want = groups::groups(definition, said, &all.collect::<Vec<_>>());
-            if !groups::is_like(set, &want) {
+            if !groups::has_groups(set, &want) {
                 let groups = set.groups();
                 return Err(format!("{hostname}:{port}: {groups:?} instead of {want:?}"));
             }
@@ -402,10 +402,10 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
         hbone_only: rng.bool(),
         ..Mesh::default()
     };
-    let (mut snapshot, mut said) = (Snapshot::default(), Said::default());
+    let (mut snapshot, mut said) = (Snapshot::default(), Inputs::default());
     let mut ages = Ages::default();
     for step in 0..STEPS {
-        let order = say(&mut rng, &mut said);
+        let order = change_inputs(&mut rng, &mut said);
         // In some steps the mesh does not change.
         let has_mesh = rng.u8(..4) > 0 || fault == Fault::LosesStates;
         if has_mesh {
@@ -418,7 +418,7 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
             },
             _ => &snapshot,
         };
-        let mesh_of_fault = spoilt(fault, old, &mesh);
+        let mesh_of_fault = mesh_with_fault(fault, old, &mesh);
         let change = Change {
             mesh: has_mesh.then(|| (mesh_of_fault, NETWORK.into())),
             traffic: (has_mesh || fault != Fault::MissesTraffic).then(|| said.traffic()),
@@ -427,17 +427,17 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
             ..Change::default()
         };
         let next = build(old, change);
-        let (services, vips, states) = contents(&next);
-        let (want, want_vips) = meaning(&mesh, &said, &mut ages);
+        let (services, vips, states) = actual(&next);
+        let (want, want_vips) = expected(&mesh, &said, &mut ages);
         let at = format!("seed {seed}, step {step}");
         if services != want {
             return Err(format!("{at}: {services:?} instead of {want:?}"));
         }
-        shared_out(&next, &mesh, &said).map_err(|error| format!("{at}: {error}"))?;
+        check_groups(&next, &mesh, &said).map_err(|error| format!("{at}: {error}"))?;
         if vips != want_vips {
             return Err(format!("{at}: {vips:?} instead of {want_vips:?}"));
         }
-        let (_, _, before) = contents(&snapshot);
+        let (_, _, before) = actual(&snapshot);
         for (key, state) in &states {
             let same = before.get(key).is_none_or(|old| Arc::ptr_eq(old, state));
             let stolen = before
@@ -467,7 +467,7 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
     let mut several = 0;
     for seed in 0..4_000 {
         let mut rng = Rng::with_seed(seed);
-        let (hostname, mut said) = ("host-0", Said::default());
+        let (hostname, mut said) = ("host-0", Inputs::default());
         for host in [hostname, "*"] {
             if rng.u8(..3) == 0 {
                 said.traffic
@@ -493,7 +493,7 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
             ..Change::default()
         };
         let snapshot = build(&Snapshot::default(), change);
-        if let Err(error) = shared_out(&snapshot, &snapshot.mesh, &said) {
+        if let Err(error) = check_groups(&snapshot, &snapshot.mesh, &said) {
             panic!("seed {seed}: {error}");
         }
         let set = &snapshot.services.get(hostname).expect("a service").ports[&80];

@@ -36,7 +36,7 @@ pub(super) struct VipClaim {
 pub(super) struct Rank {
     is_unconfigured: bool,
     is_not_canonical: bool,
-    is_foreign: bool,
+    is_not_owner: bool,
     pub(super) since: u64,
 }
 
@@ -44,17 +44,17 @@ pub(super) struct Rank {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Collision {
     /// Hostname or VIP.
-    what: String,
+    claimed: String,
     /// Service that answers, as `namespace/hostname`.
     winner: Option<String>,
     /// Claimants that do not answer.
     losers: Vec<String>,
-    why: Why,
+    rule: DecidingRule,
 }
 
 /// Rule that decides a collision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Why {
+enum DecidingRule {
     /// An entry of `exposure.services` sets the namespace.
     Namespace(String),
     /// An entry of `exposure.services` names the service.
@@ -74,7 +74,7 @@ enum Why {
 const LOSERS_SHOWN: usize = 5;
 
 /// Returns the item of the lowest rank, or `None` on a tie.
-fn least<T>(ranked: impl Iterator<Item = (Rank, T)>) -> Option<T> {
+fn lowest_rank<T>(ranked: impl Iterator<Item = (Rank, T)>) -> Option<T> {
     let (mut least, mut is_tied) = (None::<(Rank, T)>, false);
     for (rank, item) in ranked {
         let order = least.as_ref().map(|(other, _)| rank.cmp(other));
@@ -89,15 +89,15 @@ fn least<T>(ranked: impl Iterator<Item = (Rank, T)>) -> Option<T> {
 
 impl Rank {
     /// Returns the first rule by which this rank precedes another.
-    fn why(&self, other: &Self, service: &mesh::Service) -> Why {
+    fn deciding_rule(&self, other: &Self, service: &mesh::Service) -> DecidingRule {
         if self.is_unconfigured != other.is_unconfigured {
-            Why::Entry
+            DecidingRule::Entry
         } else if self.is_not_canonical != other.is_not_canonical {
-            Why::Canonical
-        } else if self.is_foreign != other.is_foreign {
-            Why::Owner(service.namespace.to_string())
+            DecidingRule::Canonical
+        } else if self.is_not_owner != other.is_not_owner {
+            DecidingRule::Owner(service.namespace.to_string())
         } else {
-            Why::First
+            DecidingRule::First
         }
     }
 }
@@ -105,26 +105,26 @@ impl Rank {
 impl Snapshot {
     /// Returns the service that answers to a hostname.
     pub(super) fn answering(&self, host: &str) -> Option<&Arc<mesh::Service>> {
-        let namespace = self.namespace_of(host);
+        let namespace = self.required_namespace(host);
         let claims = self.index.claims(host).iter();
         let claims = claims.filter(|claim| {
             namespace.is_none_or(|namespace| *claim.service.namespace == *namespace)
         });
         let ranked = claims.map(|claim| (self.rank(&claim.service, claim.since), &claim.service));
-        let first = least(ranked)?;
+        let first = lowest_rank(ranked)?;
         let is_good = namespace.is_some() || self.family_owner(host, &first.namespace).is_none();
         is_good.then_some(first)
     }
 
     /// Returns whether a service of this namespace may answer to a hostname.
-    pub fn is_meant(&self, host: &str, namespace: &str) -> bool {
-        self.namespace_of(host)
+    pub fn may_answer(&self, host: &str, namespace: &str) -> bool {
+        self.required_namespace(host)
             .is_none_or(|only| *only == *namespace)
     }
 
     /// Returns the only namespace that may have a hostname, if an entry for it or for another name
     /// of its family sets one.
-    pub fn namespace_of(&self, host: &str) -> Option<&str> {
+    pub fn required_namespace(&self, host: &str) -> Option<&str> {
         if !self.exposure.has_namespaces() {
             return None;
         }
@@ -153,7 +153,7 @@ impl Snapshot {
         Rank {
             is_unconfigured: false,
             is_not_canonical: !service.canonical,
-            is_foreign: self.names.owner(&service.hostname) != Some(&service.namespace),
+            is_not_owner: self.names.owner(&service.hostname) != Some(&service.namespace),
             since,
         }
     }
@@ -166,13 +166,13 @@ impl Snapshot {
         let is_of_family = || self.family_of(host).any(|name| has_entry(&name));
         Rank {
             is_unconfigured: !has_entry(host) && !is_of_family(),
-            is_foreign: false,
+            is_not_owner: false,
             ..self.rank(service, since)
         }
     }
 
     /// Returns the service that answers to a VIP of this network.
-    pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
+    pub fn service_by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
         match &**self.vips.get(&ip)? {
             [first, second, ..] if first.rank == second.rank => None,
             [first, ..] => self.services.get(&first.host),
@@ -182,7 +182,13 @@ impl Snapshot {
 
     /// Adds or removes the claim of a hostname to a VIP. If `is_same` is set, the service is the
     /// same as before and the claim keeps its age.
-    pub(super) fn claim_vip(&mut self, vip: IpAddr, host: &str, is_claimed: bool, is_same: bool) {
+    pub(super) fn update_vip_claim(
+        &mut self,
+        vip: IpAddr,
+        host: &str,
+        is_claimed: bool,
+        is_same: bool,
+    ) {
         let old = self.vips.get(&vip).map_or(&[][..], |claims| claims);
         let before = old.iter().find(|claim| *claim.host == *host);
         let before = before.filter(|_| is_same).map(|claim| claim.rank.since);
@@ -208,7 +214,7 @@ impl Snapshot {
 
     /// Restores the age of claims to VIPs after all of them were rebuilt. `vips` and `services` are
     /// those of before. A claim keeps its age if it is of the same service.
-    pub(super) fn keep_ages(
+    pub(super) fn restore_claim_ages(
         &mut self,
         vips: &Shards<IpAddr, Arc<[VipClaim]>>,
         services: &Shards<Arc<str>, Arc<Service>>,
@@ -233,14 +239,14 @@ impl Snapshot {
 
     /// Ranks contested claims to VIPs again, after a change of the configuration. A single claim is
     /// ranked when a second one is added.
-    pub(super) fn rank_vips(&mut self) {
+    pub(super) fn rerank_contested_vips(&mut self) {
         let contested = self.vips.iter().filter(|(_, claims)| claims.len() > 1);
         let contested = contested.flat_map(|(vip, claims)| {
             let hosts = claims.iter().map(|claim| Arc::clone(&claim.host));
             hosts.map(|host| (*vip, host))
         });
         for (vip, host) in contested.collect::<Vec<_>>() {
-            self.claim_vip(vip, &host, true, true);
+            self.update_vip_claim(vip, &host, true, true);
         }
     }
 }
@@ -259,7 +265,7 @@ impl Snapshot {
     /// Returns the collision of a hostname if any of its claimants does not answer.
     pub fn collision(&self, host: &str) -> Option<Collision> {
         let (claims, mut winner) = (self.index.claims(host), self.answering(host));
-        let is_given = winner.is_some() && self.is_given(host);
+        let is_given = winner.is_some() && self.is_configured_name(host);
         winner = winner.filter(|_| !is_given);
         let is_winner = |claim: &Claim| winner.is_some_and(|won| Arc::ptr_eq(won, &claim.service));
         let losers: Vec<_> = claims.iter().filter(|claim| !is_winner(claim)).collect();
@@ -270,23 +276,23 @@ impl Snapshot {
             .and_then(|won| {
                 let rank = |claim: &Claim| self.rank(&claim.service, claim.since);
                 let next = losers.iter().map(|claim| rank(claim)).min()?;
-                Some(rank(won).why(&next, &won.service))
+                Some(rank(won).deciding_rule(&next, &won.service))
             });
         let owner = || {
             let owner = self.family_owner(host, &first.service.namespace)?;
-            Some(Why::Owner(owner.to_owned()))
+            Some(DecidingRule::Owner(owner.to_owned()))
         };
-        let why = match (self.namespace_of(host), decided) {
-            _ if is_given => Why::Configured,
-            (Some(namespace), _) => Why::Namespace(namespace.to_owned()),
+        let why = match (self.required_namespace(host), decided) {
+            _ if is_given => DecidingRule::Configured,
+            (Some(namespace), _) => DecidingRule::Namespace(namespace.to_owned()),
             (None, Some(why)) => why,
-            (None, None) => owner().unwrap_or(Why::Hostname),
+            (None, None) => owner().unwrap_or(DecidingRule::Hostname),
         };
         Some(Collision {
-            what: host.to_owned(),
+            claimed: host.to_owned(),
             winner: winner.map(|won| format!("{}/{host}", won.namespace)),
             losers: losers.iter().map(|claim| claim.name.to_string()).collect(),
-            why,
+            rule: why,
         })
     }
 
@@ -296,18 +302,18 @@ impl Snapshot {
         let [first, second, ..] = &**claims else {
             return None;
         };
-        let winner = self.by_vip(vip);
-        let why = winner.map(|won| first.rank.why(&second.rank, &won.definition));
+        let winner = self.service_by_vip(vip);
+        let why = winner.map(|won| first.rank.deciding_rule(&second.rank, &won.definition));
         let name = |host: &str| {
             let service = self.services.get(host);
             service.map_or_else(String::new, |of| format!("{}/{host}", of.namespace))
         };
         let losers = claims.iter().skip(usize::from(winner.is_some()));
         Some(Collision {
-            what: vip.to_string(),
+            claimed: vip.to_string(),
             winner: winner.map(|won| name(&won.hostname)),
             losers: losers.map(|claim| name(&claim.host)).collect(),
-            why: why.unwrap_or(Why::Vip),
+            rule: why.unwrap_or(DecidingRule::Vip),
         })
     }
 }
@@ -316,7 +322,7 @@ impl Collision {
     /// Returns whether an entry's `namespace` decides the collision and the service of that
     /// namespace answers.
     pub fn is_intended(&self) -> bool {
-        self.winner.is_some() && matches!(self.why, Why::Namespace(_))
+        self.winner.is_some() && matches!(self.rule, DecidingRule::Namespace(_))
     }
 }
 
@@ -324,19 +330,19 @@ impl fmt::Display for Collision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = self.losers.iter().take(LOSERS_SHOWN);
         let shown: Vec<_> = shown.map(String::as_str).collect();
-        write!(f, "{} is claimed by {}", self.what, shown.join(", "))?;
+        write!(f, "{} is claimed by {}", self.claimed, shown.join(", "))?;
         match self.losers.len().saturating_sub(LOSERS_SHOWN) {
             0 => {}
             more => write!(f, " and {more} more")?,
         }
         match &self.winner {
-            Some(winner) => write!(f, ", and {winner} answers: {}", self.why),
-            None => write!(f, ", of which none answers: {}", self.why),
+            Some(winner) => write!(f, ", and {winner} answers: {}", self.rule),
+            None => write!(f, ", of which none answers: {}", self.rule),
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for DecidingRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Namespace(namespace) => {

@@ -51,7 +51,7 @@ fn table(entries: &[&str]) -> ExposureTable {
             namespace,
             ..Exposure::default()
         };
-        table.expose(host, &entry, []);
+        table.add_entry(host, &entry, []);
     }
     table
 }
@@ -135,14 +135,14 @@ fn nobody_but_its_owner_takes_a_name_of_a_family() {
         "echo.app.mesh.internal is claimed by a/echo.app.mesh.internal, of which none answers: \
          the name belongs to namespace app"
     );
-    let called = snapshot.called("echo.app.mesh.internal");
+    let called = snapshot.service_by_name("echo.app.mesh.internal");
     assert_eq!(called.map(|of| &*of.namespace), Some("app"));
 }
 
 #[test]
 fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
     let by_vip = |snapshot: &Snapshot| {
-        let service = snapshot.by_vip(VIP);
+        let service = snapshot.service_by_vip(VIP);
         service.map(|service| service.hostname.to_string())
     };
     let (own, other) = ("z/echo.z.svc.cluster.local", "a/a.a.svc.cluster.local");
@@ -193,10 +193,10 @@ fn review_3_an_entry_that_comes_before_a_rival_counts_for_a_vip_that_nobody_else
     let first = next(&configured(&[]), &[own]);
     let exposed = entry(&first, &["echo.z.svc.cluster.local"]);
     let both = next(&exposed, &[own, rival]);
-    assert_eq!(both.by_vip(VIP).map(|of| &*of.namespace), Some("z"));
+    assert_eq!(both.service_by_vip(VIP).map(|of| &*of.namespace), Some("z"));
     // The reverse: the entry is removed while the claim is the only one.
     let both = next(&entry(&exposed, &[]), &[own, rival]);
-    assert_eq!(both.by_vip(VIP).map(|of| &*of.namespace), Some("a"));
+    assert_eq!(both.service_by_vip(VIP).map(|of| &*of.namespace), Some("a"));
 }
 
 #[test]
@@ -213,7 +213,9 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
             ..Change::default()
         };
         snapshot = build(&snapshot, change);
-        let namespace = snapshot.by_vip(VIP).map(|of| of.namespace.to_string());
+        let namespace = snapshot
+            .service_by_vip(VIP)
+            .map(|of| of.namespace.to_string());
         assert_eq!(namespace.as_deref(), Some("z"), "direct: {direct}");
     }
     // A single claim is older than one that is added later.
@@ -223,7 +225,10 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
     };
     let alone = build(&first, rebuilt);
     let joined = next(&alone, &[own, third]);
-    assert_eq!(joined.by_vip(VIP).map(|of| &*of.namespace), Some("z"));
+    assert_eq!(
+        joined.service_by_vip(VIP).map(|of| &*of.namespace),
+        Some("z")
+    );
     // Another service with the same hostname is a new claim.
     let change = Change {
         mesh: Some((
@@ -234,7 +239,10 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
         ..Change::default()
     };
     let moved = build(&next(&first, &[own, other]), change);
-    assert_eq!(moved.by_vip(VIP).map(|of| &*of.namespace), Some("a"));
+    assert_eq!(
+        moved.service_by_vip(VIP).map(|of| &*of.namespace),
+        Some("a")
+    );
 }
 
 #[test]
@@ -254,7 +262,7 @@ fn an_entry_that_comes_gives_a_hostname_to_its_namespace_and_takes_it_from_other
     assert_eq!(namespace(&after, "api.example"), None);
     let said = after.collision("api.example").expect("a collision");
     assert!(!said.is_intended(), "none answers: {said}");
-    assert!(!after.is_meant("api.example", "z") && after.is_meant("api.example", "y"));
+    assert!(!after.may_answer("api.example", "z") && after.may_answer("api.example", "y"));
     assert_eq!(after.collisions().count(), 1);
     let after = change(&["z/api.example"]);
     assert_eq!(namespace(&after, "api.example"), Some("z"));

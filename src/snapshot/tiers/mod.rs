@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use super::endpoints::{Found, Tier};
 use super::mesh::{Assignment, Locality, Scope, Service, Workload};
-use super::traffic::{Balancing, Regions, Spill, is_in};
-use super::{Endpoint, EndpointSet, Unused};
+use super::traffic::{Balancing, Regions, Spill, matches_locality};
+use super::{Endpoint, EndpointSet, ExclusionReason};
 
 /// Ranking of the endpoints of one service port.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ enum Places<'a> {
 
 /// Tier and place of an endpoint.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+struct Placement {
     /// Order of the tier; lower ones are used first.
     order: u32,
     tier: Tier,
@@ -55,7 +55,7 @@ struct Spot {
 /// Endpoints of one spot.
 #[derive(Debug)]
 struct Group {
-    spot: Spot,
+    spot: Placement,
     count: Count,
     ready: Vec<Arc<Endpoint>>,
 }
@@ -78,11 +78,11 @@ impl Count {
 const DEGRADED_FROM: u32 = 1 << 16;
 
 /// Load of a tier that takes everything: shares are whole percents, as Envoy's are.
-const WHOLE: u64 = 100;
+const FULL_LOAD_PERCENT: u64 = 100;
 
 /// Resolution at which the share of a tier is divided among its places. All parts together are at
 /// most 100 × 2²⁴, which fits 32 bits.
-const FINE: u64 = 1 << 24;
+const SHARE_RESOLUTION: u64 = 1 << 24;
 
 impl<'a> Ranking<'a> {
     /// Returns the ranking of a service port for a gateway in `network`. `host` is the service's
@@ -93,19 +93,20 @@ impl<'a> Ranking<'a> {
         network: &'a str,
         balancing: &'a Balancing,
     ) -> Self {
-        let every = balancing.traffic.of_every();
-        let own = balancing.traffic.of(host);
+        let every = balancing.traffic.default_rule();
+        let own = balancing.traffic.service_rule(host);
         let own_regions = own.map(|own| &own.regions).filter(|own| !own.is_empty());
         // Weights of regions imply that near endpoints are not preferred.
-        let shares = |regions: &Regions| regions.shares().then_some(&[][..]);
-        let said = own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
+        let shares = |regions: &Regions| regions.has_weights().then_some(&[][..]);
+        let configured_preferences =
+            own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
         let assignment = service.assignments.get(&port).map(|one| &**one);
-        let by_priority = assignment.filter(|_| said.is_none());
+        let by_priority = assignment.filter(|_| configured_preferences.is_none());
         let of_source = (!service.preferences.is_empty()).then_some(&*service.preferences);
         let of_every = || every.preferences.or_else(|| shares(&every.regions));
         let preferences = match by_priority {
             Some(_) => None,
-            None => said.or(of_source).or_else(of_every),
+            None => configured_preferences.or(of_source).or_else(of_every),
         };
         let regions = own_regions.unwrap_or(&every.regions);
         let places = match by_priority {
@@ -121,16 +122,16 @@ impl<'a> Ranking<'a> {
             network,
             balancing,
             preferences: preferences.unwrap_or_default(),
-            strict: service.strict && said.is_none(),
+            strict: service.strict && configured_preferences.is_none(),
             assignment: by_priority,
             places,
             spill: spill.unwrap_or_default(),
-            by_latency: own.and_then(|own| own.latency).or(every.latency) == Some(true),
+            by_latency: own.and_then(|own| own.by_latency).or(every.by_latency) == Some(true),
         }
     }
 
     /// Returns whether all endpoints form one group without a tier, place or special rule.
-    fn is_plain(&self) -> bool {
+    fn is_single_group(&self) -> bool {
         self.preferences.is_empty()
             && self.assignment.is_none()
             && matches!(self.places, Places::None)
@@ -139,19 +140,19 @@ impl<'a> Ranking<'a> {
     }
 
     /// Returns the reason for which the location of a workload excludes it, if it does.
-    pub(super) fn excludes(&self, workload: &Workload) -> Option<Unused> {
-        match self.spot(workload) {
-            Ok(spot) => (spot.weight == 0).then_some(Unused::NoLocality),
+    pub(super) fn exclusion(&self, workload: &Workload) -> Option<ExclusionReason> {
+        match self.placement(workload) {
+            Ok(spot) => (spot.weight == 0).then_some(ExclusionReason::NoLocality),
             Err(why) => Some(why),
         }
     }
 
     /// Returns the set of these endpoints, each with whether it is ready.
-    pub(super) fn set<'e>(
+    pub(super) fn build_set<'e>(
         &self,
         endpoints: impl Iterator<Item = (&'e Arc<Endpoint>, bool)>,
     ) -> EndpointSet {
-        if self.is_plain() {
+        if self.is_single_group() {
             let ready = endpoints.filter(|(_, is_ready)| *is_ready);
             return EndpointSet::new(ready.map(|(endpoint, _)| Arc::clone(endpoint)));
         }
@@ -159,7 +160,7 @@ impl<'a> Ranking<'a> {
         let mut groups: BTreeMap<(u32, Option<usize>), Group> = BTreeMap::new();
         let mut left_out = BTreeSet::new();
         for (endpoint, is_ready) in endpoints {
-            let spot = match self.spot(&endpoint.definition) {
+            let spot = match self.placement(&endpoint.definition) {
                 Ok(spot) => spot,
                 Err(why) => {
                     left_out.extend(is_ready.then_some(why));
@@ -168,7 +169,7 @@ impl<'a> Ranking<'a> {
             };
             tiers.entry(spot.order).or_default().add(is_ready);
             if spot.weight == 0 {
-                left_out.extend(is_ready.then_some(Unused::NoLocality));
+                left_out.extend(is_ready.then_some(ExclusionReason::NoLocality));
                 continue;
             }
             let group = groups.entry((spot.order, spot.place));
@@ -181,14 +182,14 @@ impl<'a> Ranking<'a> {
             group.ready.extend(is_ready.then(|| Arc::clone(endpoint)));
         }
         if self.assignment.is_some() {
-            join(&mut tiers, |order| twin(*order), |count| count);
-            join(
+            merge_degraded_counts(&mut tiers, |order| degraded_order(*order), |count| count);
+            merge_degraded_counts(
                 &mut groups,
-                |(order, place)| (twin(*order), *place),
+                |(order, place)| (degraded_order(*order), *place),
                 |group| &mut group.count,
             );
         }
-        let found = self.shared(&tiers, groups.into_values());
+        let found = self.distribute(&tiers, groups.into_values());
         match &found[..] {
             [one] if left_out.is_empty() && !self.by_latency && one.is_plain() => {
                 EndpointSet::new(one.endpoints.iter().cloned())
@@ -202,29 +203,31 @@ impl<'a> Ranking<'a> {
 
     /// Returns the groups with their parts. The load of a tier is divided by the weights of its
     /// groups, each reduced by the group's own ratio of ready endpoints.
-    fn shared(
+    fn distribute(
         &self,
         tiers: &BTreeMap<u32, Count>,
         groups: impl Iterator<Item = Group>,
     ) -> Vec<Found> {
-        let loads = loads(self.spill, tiers.values().copied());
+        let loads = tier_loads(self.spill, tiers.values().copied());
         let loads: BTreeMap<_, _> = tiers.keys().copied().zip(loads).collect();
-        let able = |group: &Group| {
-            let part = self.spill.part(FINE, group.count);
+        let capacity = |group: &Group| {
+            let part = self.spill.capacity(SHARE_RESOLUTION, group.count);
             u128::from(part) * u128::from(group.spot.weight)
         };
-        let groups: Vec<_> = groups.map(|group| (able(&group), group)).collect();
+        let groups: Vec<_> = groups.map(|group| (capacity(&group), group)).collect();
         let mut sums: BTreeMap<u32, u128> = BTreeMap::new();
         for (able, group) in &groups {
             *sums.entry(group.spot.order).or_default() += able;
         }
         let found = groups.into_iter().map(|(able, group)| {
             let order = group.spot.order;
-            let load = loads.get(&order).map_or(0, |load| u128::from(load * FINE));
+            let load = loads
+                .get(&order)
+                .map_or(0, |load| u128::from(load * SHARE_RESOLUTION));
             let sum = sums.get(&order).copied().unwrap_or(0);
             let parts = (load * able).checked_div(sum).unwrap_or(0);
             let parts = u32::try_from(parts).unwrap_or(u32::MAX);
-            (order, Reverse(parts), self.found(group, parts))
+            (order, Reverse(parts), self.build_group(group, parts))
         });
         let mut found: Vec<_> = found.collect();
         found.sort_by_key(|(order, parts, _)| (*order, *parts));
@@ -238,7 +241,7 @@ impl<'a> Ranking<'a> {
         found
     }
 
-    fn found(&self, group: Group, parts: u32) -> Found {
+    fn build_group(&self, group: Group, parts: u32) -> Found {
         let place = group.spot.place.and_then(|place| self.name(place));
         Found {
             tier: group.spot.tier,
@@ -253,22 +256,22 @@ impl<'a> Ranking<'a> {
     ///
     /// # Errors
     /// Returns the reason for which it is neither used nor counted.
-    fn spot(&self, workload: &Workload) -> Result<Spot, Unused> {
+    fn placement(&self, workload: &Workload) -> Result<Placement, ExclusionReason> {
         let locality = &workload.locality;
         let mut evacuated = self.balancing.evacuated.iter();
-        if let Some(region) = evacuated.find(|region| is_in(region, locality)) {
-            return Err(Unused::Evacuated(region.to_string().into()));
+        if let Some(region) = evacuated.find(|region| matches_locality(region, locality)) {
+            return Err(ExclusionReason::Evacuated(region.to_string().into()));
         }
         let (order, tier) = self.tier(workload)?;
         let (place, weight) = match self.places {
             Places::None => (None, 1),
             Places::Regions(regions) => match regions.find(locality) {
-                None if regions.shares() => {
-                    return Err(Unused::NoRegion(Arc::clone(&locality.region)));
+                None if regions.has_weights() => {
+                    return Err(ExclusionReason::NoRegion(Arc::clone(&locality.region)));
                 }
                 None => (None, 1),
                 Some((_, region)) if region.weight == 0 => {
-                    return Err(Unused::NoWeight(Arc::clone(&region.name)));
+                    return Err(ExclusionReason::NoWeight(Arc::clone(&region.name)));
                 }
                 Some((place, region)) => (Some(place), region.weight),
             },
@@ -282,7 +285,7 @@ impl<'a> Ranking<'a> {
                 }
             }
         };
-        Ok(Spot {
+        Ok(Placement {
             order,
             tier,
             place,
@@ -294,12 +297,12 @@ impl<'a> Ranking<'a> {
     /// matches. As in ztunnel's ranking, the first mismatch ends the count (contract 7). NODE has
     /// no rank, because the node of a gateway is arbitrary. Only workloads of this network are
     /// dialled, so ztunnel's rules for other networks do not matter here.
-    fn tier(&self, workload: &Workload) -> Result<(u32, Tier), Unused> {
+    fn tier(&self, workload: &Workload) -> Result<(u32, Tier), ExclusionReason> {
         if self.assignment.is_some() {
             let priority = workload.priority;
             return Ok(match workload.degraded {
                 false => (priority, Tier::Priority(priority)),
-                true => (twin(priority), Tier::Degraded(priority)),
+                true => (degraded_order(priority), Tier::Degraded(priority)),
             });
         }
         let preferences = self.preferences.iter().filter(|of| **of != Scope::Node);
@@ -314,7 +317,7 @@ impl<'a> Ranking<'a> {
             }
         }
         match missed {
-            Some(scope) if self.strict => Err(Unused::NotSame(scope)),
+            Some(scope) if self.strict => Err(ExclusionReason::MissesPreference(scope)),
             Some(_) if tier == Tier::Any => Ok((order, Tier::Elsewhere)),
             _ => Ok((order, tier)),
         }
@@ -347,13 +350,13 @@ impl<'a> Ranking<'a> {
 }
 
 /// Returns the order of a priority's degraded endpoints: after all tiers that are not degraded.
-fn twin(priority: u32) -> u32 {
+fn degraded_order(priority: u32) -> u32 {
     priority.saturating_add(DEGRADED_FROM)
 }
 
 /// Counts the healthy and the degraded endpoints of a priority together, as Envoy does. In the
 /// total of either tier, the endpoints of the other one count as not ready.
-fn join<K: Ord + Clone, V>(
+fn merge_degraded_counts<K: Ord + Clone, V>(
     all: &mut BTreeMap<K, V>,
     twin: impl Fn(&K) -> K,
     count: impl Fn(&mut V) -> &mut Count,
@@ -386,12 +389,14 @@ impl Found {
 /// ready endpoints allows, of what the tiers before it have left. If all together cannot take 100
 /// %, the loads are scaled up in proportion. The rounding remainder goes to the first tier that can
 /// take anything.
-fn loads(spill: Spill, tiers: impl Iterator<Item = Count>) -> Vec<u64> {
-    let able: Vec<_> = tiers.map(|count| spill.part(WHOLE, count)).collect();
-    let total = able.iter().sum::<u64>().clamp(1, WHOLE);
-    let mut left = WHOLE;
+fn tier_loads(spill: Spill, tiers: impl Iterator<Item = Count>) -> Vec<u64> {
+    let able: Vec<_> = tiers
+        .map(|count| spill.capacity(FULL_LOAD_PERCENT, count))
+        .collect();
+    let total = able.iter().sum::<u64>().clamp(1, FULL_LOAD_PERCENT);
+    let mut left = FULL_LOAD_PERCENT;
     let take = |able: &u64| {
-        let load = (able * WHOLE / total).min(left);
+        let load = (able * FULL_LOAD_PERCENT / total).min(left);
         left -= load;
         load
     };

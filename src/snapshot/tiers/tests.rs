@@ -2,7 +2,7 @@
 
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
-use crate::snapshot::traffic::{Override, Position, Rule, Traffic};
+use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{Group, Snapshot};
 use crate::wire::RegionPattern;
 
@@ -12,7 +12,7 @@ use super::*;
 type Weighed<'a> = (&'a [(&'a str, u32)], &'a [&'a str]);
 
 /// Workload as `region/zone`, cluster, and whether it is ready.
-type Told<'a> = (&'a str, &'a str, bool);
+type WorkloadSpec<'a> = (&'a str, &'a str, bool);
 
 fn locality(text: &str) -> Locality {
     let mut parts = text.split('/').map(Arc::from);
@@ -24,7 +24,7 @@ fn locality(text: &str) -> Locality {
     }
 }
 
-fn workload(at: usize, (place, cluster, healthy): Told<'_>) -> Workload {
+fn workload(at: usize, (place, cluster, healthy): WorkloadSpec<'_>) -> Workload {
     let last = u8::try_from(at).expect("few workloads");
     Workload {
         uid: format!("{at:03}").into(),
@@ -93,12 +93,12 @@ fn groups(snapshot: &Snapshot) -> Vec<String> {
     groups.list().iter().map(said).collect()
 }
 
-fn told(workloads: &[Told<'_>]) -> Vec<Workload> {
+fn workloads(workloads: &[WorkloadSpec<'_>]) -> Vec<Workload> {
     let workloads = workloads.iter().enumerate();
     workloads.map(|(at, told)| workload(at, *told)).collect()
 }
 
-const EVERYWHERE: [Told<'_>; 6] = [
+const EVERYWHERE: [WorkloadSpec<'_>; 6] = [
     ("us-west/us-west-a/rack-1", "west", true),
     ("us-west/us-west-a/rack-2", "west", true),
     ("us-west/us-west-b", "west", true),
@@ -146,7 +146,11 @@ fn each_preference_matched_before_the_first_one_missed_is_a_tier() {
         (&[Region], &["same region 100% 3/3", "elsewhere 0% 3/3"]),
     ];
     for (preferences, want) in table {
-        let snapshot = built(service(preferences), told(&EVERYWHERE), Change::default());
+        let snapshot = built(
+            service(preferences),
+            workloads(&EVERYWHERE),
+            Change::default(),
+        );
         assert_eq!(groups(&snapshot), want, "{preferences:?}");
     }
 }
@@ -157,11 +161,14 @@ fn strict_drops_what_misses_a_preference_and_says_so() {
         strict: true,
         ..service(&[Scope::Network, Scope::Region, Scope::Zone])
     };
-    let snapshot = built(strict.clone(), told(&EVERYWHERE), Change::default());
+    let snapshot = built(strict.clone(), workloads(&EVERYWHERE), Change::default());
     assert_eq!(groups(&snapshot), ["same zone 100% 2/2"]);
-    let left_out = [Unused::NotSame(Scope::Region), Unused::NotSame(Scope::Zone)];
+    let left_out = [
+        ExclusionReason::MissesPreference(Scope::Region),
+        ExclusionReason::MissesPreference(Scope::Zone),
+    ];
     assert_eq!(set(&snapshot).left_out(), left_out);
-    let snapshot = built(strict, told(&EVERYWHERE[3..]), Change::default());
+    let snapshot = built(strict, workloads(&EVERYWHERE[3..]), Change::default());
     assert_eq!(set(&snapshot).endpoints.len(), 0);
     assert_eq!(set(&snapshot).left_out(), &left_out[..1]);
 }
@@ -177,7 +184,7 @@ fn near_and_far(counts: [(usize, usize); 3]) -> Vec<Workload> {
     let all: Vec<_> = all
         .flat_map(|(place, (ready, all))| (0..all).map(move |at| (place, "", at < ready)))
         .collect();
-    told(&all)
+    workloads(&all)
 }
 
 #[test]
@@ -227,7 +234,7 @@ fn regions(weights: &[(&str, u32)]) -> Regions {
     )
 }
 
-fn traffic(own: Rule, every: Rule) -> Change {
+fn traffic(own: TrafficRule, every: TrafficRule) -> Change {
     Change {
         traffic: Some(Traffic::new([("echo.app".into(), own)], every)),
         ..Change::default()
@@ -236,7 +243,7 @@ fn traffic(own: Rule, every: Rule) -> Change {
 
 #[test]
 fn weights_of_regions_share_out_what_is_ready_there() {
-    let places: [Told<'_>; 7] = [
+    let places: [WorkloadSpec<'_>; 7] = [
         ("us-west/us-west-a", "", true),
         ("us-west/us-west-b", "", true),
         ("us-west/us-west-b", "", false),
@@ -261,11 +268,15 @@ fn weights_of_regions_share_out_what_is_ready_there() {
         (&[("mars", 1)], &[]),
     ];
     for (weights, want) in table {
-        let rule = Rule {
+        let rule = TrafficRule {
             regions: regions(weights),
-            ..Rule::default()
+            ..TrafficRule::default()
         };
-        let snapshot = built(service(&[]), told(&places), traffic(rule, Rule::default()));
+        let snapshot = built(
+            service(&[]),
+            workloads(&places),
+            traffic(rule, TrafficRule::default()),
+        );
         assert_eq!(groups(&snapshot), want, "{weights:?}");
     }
 }
@@ -273,12 +284,12 @@ fn weights_of_regions_share_out_what_is_ready_there() {
 #[test]
 fn the_own_entry_counts_before_the_source_and_that_before_every() {
     const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
-    let said = |preferences: Option<&'static [Scope]>, weights: &[(&str, u32)]| Rule {
+    let said = |preferences: Option<&'static [Scope]>, weights: &[(&str, u32)]| TrafficRule {
         preferences,
         regions: regions(weights),
-        ..Rule::default()
+        ..TrafficRule::default()
     };
-    let nothing = Rule::default;
+    let nothing = TrafficRule::default;
     let split: &[(&str, u32)] = &[("us-west", 1), ("us-east", 1)];
     let zones = [
         "same zone 100% 2/2",
@@ -286,7 +297,7 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
         "same network 0% 3/3",
     ];
     let region = ["same region 100% 3/3", "elsewhere 0% 3/3"];
-    let table: [(&[Scope], Rule, Rule, &[&str]); 8] = [
+    let table: [(&[Scope], TrafficRule, TrafficRule, &[&str]); 8] = [
         (&[], said(Some(CLOSE), &[]), nothing(), &zones),
         (&[], nothing(), said(Some(CLOSE), &[]), &zones),
         (&[Scope::Region], nothing(), said(Some(CLOSE), &[]), &region),
@@ -321,7 +332,7 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
     for (of_source, own, every, want) in table {
         let what = format!("{of_source:?} {own:?} {every:?}");
         let change = traffic(own, every);
-        let snapshot = built(service(of_source), told(&EVERYWHERE), change);
+        let snapshot = built(service(of_source), workloads(&EVERYWHERE), change);
         assert_eq!(groups(&snapshot), want, "{what}");
     }
 }
@@ -481,7 +492,7 @@ fn degraded_endpoints_take_what_the_others_leave() {
 fn an_operator_evacuates_a_region_and_takes_it_back() {
     let region = |text| RegionPattern::parse(text).expect("a region");
     let close = service(&[Scope::Network, Scope::Region]);
-    let first = built(close, told(&EVERYWHERE), Change::default());
+    let first = built(close, workloads(&EVERYWHERE), Change::default());
     let before = ["same region 100% 3/3", "same network 0% 3/3"];
     assert_eq!(groups(&first), before);
     let order = |snapshot: &Snapshot, order| {
@@ -498,17 +509,17 @@ fn an_operator_evacuates_a_region_and_takes_it_back() {
     assert_eq!(groups(&second), ["same network 100% 3/3"]);
     assert_eq!(
         set(&second).left_out(),
-        [Unused::Evacuated("us-west".into())]
+        [ExclusionReason::Evacuated("us-west".into())]
     );
     // Neither a change of the mesh nor one of the configuration ends the evacuation.
-    let mesh = Mesh::new([service(&[])], told(&EVERYWHERE[..4]));
+    let mesh = Mesh::new([service(&[])], workloads(&EVERYWHERE[..4]));
     let change = Change {
         mesh: Some((mesh, "net".into())),
-        ..traffic(Rule::default(), Rule::default())
+        ..traffic(TrafficRule::default(), TrafficRule::default())
     };
     let third = build(&second, change);
     assert_eq!(groups(&third), ["all 100% 1/1"]);
-    let fourth = order(&third, Override::Return(region("us-west/*")));
+    let fourth = order(&third, Override::Restore(region("us-west/*")));
     assert_eq!(groups(&fourth), ["plain, 4 ready"]);
     let generations = [&first, &second, &third, &fourth].map(|one| one.generation);
     assert_eq!(generations, [first.generation; 4], "open tunnels go on");
@@ -522,7 +533,7 @@ fn only_services_that_a_change_of_traffic_touches_are_built_anew() {
         hostname: "other.app".into(),
         ..service(&[])
     };
-    let first = built(service(&[]), told(&EVERYWHERE), Change::default());
+    let first = built(service(&[]), workloads(&EVERYWHERE), Change::default());
     let mut mesh = first.mesh.clone();
     mesh.services.insert("app/other.app".into(), other.into());
     let change = Change {
@@ -530,11 +541,11 @@ fn only_services_that_a_change_of_traffic_touches_are_built_anew() {
         ..Change::default()
     };
     let first = build(&first, change);
-    let rule = Rule {
-        latency: Some(true),
-        ..Rule::default()
+    let rule = TrafficRule {
+        by_latency: Some(true),
+        ..TrafficRule::default()
     };
-    let second = build(&first, traffic(rule, Rule::default()));
+    let second = build(&first, traffic(rule, TrafficRule::default()));
     let is_same = |host: &str| {
         let service = |snapshot: &Snapshot| Arc::clone(snapshot.services.get(host).expect("one"));
         Arc::ptr_eq(&service(&first), &service(&second))

@@ -16,21 +16,21 @@ use prometheus_client::registry::{Metric, Registry};
 use tracing_appender::non_blocking::ErrorCounter;
 
 use super::access::AccessLog;
-use super::labels::{Facts, Source, TunnelLabels};
+use super::labels::{Source, TunnelFacts, TunnelLabels};
 use super::limiter::{Limiter, WINDOW};
 use super::tcp::{Handles, Tcp};
-use super::xds::Xds;
+use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition};
 use crate::config::Access;
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::status::What;
+use crate::status::ReloadSource;
 use crate::wire::UNKNOWN_CLUSTER;
 
 /// Limit of log lines about authorization policies per second.
 const POLICY_LINES_A_SECOND: u32 = 10;
 
 /// Interval of the removal of expired label sets.
-const SWEEP: Duration = Duration::from_secs(5);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Upper bounds of the dial time in seconds: from a pod of the same zone to the budget of 10 s.
 const DIAL_BUCKETS: [f64; 14] = [
@@ -115,7 +115,7 @@ impl PolicyOutcome {
 const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"];
 
 /// Reasons for which a change of trust ends connections; each has a counter from the start.
-const LOST_TRUST: [HandshakeRefusal; 6] = [
+const TRUST_LOSS_REASONS: [HandshakeRefusal; 6] = [
     HandshakeRefusal::UnknownIssuer,
     HandshakeRefusal::UntrustedDomain,
     HandshakeRefusal::UntrustedIssuer,
@@ -129,7 +129,7 @@ const LOST_TRUST: [HandshakeRefusal; 6] = [
 pub struct Metrics {
     registry: Registry,
     tcp: Tcp,
-    xds: Xds,
+    xds: XdsMetrics,
     tunnels: Family<TunnelLabels, Counter>,
     tunnels_open: Gauge,
     handshakes_refused: Counters<1>,
@@ -139,7 +139,7 @@ pub struct Metrics {
     dials: Counters<1>,
     dial_seconds: Histogram,
     ejections: Counter,
-    exhausted: Counter,
+    frame_floods: Counter,
     buffered: Gauge,
     buffered_max: Gauge,
     memory_used: Gauge,
@@ -166,7 +166,7 @@ impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::default();
         let tcp = Tcp::register(&mut registry);
-        let xds = Xds::register(&mut registry);
+        let xds = XdsMetrics::register(&mut registry);
         build_info(&mut registry);
         let r = &mut registry;
         let seconds = Histogram::new(DIAL_BUCKETS);
@@ -189,7 +189,7 @@ impl Metrics {
             memory_limit: metric(r, "strait_memory_limit_bytes", MEMORY_LIMIT),
             accept_pauses: metric(r, "strait_accept_pauses", ACCEPT_PAUSES),
             shed: metric(r, "strait_connections_shed", SHED),
-            exhausted: metric(r, "strait_connections_exhausted", EXHAUSTED),
+            frame_floods: metric(r, "strait_connections_exhausted", EXHAUSTED),
             policies: metric(r, "strait_policy_refusals", POLICIES),
             reloads: metric(r, "strait_reload", RELOADS),
             certificate_fetches: metric(r, "strait_certificate_fetches", CERTIFICATE_FETCHES),
@@ -205,12 +205,12 @@ impl Metrics {
             policy_lines: Limiter::new(POLICY_LINES_A_SECOND),
             registry,
         };
-        metrics.create_closed_lists();
+        metrics.create_fixed_label_sets();
         metrics
     }
 
     /// Creates every label set that is known at the start.
-    fn create_closed_lists(&self) {
+    fn create_fixed_label_sets(&self) {
         self.create_reasons(&Arc::default());
         for refusal in HandshakeRefusal::ALL {
             drop(
@@ -218,7 +218,7 @@ impl Metrics {
                     .get_or_create(&[("reason", refusal.label())]),
             );
         }
-        for refusal in LOST_TRUST {
+        for refusal in TRUST_LOSS_REASONS {
             drop(self.untrusted.get_or_create(&[("reason", refusal.label())]));
         }
         self.crls(0, 0);
@@ -244,7 +244,7 @@ impl Metrics {
         for ok in [true, false] {
             drop(self.certificate_fetches.get_or_create(&[result(ok)]));
         }
-        for what in What::ALL {
+        for what in ReloadSource::ALL {
             drop(self.reloads.get_or_create(&reload_labels(what, true)));
             drop(self.reloads.get_or_create(&reload_labels(what, false)));
         }
@@ -301,12 +301,12 @@ impl Metrics {
     }
 
     /// Sets the gauge for disabled validation of trust domains.
-    pub fn validation_skipped(&self, is_skipped: bool) {
+    pub fn set_validation_skipped(&self, is_skipped: bool) {
         self.validation_skipped.set(is_skipped.into());
     }
 
     /// Counts a dial that reached its endpoint, and records its duration.
-    pub fn dialled(&self, time: Duration) {
+    pub fn dial_succeeded(&self, time: Duration) {
         self.dials.get_or_create(&[("result", "ok")]).inc();
         self.dial_seconds.observe(time.as_secs_f64());
     }
@@ -335,18 +335,18 @@ impl Metrics {
     /// Counts a connection that was ended because it sent more frames than its tunnels account
     /// for.
     pub fn connection_exhausted(&self) {
-        self.exhausted.inc();
+        self.frame_floods.inc();
     }
 
     /// Sets the limit of buffered bytes, and returns the gauge of the bytes in use.
-    pub fn buffers(&self, max: usize) -> Gauge {
+    pub fn set_buffer_limit(&self, max: usize) -> Gauge {
         self.buffered_max
             .set(i64::try_from(max).unwrap_or(i64::MAX));
         self.buffered.clone()
     }
 
     /// Sets the limit and the use of memory.
-    pub fn memory(&self, limit: u64, used: u64) {
+    pub fn set_memory(&self, limit: u64, used: u64) {
         let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.memory_limit.set(signed(limit));
         self.memory_used.set(signed(used));
@@ -370,12 +370,12 @@ impl Metrics {
     }
 
     /// Counts a read of a source.
-    pub fn reload(&self, what: What, ok: bool) {
+    pub fn reload(&self, what: ReloadSource, ok: bool) {
         self.reloads.get_or_create(&reload_labels(what, ok)).inc();
     }
 
     /// Returns the metrics of discovery by a control plane.
-    pub fn xds(&self) -> &Xds {
+    pub fn xds(&self) -> &XdsMetrics {
         &self.xds
     }
 
@@ -386,7 +386,7 @@ impl Metrics {
     }
 
     /// Sets the expiry time of the first certificate of each kind, for this identity only.
-    pub fn certificates_end(&self, identity: &str, ends: &[(&'static str, SystemTime)]) {
+    pub fn set_certificate_expiry(&self, identity: &str, ends: &[(&'static str, SystemTime)]) {
         self.certificate_expiry.clear();
         for (kind, end) in ends {
             let seconds = end.duration_since(SystemTime::UNIX_EPOCH);
@@ -407,7 +407,7 @@ impl Metrics {
     }
 
     /// Applies `log.access`.
-    pub fn log_access(&self, mode: Access) {
+    pub fn set_access_mode(&self, mode: Access) {
         self.access.set(mode);
     }
 
@@ -415,7 +415,7 @@ impl Metrics {
     /// Runs until it is dropped.
     pub async fn run(&self) {
         loop {
-            tokio::time::sleep(SWEEP).await;
+            tokio::time::sleep(SWEEP_INTERVAL).await;
             self.sweep(Instant::now());
         }
     }
@@ -453,7 +453,7 @@ impl Metrics {
     /// Counts an opened tunnel and returns the handles that its copy counts bytes with.
     pub(super) fn tunnel_opened(
         &self,
-        facts: Facts<'_>,
+        facts: TunnelFacts<'_>,
         workload: &Arc<WorkloadLabels>,
     ) -> OpenTunnel {
         self.tunnels_open.inc();
@@ -464,7 +464,12 @@ impl Metrics {
     }
 
     /// Counts the end of a tunnel: closed if it was open, failed otherwise.
-    pub(super) fn tunnel_ended(&self, facts: Facts<'_>, open: Option<&OpenTunnel>, reason: Reason) {
+    pub(super) fn tunnel_ended(
+        &self,
+        facts: TunnelFacts<'_>,
+        open: Option<&OpenTunnel>,
+        reason: Reason,
+    ) {
         let handles = open.map(|open| &*open.handles);
         self.tcp.ended(facts, handles, reason.response_flags());
         let labels = TunnelLabels {
@@ -537,7 +542,7 @@ fn build_info(registry: &mut Registry) {
     registry.register("istio_build", "The version that runs", build);
 }
 
-fn reload_labels(what: What, ok: bool) -> Labels<2> {
+fn reload_labels(what: ReloadSource, ok: bool) -> Labels<2> {
     [("what", what.label()), result(ok)]
 }
 

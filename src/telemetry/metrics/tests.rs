@@ -46,9 +46,9 @@ fn each_method_moves_its_own_metric() {
     metrics.accept_error(AcceptError::Resource);
     metrics.handshake_refused(HandshakeRefusal::UntrustedDomain);
     metrics.dial_failed(Reason::DialTimeout);
-    metrics.dialled(Duration::from_millis(3));
+    metrics.dial_succeeded(Duration::from_millis(3));
     metrics.endpoint_ejected();
-    metrics.reload(What::Mesh, false);
+    metrics.reload(ReloadSource::Mesh, false);
     let text = metrics.encode();
     drop(second);
     for line in [

@@ -18,9 +18,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{IssueError, judge};
+use super::{IssueError, material_from_answer};
 use crate::config::Roots;
-use crate::tls::Material;
+use crate::tls::IdentityMaterial;
 
 /// Name of the file in the directory.
 const FILE: &str = "identity.json";
@@ -29,8 +29,8 @@ const FORMAT: u32 = 1;
 /// Limit of the file's size: an authority's answer and a key.
 const FILE_BYTES_MAX: u64 = 2 << 20;
 /// Permission bits of group and others.
-const OPEN: u32 = 0o077;
-/// Name of the system's roots in [`Saved::authority`].
+const GROUP_AND_OTHERS: u32 = 0o077;
+/// Name of the system's roots in [`CacheFile::authority`].
 const SYSTEM: &str = "SYSTEM";
 /// The same without TLS, where nothing verifies the authority.
 const PLAINTEXT: &str = "PLAINTEXT";
@@ -39,7 +39,7 @@ const PLAINTEXT: &str = "PLAINTEXT";
 #[derive(Clone, Debug)]
 pub struct Cache {
     /// The directory, created if it does not exist.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// SPIFFE ID that the certificate must have.
     pub id: String,
     /// Roots by which the authority is verified.
@@ -54,7 +54,7 @@ pub enum CacheError {
         "`identity.cache`: {path} is open to others: {why}; make it a directory of this user with \
          mode 0700, or name one that does not exist"
     )]
-    Open {
+    NotPrivate {
         /// The directory or the file.
         path: PathBuf,
         /// The property that is wrong.
@@ -104,7 +104,7 @@ impl CacheError {
 
 /// Content of the file.
 #[derive(Serialize, Deserialize)]
-struct Saved {
+struct CacheFile {
     format: u32,
     /// SHA-256 digests of the roots by which the authority was verified.
     authority: BTreeSet<String>,
@@ -120,21 +120,23 @@ impl Cache {
     ///
     /// # Errors
     /// The directory or the file is not private, or the file is unreadable or not valid.
-    pub fn load(&self, now: SystemTime) -> Result<Option<Material>, CacheError> {
-        let Some(metadata) = existing(fs::symlink_metadata(&self.folder), &self.folder)? else {
+    pub fn load(&self, now: SystemTime) -> Result<Option<IdentityMaterial>, CacheError> {
+        let Some(metadata) =
+            not_found_as_none(fs::symlink_metadata(&self.directory), &self.directory)?
+        else {
             return Ok(None);
         };
         self.check_folder(&metadata)?;
-        let path = self.folder.join(FILE);
-        let Some(file) = existing(File::open(&path), &path)? else {
+        let path = self.directory.join(FILE);
+        let Some(file) = not_found_as_none(File::open(&path), &path)? else {
             return Ok(None);
         };
         let io = |error| failed(&path, error);
-        check(&path, &file.metadata().map_err(io)?)?;
+        check_private(&path, &file.metadata().map_err(io)?)?;
         let mut bytes = Vec::new();
         let read = file.take(FILE_BYTES_MAX).read_to_end(&mut bytes);
         read.map_err(io)?;
-        let saved: Saved =
+        let saved: CacheFile =
             serde_json::from_slice(&bytes).map_err(|error| damaged(&path, &error))?;
         if saved.format != FORMAT {
             let why = format!("format {}, this build reads {FORMAT}", saved.format);
@@ -145,7 +147,7 @@ impl Cache {
             fs::remove_file(&path).map_err(io)?;
         }
         let material = material?;
-        if !saved.authority.is_subset(&authority(&self.roots)?) {
+        if !saved.authority.is_subset(&root_digests(&self.roots)?) {
             return Err(CacheError::Distrusted(path));
         }
         Ok(Some(material))
@@ -154,9 +156,9 @@ impl Cache {
     fn material(
         &self,
         path: &Path,
-        saved: &Saved,
+        saved: &CacheFile,
         now: SystemTime,
-    ) -> Result<Material, CacheError> {
+    ) -> Result<IdentityMaterial, CacheError> {
         let unusable = |error| CacheError::Unusable {
             path: path.to_owned(),
             error,
@@ -169,11 +171,11 @@ impl Cache {
         let key = PrivateKeyDer::from_pem_slice(saved.key.as_bytes());
         let key = key.map_err(|error| unusable(error.into()))?;
         let (chain, roots) = (parse(&saved.chain)?, parse(&saved.roots)?);
-        let material = judge(chain, key, roots, now).map_err(unusable)?;
+        let material = material_from_answer(chain, key, roots, now).map_err(unusable)?;
         if *material.identity.uri != *self.id {
             return Err(unusable(IssueError::Identity {
-                asked: self.id.clone(),
-                got: material.identity.uri.to_string(),
+                requested: self.id.clone(),
+                issued: material.identity.uri.to_string(),
             }));
         }
         Ok(material)
@@ -183,37 +185,37 @@ impl Cache {
     ///
     /// # Errors
     /// The directory is not private, or cannot be written.
-    pub fn store(&self, material: &Material) -> Result<(), CacheError> {
-        let made = DirBuilder::new().mode(0o700).create(&self.folder);
+    pub fn store(&self, material: &IdentityMaterial) -> Result<(), CacheError> {
+        let made = DirBuilder::new().mode(0o700).create(&self.directory);
         if let Err(error) = made
             && error.kind() != ErrorKind::AlreadyExists
         {
-            return Err(failed(&self.folder, error));
+            return Err(failed(&self.directory, error));
         }
-        let metadata = fs::symlink_metadata(&self.folder);
-        self.check_folder(&metadata.map_err(|error| failed(&self.folder, error))?)?;
-        let saved = Saved {
+        let metadata = fs::symlink_metadata(&self.directory);
+        self.check_folder(&metadata.map_err(|error| failed(&self.directory, error))?)?;
+        let saved = CacheFile {
             format: FORMAT,
-            authority: authority(&self.roots)?,
+            authority: root_digests(&self.roots)?,
             key: pem("PRIVATE KEY", material.key.secret_der()),
             chain: pems(&material.chain),
             roots: pems(&material.root_certificates),
         };
-        let path = self.folder.join(FILE);
+        let path = self.directory.join(FILE);
         let bytes = serde_json::to_vec(&saved).map_err(|error| damaged(&path, &error))?;
         replace(&path, &bytes).map_err(|error| failed(&path, error))
     }
 
     fn check_folder(&self, metadata: &Metadata) -> Result<(), CacheError> {
         match metadata.is_dir() {
-            true => check(&self.folder, metadata),
-            false => Err(failed(&self.folder, ErrorKind::NotADirectory.into())),
+            true => check_private(&self.directory, metadata),
+            false => Err(failed(&self.directory, ErrorKind::NotADirectory.into())),
         }
     }
 }
 
 /// Returns `None` if the path does not exist.
-fn existing<T>(found: io::Result<T>, path: &Path) -> Result<Option<T>, CacheError> {
+fn not_found_as_none<T>(found: io::Result<T>, path: &Path) -> Result<Option<T>, CacheError> {
     match found {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         found => found.map(Some).map_err(|error| failed(path, error)),
@@ -221,15 +223,15 @@ fn existing<T>(found: io::Result<T>, path: &Path) -> Result<Option<T>, CacheErro
 }
 
 /// Checks that a directory or file belongs to this user, with no access for others.
-fn check(path: &Path, metadata: &Metadata) -> Result<(), CacheError> {
+fn check_private(path: &Path, metadata: &Metadata) -> Result<(), CacheError> {
     let (owner, own) = (metadata.uid(), geteuid().as_raw());
     let mode = metadata.mode() & 0o777;
     let why = match () {
         () if owner != own => format!("it belongs to user {owner} and this is user {own}"),
-        () if mode & OPEN != 0 => format!("its mode is {mode:04o}"),
+        () if mode & GROUP_AND_OTHERS != 0 => format!("its mode is {mode:04o}"),
         () => return Ok(()),
     };
-    Err(CacheError::Open {
+    Err(CacheError::NotPrivate {
         path: path.to_owned(),
         why,
     })
@@ -250,7 +252,7 @@ fn damaged(path: &Path, why: &impl ToString) -> CacheError {
 }
 
 /// Returns the digests of the roots by which the authority is verified.
-fn authority(roots: &Roots) -> Result<BTreeSet<String>, CacheError> {
+fn root_digests(roots: &Roots) -> Result<BTreeSet<String>, CacheError> {
     let read = match roots {
         Roots::File(file) => fs::read(file).map_err(|error| {
             let file = file.display();
@@ -333,20 +335,20 @@ mod tests {
 
         fn cache(&self) -> Cache {
             Cache {
-                folder: self.folder.path().join("identity"),
+                directory: self.folder.path().join("identity"),
                 id: ID.to_owned(),
                 roots: Roots::Pem(self.root.clone()),
             }
         }
 
-        fn material(&self) -> Material {
+        fn material(&self) -> IdentityMaterial {
             let leaf = self.issuer.leaf_with(|params| {
                 params.subject_alt_names = vec![SanType::URI(ID.try_into().unwrap())];
                 params.not_before = (SystemTime::now() - DAY).into();
                 params.not_after = (SystemTime::now() + DAY).into();
             });
             let leaf = leaf.unwrap();
-            Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).unwrap()
+            IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).unwrap()
         }
 
         /// Returns a cache that holds a certificate.
@@ -372,8 +374,8 @@ mod tests {
         assert!(cache.load(SystemTime::now()).unwrap().is_none());
         let material = fixture.material();
         cache.store(&material).unwrap();
-        let file = cache.folder.join(FILE);
-        assert_eq!((mode(&cache.folder), mode(&file)), (0o700, 0o600));
+        let file = cache.directory.join(FILE);
+        assert_eq!((mode(&cache.directory), mode(&file)), (0o700, 0o600));
         let read = cache
             .load(SystemTime::now())
             .unwrap()
@@ -389,7 +391,7 @@ mod tests {
             .unwrap()
             .expect("the next one");
         assert_eq!(read.chain, next.chain);
-        let names = fs::read_dir(&cache.folder).unwrap().count();
+        let names = fs::read_dir(&cache.directory).unwrap().count();
         assert_eq!(names, 1, "no other file is left");
     }
 
@@ -397,25 +399,25 @@ mod tests {
     fn istiod_7_a_directory_or_a_file_that_is_open_to_others_is_refused() {
         let fixture = Fixture::new();
         let cache = fixture.stored();
-        let file = cache.folder.join(FILE);
+        let file = cache.directory.join(FILE);
         let open = |path: &Path, mode| {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         };
-        for (path, wrong, right) in [(&cache.folder, 0o755, 0o700), (&file, 0o640, 0o600)] {
+        for (path, wrong, right) in [(&cache.directory, 0o755, 0o700), (&file, 0o640, 0o600)] {
             open(path, wrong);
             let why = refused(&cache, SystemTime::now());
             assert!(why.contains(&format!("its mode is {wrong:04o}")), "{why}");
             assert!(why.contains(&*path.to_string_lossy()), "{why}");
             open(path, right);
         }
-        open(&cache.folder, 0o770);
+        open(&cache.directory, 0o770);
         let why = cache.store(&fixture.material()).expect_err("a refusal");
         assert!(why.to_string().contains("mode is 0770"), "{why}");
-        open(&cache.folder, 0o700);
+        open(&cache.directory, 0o700);
         let link = fixture.folder.path().join("link");
-        symlink(&cache.folder, &link).unwrap();
+        symlink(&cache.directory, &link).unwrap();
         let linked = Cache {
-            folder: link,
+            directory: link,
             ..cache.clone()
         };
         assert!(refused(&linked, SystemTime::now()).contains("not a directory"));
@@ -428,7 +430,7 @@ mod tests {
         let cache = fixture.stored();
         let why = refused(&cache, SystemTime::now() + 2 * DAY);
         assert!(why.contains("the certificate has ended"), "{why}");
-        assert!(!cache.folder.join(FILE).exists());
+        assert!(!cache.directory.join(FILE).exists());
         assert!(cache.load(SystemTime::now()).unwrap().is_none());
     }
 
@@ -474,11 +476,11 @@ mod tests {
     fn istiod_7_a_file_that_is_damaged_or_of_another_format_is_refused() {
         let fixture = Fixture::new();
         let cache = fixture.stored();
-        let file = cache.folder.join(FILE);
+        let file = cache.directory.join(FILE);
         let good = fs::read_to_string(&file).unwrap();
         let other = fixture.material();
         let other = serde_json::to_string(&pem("PRIVATE KEY", other.key.secret_der())).unwrap();
-        let own: Saved = serde_json::from_str(&good).unwrap();
+        let own: CacheFile = serde_json::from_str(&good).unwrap();
         let own = serde_json::to_string(&own.key).unwrap();
         for (text, why) in [
             (good[..good.len() / 2].to_owned(), "cannot be read: EOF"),

@@ -12,21 +12,21 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::cache::{Cache, CacheError};
-use super::rotation::keep;
-use super::{DEADLINE, IssueError, News, judge};
+use super::rotation::run_renewal;
+use super::{CertificateEvent, DEADLINE, IssueError, material_from_answer};
 use crate::config::ControlPlane;
 use crate::grpc::auth::IstioCertificateRequest;
 use crate::grpc::auth::istio_certificate_service_client::IstioCertificateServiceClient;
 use crate::grpc::channel;
-use crate::grpc::goaway::GoAway;
-use crate::tls::Material;
+use crate::grpc::goaway::GoAwayCode;
+use crate::tls::IdentityMaterial;
 
 /// Limit of an answer, in bytes: a thousand roots of 1 KiB.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// Istio's certificate authority, and the certificate to request from it.
 #[derive(Clone, Debug)]
-pub struct Authority {
+pub struct IstioAuthority {
     /// Address and credentials of the authority.
     pub plane: ControlPlane,
     /// Name of the gateway's cluster at the authority.
@@ -38,13 +38,13 @@ pub struct Authority {
     /// Directory for the key and chain, if any.
     pub cache: Option<Cache>,
     /// Notified when the control plane is reachable again.
-    pub back: Arc<Notify>,
+    pub reachable: Arc<Notify>,
 }
 
-impl Authority {
+impl IstioAuthority {
     /// Requests and renews certificates, each with a new key, and reports every certificate and
     /// every failure. A certificate from disk serves until the first answer.
-    pub async fn run(self, news: mpsc::Sender<News>) {
+    pub async fn run(self, news: mpsc::Sender<CertificateEvent>) {
         let authority = Arc::new(self);
         let held = authority.restore().await;
         let fetch = || {
@@ -52,17 +52,17 @@ impl Authority {
             async move {
                 let fetched = authority.fetch().await.map(Arc::new);
                 match &fetched {
-                    Ok(material) => authority.keep(material),
+                    Ok(material) => authority.store_on_disk(material),
                     Err(_) => authority.remove_expired().await,
                 }
                 fetched
             }
         };
-        keep(held, fetch, SystemTime::now, (news, &authority.back)).await;
+        run_renewal(held, fetch, SystemTime::now, (news, &authority.reachable)).await;
     }
 
     /// Returns the certificate on disk, if there is a valid one.
-    async fn restore(&self) -> Option<Arc<Material>> {
+    async fn restore(&self) -> Option<Arc<IdentityMaterial>> {
         match self.load().await? {
             Ok(material) => material.map(Arc::new),
             Err(why) => {
@@ -73,7 +73,7 @@ impl Authority {
     }
 
     /// Removes the certificate on disk with its key if it has expired. An expired one remains
-    /// there only after failures, and [`keep`] makes a request when a certificate expires.
+    /// there only after failures, and [`Self::store_on_disk`] makes a request when a certificate expires.
     async fn remove_expired(&self) {
         if let Some(Err(why)) = self.load().await
             && why.is_expiry()
@@ -83,7 +83,7 @@ impl Authority {
     }
 
     /// Reads the certificate on disk, on a blocking thread and with a deadline.
-    async fn load(&self) -> Option<Result<Option<Material>, CacheError>> {
+    async fn load(&self) -> Option<Result<Option<IdentityMaterial>, CacheError>> {
         let cache = self.cache.clone()?;
         let load = spawn_blocking(move || cache.load(SystemTime::now()));
         let Ok(loaded) = timeout(DEADLINE, load).await else {
@@ -95,7 +95,7 @@ impl Authority {
 
     /// Stores a certificate on disk, on a blocking thread: a slow disk delays nothing, and a
     /// failure matters only at the next restart.
-    fn keep(&self, material: &Arc<Material>) {
+    fn store_on_disk(&self, material: &Arc<IdentityMaterial>) {
         let Some(cache) = self.cache.clone() else {
             return;
         };
@@ -109,19 +109,19 @@ impl Authority {
 
     /// Requests one certificate. Roots and token are read again, and the connection is closed
     /// afterwards, because the next request is hours away.
-    async fn fetch(&self) -> Result<Material, IssueError> {
-        let answer = timeout(DEADLINE, self.ask()).await;
+    async fn fetch(&self) -> Result<IdentityMaterial, IssueError> {
+        let answer = timeout(DEADLINE, self.create_certificate()).await;
         answer
             .unwrap_or(Err(IssueError::Late))
-            .map_err(|error| IssueError::At {
+            .map_err(|error| IssueError::AtAddress {
                 address: self.plane.address.to_string(),
                 error: Box::new(error),
             })
     }
 
-    async fn ask(&self) -> Result<Material, IssueError> {
-        let (key, csr) = request(&self.id)?;
-        let channel = channel::connect(&self.plane, GoAway::default()).await?;
+    async fn create_certificate(&self) -> Result<IdentityMaterial, IssueError> {
+        let (key, csr) = signing_request(&self.id)?;
+        let channel = channel::connect(&self.plane, GoAwayCode::default()).await?;
         let mut service =
             IstioCertificateServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         let mut call = tonic::Request::new(IstioCertificateRequest {
@@ -131,12 +131,12 @@ impl Authority {
         });
         channel::introduce(&self.plane, &self.cluster, &mut call).await?;
         let answer = service.create_certificate(call).await?.into_inner();
-        accept(&answer.cert_chain, key, &self.id, SystemTime::now())
+        check_answer(&answer.cert_chain, key, &self.id, SystemTime::now())
     }
 }
 
 /// Creates a key, and a signing request for `id`: an empty subject and one URI SAN.
-fn request(id: &str) -> Result<(PrivateKeyDer<'static>, String), rcgen::Error> {
+fn signing_request(id: &str) -> Result<(PrivateKeyDer<'static>, String), rcgen::Error> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -150,12 +150,12 @@ fn request(id: &str) -> Result<(PrivateKeyDer<'static>, String), rcgen::Error> {
 ///
 /// # Errors
 /// The answer is incomplete, too large, for another key or identity, or not valid now.
-pub fn accept(
+pub fn check_answer(
     answer: &[String],
     key: PrivateKeyDer<'static>,
     id: &str,
     now: SystemTime,
-) -> Result<Material, IssueError> {
+) -> Result<IdentityMaterial, IssueError> {
     let (Some((roots, chain)), 2..) = (answer.split_last(), answer.len()) else {
         return Err(IssueError::Parts(answer.len()));
     };
@@ -164,11 +164,11 @@ pub fn accept(
         certificates.collect::<Result<Vec<_>, _>>()
     };
     let chain: Result<Vec<_>, _> = chain.iter().map(read).collect();
-    let material = judge(chain?.concat(), key, read(roots)?, now)?;
+    let material = material_from_answer(chain?.concat(), key, read(roots)?, now)?;
     if &*material.identity.uri != id {
         return Err(IssueError::Identity {
-            asked: id.to_owned(),
-            got: material.identity.uri.to_string(),
+            requested: id.to_owned(),
+            issued: material.identity.uri.to_string(),
         });
     }
     Ok(material)
@@ -193,7 +193,7 @@ mod tests {
 
     fn fixture() -> Fixture {
         let root = Root::new().unwrap();
-        let (key, csr) = request(ID).unwrap();
+        let (key, csr) = signing_request(ID).unwrap();
         Fixture {
             root: root.root_pem(),
             issuer: root.intermediate("east").unwrap(),
@@ -215,15 +215,15 @@ mod tests {
             [&signed.unwrap()[..], std::slice::from_ref(&self.root)].concat()
         }
 
-        fn accept(&self, answer: &[String]) -> Result<Material, String> {
+        fn accept(&self, answer: &[String]) -> Result<IdentityMaterial, String> {
             let key = self.key.clone_key();
-            accept(answer, key, ID, SystemTime::now()).map_err(|error| error.to_string())
+            check_answer(answer, key, ID, SystemTime::now()).map_err(|error| error.to_string())
         }
     }
 
     #[test]
     fn a_request_has_no_subject_and_one_uri() {
-        let (_, csr) = request(ID).unwrap();
+        let (_, csr) = signing_request(ID).unwrap();
         let der = pem::parse(&csr).unwrap();
         assert_eq!(der.tag(), "CERTIFICATE REQUEST");
         let (rest, csr) = X509CertificationRequest::from_der(der.contents()).unwrap();
@@ -265,7 +265,7 @@ mod tests {
         let fixture = fixture();
         let good = fixture.signed(|_| {});
         let other_key = Fixture {
-            csr: request(ID).unwrap().1,
+            csr: signing_request(ID).unwrap().1,
             ..self::fixture()
         };
         let day = time::Duration::DAY;

@@ -2,7 +2,7 @@
 //!
 //! [`istio`] requests a certificate from Istio's authority when half of the current one's
 //! lifetime is over (`rotation`), and can keep it on disk ([`cache`]). [`workload_api`] receives
-//! certificates from a SPIFFE Workload API, which pushes renewals. Both report [`News`], and
+//! certificates from a SPIFFE Workload API, which pushes renewals. Both report [`CertificateEvent`], and
 //! accept only certificates that a peer would accept now.
 
 pub mod cache;
@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::grpc::channel::ChannelError;
 
-use super::{Material, TlsError, provider};
+use super::{IdentityMaterial, TlsError, provider};
 
 /// Deadline for an answer of an authority or an agent, including the connection.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -31,15 +31,15 @@ const CHAIN_MAX: usize = 16;
 /// them.
 const ROOTS_MAX: usize = 1024;
 /// Limit of a peer's error text that is repeated, in characters.
-const WORDS_MAX: usize = 512;
+const ERROR_TEXT_CHARS_MAX: usize = 512;
 
 /// Event of a certificate source.
 #[derive(Debug)]
-pub enum News {
+pub enum CertificateEvent {
     /// A new certificate, valid now.
-    Issued(Arc<Material>),
+    Issued(Arc<IdentityMaterial>),
     /// A certificate from before this process started, valid now.
-    Restored(Arc<Material>),
+    Restored(Arc<IdentityMaterial>),
     /// A failure, with its cause. The previous certificate stays in force until it expires.
     Failed(String),
 }
@@ -49,7 +49,7 @@ pub enum News {
 pub enum IssueError {
     /// A request to this address failed.
     #[error("{address}: {error}")]
-    At {
+    AtAddress {
         /// Address of the authority, with its port.
         address: String,
         /// Cause of the failure.
@@ -95,15 +95,15 @@ pub enum IssueError {
     Tls(#[from] TlsError),
     /// The certificate is for another identity.
     #[error(
-        "the certificate is for {got:?} and not for {asked}, which was asked for: the authority \
+        "the certificate is for {issued:?} and not for {requested}, which was asked for: the authority \
          signs for whom the token belongs to; write that trust domain, namespace and service \
          account under `identity`"
     )]
     Identity {
         /// The requested identity.
-        asked: String,
+        requested: String,
         /// The identity in the certificate.
-        got: String,
+        issued: String,
     },
     /// The certificate is not valid yet.
     #[error("the certificate is valid only from {0} on; is this host's clock slow?")]
@@ -136,16 +136,16 @@ impl From<WorkloadApiError> for IssueError {
 }
 
 fn shortened(text: &str) -> String {
-    text.chars().take(WORDS_MAX).collect()
+    text.chars().take(ERROR_TEXT_CHARS_MAX).collect()
 }
 
 /// Builds material from an answer, if a peer would accept it now.
-fn judge(
+fn material_from_answer(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Vec<CertificateDer<'static>>,
     now: SystemTime,
-) -> Result<Material, IssueError> {
+) -> Result<IdentityMaterial, IssueError> {
     for (certificates, most, what) in [(&chain, CHAIN_MAX, "chain"), (&roots, ROOTS_MAX, "roots")] {
         if certificates.len() > most {
             return Err(IssueError::TooMany(most, what));
@@ -155,7 +155,7 @@ fn judge(
     if roots.is_empty() {
         return Err(TlsError::NoCertificate(bundle.to_owned()).into());
     }
-    let material = Material::new((answer, chain), key, (bundle, roots))?;
+    let material = IdentityMaterial::new((answer, chain), key, (bundle, roots))?;
     CertifiedKey::from_der(
         material.chain.clone(),
         material.key.clone_key(),

@@ -7,37 +7,37 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep};
 
-use super::{IssueError, News};
-use crate::tls::Material;
+use super::{CertificateEvent, IssueError};
+use crate::tls::IdentityMaterial;
 
 /// Fraction of a certificate's lifetime after which it is replaced.
-const HALF: f64 = 0.5;
-/// Random deviation from [`HALF`], as a fraction of the lifetime; gateways that started together
+const RENEWAL_FRACTION: f64 = 0.5;
+/// Random deviation from [`RENEWAL_FRACTION`], as a fraction of the lifetime; gateways that started together
 /// thus renew at different times.
 const JITTER: f64 = 0.01;
 /// Bounds of the first wait after a failure, in seconds. Each further wait is twice as long.
 const FIRST_WAIT: (f64, f64) = (0.5, 1.0);
 /// Random deviation of a wait, as a fraction of it.
-const SPREAD: f64 = 0.2;
+const WAIT_JITTER: f64 = 0.2;
 /// Limit of a wait while the certificate is valid.
 const WAIT_MAX: Duration = Duration::from_secs(150);
 /// Limit of a wait without a valid certificate: no peer is served meanwhile.
 const WAIT_MAX_UNSERVED: Duration = Duration::from_secs(15);
 /// Minimum time between two requests if the control plane is repeatedly lost and found.
-const APART: Duration = Duration::from_millis(500);
+const REQUEST_INTERVAL_MIN: Duration = Duration::from_millis(500);
 /// Interval at which the wall clock is read. Timers do not advance while the host is suspended.
-const LOOK: Duration = Duration::from_secs(60);
+const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// State of the renewal schedule.
 #[derive(Debug, Default)]
-pub(super) struct Rotation {
+pub(super) struct RenewalSchedule {
     /// Expiry of the certificate in force.
     ends: Option<SystemTime>,
     /// The last wait, if the last request failed.
     wait: Option<Duration>,
 }
 
-impl Rotation {
+impl RenewalSchedule {
     /// Returns the time of the next request after a certificate with this validity was issued.
     pub(super) fn issued(
         &mut self,
@@ -46,7 +46,7 @@ impl Rotation {
         now: SystemTime,
     ) -> SystemTime {
         let life = end.duration_since(start).unwrap_or_default();
-        let due = start + life.mul_f64(around(HALF, JITTER));
+        let due = start + life.mul_f64(jittered(RENEWAL_FRACTION, JITTER));
         self.ends = Some(end);
         if due <= now {
             // Half of the lifetime is over already: immediate requests would never end.
@@ -70,18 +70,18 @@ impl Rotation {
         let most = left.map_or(WAIT_MAX_UNSERVED, |_| WAIT_MAX);
         let wait = self.wait.map_or_else(first, |wait| (wait * 2).min(most));
         self.wait = Some(wait);
-        let due = now + wait.mul_f64(around(1.0, SPREAD)).min(most);
+        let due = now + wait.mul_f64(jittered(1.0, WAIT_JITTER)).min(most);
         left.map_or(due, |end| due.min(end))
     }
 
     /// Resets the waits, because the cause of the failure may be gone.
-    fn forgive(&mut self) {
+    fn reset_backoff(&mut self) {
         self.wait = None;
     }
 }
 
 /// Returns a random number within `spread` of `middle`.
-fn around(middle: f64, spread: f64) -> f64 {
+fn jittered(middle: f64, spread: f64) -> f64 {
     middle + spread * (2.0 * fastrand::f64() - 1.0)
 }
 
@@ -91,48 +91,51 @@ pub(super) async fn sleep_until(due: SystemTime, now: &impl Fn() -> SystemTime) 
         if left.is_zero() {
             return;
         }
-        sleep(left.min(LOOK)).await;
+        sleep(left.min(CLOCK_INTERVAL)).await;
     }
 }
 
 /// Keeps a certificate up to date; `now` is the wall clock. `held` serves until the first
 /// answer. After a failure, `back` ends the wait, because the control plane is reachable again.
 /// Returns when the receiver of `news` is closed.
-pub(super) async fn keep<F>(
-    held: Option<Arc<Material>>,
+pub(super) async fn run_renewal<F>(
+    initial: Option<Arc<IdentityMaterial>>,
     mut fetch: impl FnMut() -> F,
     now: impl Fn() -> SystemTime,
-    (news, back): (mpsc::Sender<News>, &Notify),
+    (news, back): (mpsc::Sender<CertificateEvent>, &Notify),
 ) where
-    F: Future<Output = Result<Arc<Material>, IssueError>>,
+    F: Future<Output = Result<Arc<IdentityMaterial>, IssueError>>,
 {
-    let mut rotation = Rotation::default();
-    if let Some(material) = held {
+    let mut rotation = RenewalSchedule::default();
+    if let Some(material) = initial {
         rotation.renewed(material.identity.not_after);
         // The send below detects a closed receiver.
-        let _ = news.send(News::Restored(material)).await;
+        let _ = news.send(CertificateEvent::Restored(material)).await;
     }
     loop {
         let asked = Instant::now();
-        let (due, told) = match fetch().await {
+        let (due, event) = match fetch().await {
             Ok(material) => {
                 let end = material.identity.not_after;
                 let due = rotation.issued(material.not_before, end, now());
-                (due, News::Issued(material))
+                (due, CertificateEvent::Issued(material))
             }
-            Err(error) => (rotation.failed(now()), News::Failed(error.to_string())),
+            Err(error) => (
+                rotation.failed(now()),
+                CertificateEvent::Failed(error.to_string()),
+            ),
         };
-        let has_failed = matches!(told, News::Failed(_));
-        if news.send(told).await.is_err() {
+        let has_failed = matches!(event, CertificateEvent::Failed(_));
+        if news.send(event).await.is_err() {
             return;
         }
         let returned = async {
             back.notified().await;
-            tokio::time::sleep_until(asked + APART).await;
+            tokio::time::sleep_until(asked + REQUEST_INTERVAL_MIN).await;
         };
         tokio::select! {
             () = sleep_until(due, &now) => {}
-            () = returned, if has_failed => rotation.forgive(),
+            () = returned, if has_failed => rotation.reset_backoff(),
         }
     }
 }
@@ -158,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_certificate_is_due_at_half_of_its_life_give_or_take_a_hundredth() {
-        let mut rotation = Rotation::default();
+        let mut rotation = RenewalSchedule::default();
         let (mut low, mut high) = (f64::MAX, f64::MIN);
         for _ in 0..1000 {
             let due = rotation.issued(at(1000), at(11_000), at(1100));
@@ -171,10 +174,10 @@ mod tests {
 
     #[test]
     fn waits_after_failures_double_up_to_a_bound_and_begin_anew_after_a_success() {
-        let mut rotation = Rotation::default();
+        let mut rotation = RenewalSchedule::default();
         let now = at(1000);
         rotation.issued(at(1000), at(1_000_000), now);
-        let wait = |rotation: &mut Rotation| {
+        let wait = |rotation: &mut RenewalSchedule| {
             let due = rotation.failed(now);
             due.duration_since(now).unwrap().as_secs_f64()
         };
@@ -197,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_tried_again_before_the_certificate_ends_and_then_goes_on() {
-        let mut rotation = Rotation::default();
+        let mut rotation = RenewalSchedule::default();
         rotation.issued(at(1000), at(2000), at(1000));
         for _ in 0..20 {
             assert!(rotation.failed(at(1990)) <= at(2000));
@@ -208,12 +211,12 @@ mod tests {
 
     #[test]
     fn istiod_7_without_a_valid_certificate_no_wait_is_longer_than_15_seconds() {
-        let waits = |rotation: &mut Rotation, now: SystemTime| -> Vec<f64> {
+        let waits = |rotation: &mut RenewalSchedule, now: SystemTime| -> Vec<f64> {
             let wait = |_| rotation.failed(now).duration_since(now).unwrap();
             (0..100).map(wait).map(|wait| wait.as_secs_f64()).collect()
         };
-        let mut never = Rotation::default();
-        let mut expired = Rotation::default();
+        let mut never = RenewalSchedule::default();
+        let mut expired = RenewalSchedule::default();
         expired.issued(at(1000), at(2000), at(1000));
         waits(&mut expired, at(1500));
         for waits in [waits(&mut never, at(1000)), waits(&mut expired, at(3000))] {
@@ -238,26 +241,33 @@ mod tests {
         };
         let (news, mut told) = mpsc::channel(1);
         let listen = async {
-            assert!(matches!(told.recv().await, Some(News::Restored(_))));
+            assert!(matches!(
+                told.recv().await,
+                Some(CertificateEvent::Restored(_))
+            ));
             // Long enough for the longest waits.
-            let fails = async { while let Some(News::Failed(_)) = told.recv().await {} };
+            let fails =
+                async { while let Some(CertificateEvent::Failed(_)) = told.recv().await {} };
             assert!(timeout(Duration::from_secs(601), fails).await.is_err());
             let last = asked.borrow().last().copied().expect("a try");
             assert!(began.elapsed() - last <= Duration::from_secs(15));
             is_up.set(true);
             back.notify_one();
             let at_once = timeout(Duration::from_millis(600), told.recv()).await;
-            assert!(matches!(at_once, Ok(Some(News::Issued(_)))), "{at_once:?}");
+            assert!(
+                matches!(at_once, Ok(Some(CertificateEvent::Issued(_)))),
+                "{at_once:?}"
+            );
         };
         tokio::select! {
-            () = keep(Some(held), fetch, now, (news, &back)) => panic!("it goes on for ever"),
+            () = run_renewal(Some(held), fetch, now, (news, &back)) => panic!("it goes on for ever"),
             () = listen => {}
         }
     }
 
     #[test]
     fn one_that_is_half_over_from_the_start_is_not_asked_for_without_a_pause() {
-        let mut rotation = Rotation::default();
+        let mut rotation = RenewalSchedule::default();
         let mut last = Duration::ZERO;
         for _ in 0..4 {
             let due = rotation.issued(at(1000), at(2000), at(1600));
@@ -276,14 +286,18 @@ mod tests {
     }
 
     /// Returns a certificate with a lifetime of `life` from `start`.
-    fn material((issuer, root): &(Issuer, String), start: SystemTime, life: Duration) -> Material {
+    fn material(
+        (issuer, root): &(Issuer, String),
+        start: SystemTime,
+        life: Duration,
+    ) -> IdentityMaterial {
         let leaf = issuer.leaf_with(|params| {
             params.subject_alt_names = vec![SanType::URI(ID.try_into().unwrap())];
             params.not_before = start.into();
             params.not_after = (start + life).into();
         });
         let leaf = leaf.unwrap();
-        Material::from_pem(&leaf.chain_pem, &leaf.key_pem, root).unwrap()
+        IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, root).unwrap()
     }
 
     /// Runs `keep` under a paused clock. `script` has one entry for each request: true if the
@@ -313,11 +327,11 @@ mod tests {
         let mut heard = Vec::new();
         let listen = async {
             while let Some(news) = told.recv().await {
-                heard.push(matches!(news, News::Issued(_)));
+                heard.push(matches!(news, CertificateEvent::Issued(_)));
             }
         };
         let back = Notify::new();
-        let driver = async { tokio::join!(keep(None, fetch, now, (news, &back)), listen) };
+        let driver = async { tokio::join!(run_renewal(None, fetch, now, (news, &back)), listen) };
         let ended = timeout(hours * HOUR, driver).await;
         assert!(ended.is_err(), "it goes on for ever");
         (asked.into_inner(), heard)

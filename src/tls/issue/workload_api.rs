@@ -19,9 +19,9 @@ use tokio_stream::StreamExt;
 use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
 
-use super::rotation::{Rotation, sleep_until};
-use super::{DEADLINE, IssueError, News, judge};
-use crate::tls::{Bundles, Material};
+use super::rotation::{RenewalSchedule, sleep_until};
+use super::{CertificateEvent, DEADLINE, IssueError, material_from_answer};
+use crate::tls::{Bundles, IdentityMaterial};
 
 /// Idle time before a PING, and the deadline for its acknowledgement; then the connection is
 /// closed.
@@ -30,36 +30,38 @@ const PING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Receives certificates from the agent at `socket`, and reports every certificate and every
 /// failure. Returns once `news` is closed and the agent's stream has failed.
-pub async fn run(socket: PathBuf, news: mpsc::Sender<News>) {
-    let mut rotation = Rotation::default();
+pub async fn run(socket: PathBuf, news: mpsc::Sender<CertificateEvent>) {
+    let mut rotation = RenewalSchedule::default();
     while !news.is_closed() {
-        let Err(error) = listen(&socket, &news, &mut rotation).await;
+        let Err(error) = forward_contexts(&socket, &news, &mut rotation).await;
         let due = rotation.failed(SystemTime::now());
         // A closed receiver ends the loop.
-        let _ = news.send(News::Failed(error.to_string())).await;
+        let _ = news.send(CertificateEvent::Failed(error.to_string())).await;
         sleep_until(due, &SystemTime::now).await;
     }
 }
 
 /// Forwards the agent's certificates until its stream ends.
-async fn listen(
+async fn forward_contexts(
     socket: &Path,
-    news: &mpsc::Sender<News>,
-    rotation: &mut Rotation,
+    news: &mpsc::Sender<CertificateEvent>,
+    rotation: &mut RenewalSchedule,
 ) -> Result<Infallible, IssueError> {
-    let client = in_time(connect(socket)).await??;
-    let mut contexts = in_time(client.stream_x509_contexts()).await??;
-    let mut next = in_time(contexts.next()).await?;
+    let client = with_deadline(connect(socket)).await??;
+    let mut contexts = with_deadline(client.stream_x509_contexts()).await??;
+    let mut next = with_deadline(contexts.next()).await?;
     while let Some(context) = next {
         let material = material(&context?, SystemTime::now())?;
         rotation.renewed(material.identity.not_after);
-        let _ = news.send(News::Issued(Arc::new(material))).await;
+        let _ = news
+            .send(CertificateEvent::Issued(Arc::new(material)))
+            .await;
         next = contexts.next().await;
     }
     Err(IssueError::WorkloadApi("ended its stream".to_owned()))
 }
 
-async fn in_time<T>(wait: impl Future<Output = T>) -> Result<T, IssueError> {
+async fn with_deadline<T>(wait: impl Future<Output = T>) -> Result<T, IssueError> {
     timeout(DEADLINE, wait).await.map_err(|_| IssueError::Late)
 }
 
@@ -75,14 +77,14 @@ async fn connect(socket: &Path) -> Result<WorkloadApiClient, IssueError> {
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await
-        .map_err(|error| IssueError::Socket(crate::grpc::channel::chain(&error)))?;
+        .map_err(|error| IssueError::Socket(crate::grpc::channel::error_chain(&error)))?;
     let endpoint = SpiffeEndpoint::Unix(socket.to_owned());
     Ok(WorkloadApiClient::new_with_channel(endpoint, channel))
 }
 
 /// Converts the context's first identity, which is the default for this workload, and the
 /// bundles of all trust domains.
-fn material(context: &X509Context, now: SystemTime) -> Result<Material, IssueError> {
+fn material(context: &X509Context, now: SystemTime) -> Result<IdentityMaterial, IssueError> {
     let none = || IssueError::Withdrawn("no certificate".to_owned());
     let svid = context.default_svid().ok_or_else(none)?;
     let chain = svid.cert_chain().iter();
@@ -91,7 +93,7 @@ fn material(context: &X509Context, now: SystemTime) -> Result<Material, IssueErr
     let own = context.bundle_set().get(svid.spiffe_id().trust_domain());
     let own = own.map(|bundle| certificates(&bundle)).unwrap_or_default();
     let key = PrivateKeyDer::Pkcs8(key);
-    let mut material = judge(chain.collect(), key, own, now)?;
+    let mut material = material_from_answer(chain.collect(), key, own, now)?;
     let (mut bundles, mut all) = (Bundles::new(), Vec::new());
     for (domain, bundle) in context.bundle_set().iter() {
         let certificates = certificates(bundle);

@@ -24,15 +24,15 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::reason::HandshakeRefusal;
 use crate::wire::SpkiHash;
 
-use super::chains::{Chains, Key, Path, Verified};
+use super::chains::{ChainCache, ChainFingerprint, Verdict, VerifiedPath};
 use super::crl::Crls;
-use super::files::{Material, PeerTrust, TlsError};
-use super::identity::{check_usage, expiry_of, leaf_identity};
+use super::files::{IdentityMaterial, PeerTrust, TlsError};
+use super::identity::{check_usage, leaf_identity, not_after};
 use super::issuers::Issuer;
 
 /// Refusal inside a rustls error, which returns from the handshake unchanged.
 #[derive(Debug)]
-struct Refused {
+struct RefusalError {
     refusal: HandshakeRefusal,
     /// Detail about this certificate.
     detail: Option<String>,
@@ -40,7 +40,7 @@ struct Refused {
     issuer: Option<Arc<Issuer>>,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RefusalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
             self.detail
@@ -50,21 +50,21 @@ impl fmt::Display for Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for RefusalError {}
 
 fn refuse(refusal: HandshakeRefusal) -> Error {
-    refuse_because(refusal, None)
+    refusal_error_with(refusal, None)
 }
 
-fn refuse_because(refusal: HandshakeRefusal, detail: Option<String>) -> Error {
-    refused(Refused {
+fn refusal_error_with(refusal: HandshakeRefusal, detail: Option<String>) -> Error {
+    refused(RefusalError {
         refusal,
         detail,
         issuer: None,
     })
 }
 
-fn refused(refused: Refused) -> Error {
+fn refused(refused: RefusalError) -> Error {
     Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
 }
 
@@ -73,17 +73,17 @@ pub(super) fn issuer_of(error: &Error) -> Option<&Arc<Issuer>> {
     let Error::InvalidCertificate(CertificateError::Other(OtherError(other))) = error else {
         return None;
     };
-    other.downcast_ref::<Refused>()?.issuer.as_ref()
+    other.downcast_ref::<RefusalError>()?.issuer.as_ref()
 }
 
 /// Returns a prefix of an untrusted text, escaped for a single line.
-pub(super) fn shown(text: &str) -> String {
-    let whole = text.chars().take(SHOWN_MAX).collect::<String>();
+pub(super) fn escape_for_display(text: &str) -> String {
+    let whole = text.chars().take(DISPLAY_CHARS_MAX).collect::<String>();
     whole.escape_debug().to_string()
 }
 
 /// Limit of a displayed identity, in characters; identities of a mesh are shorter.
-const SHOWN_MAX: usize = 256;
+const DISPLAY_CHARS_MAX: usize = 256;
 
 /// Limit of the certificates above the leaf, equal to webpki's limit for a path. webpki tries every
 /// path that the names allow: its work grows with the factorial of their number, and any client
@@ -110,10 +110,10 @@ fn check_form(
 }
 
 /// Explains to an operator why a handshake failed.
-pub fn explanation_of(error: &Error) -> String {
-    match (error, refusal_of(error)) {
+pub fn explain_error(error: &Error) -> String {
+    match (error, refusal_for_error(error)) {
         (Error::InvalidCertificate(CertificateError::Other(OtherError(other))), refusal) => {
-            let refused = other.downcast_ref::<Refused>();
+            let refused = other.downcast_ref::<RefusalError>();
             refused.map_or_else(|| refusal.words().to_owned(), ToString::to_string)
         }
         // The text of rustls adds details, such as the time of expiry.
@@ -126,7 +126,7 @@ pub fn explanation_of(error: &Error) -> String {
 }
 
 /// Returns the refusal behind a failed handshake.
-pub fn refusal_of(error: &Error) -> HandshakeRefusal {
+pub fn refusal_for_error(error: &Error) -> HandshakeRefusal {
     match error {
         Error::NoCertificatesPresented => HandshakeRefusal::NoCertificate,
         Error::NoApplicationProtocol => HandshakeRefusal::NoAlpn,
@@ -163,7 +163,7 @@ fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
             HandshakeRefusal::BadKeyUsage
         }
         CertificateError::Other(OtherError(other)) => other
-            .downcast_ref::<Refused>()
+            .downcast_ref::<RefusalError>()
             // An error of webpki without a variant in rustls: the path is too long, an issuer is
             // not a CA, or a name violates a constraint. The leaf is well-formed here
             // (`check_form`).
@@ -173,7 +173,7 @@ fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
 }
 
 /// Converts an error of webpki as rustls' own verifier does.
-fn of_webpki(error: webpki::Error) -> CertificateError {
+fn from_webpki(error: webpki::Error) -> CertificateError {
     use webpki::Error as E;
     match error {
         E::BadDer | E::BadDerTime | E::TrailingData(_) => CertificateError::BadEncoding,
@@ -195,29 +195,29 @@ fn of_webpki(error: webpki::Error) -> CertificateError {
 /// refused before any signature check. A chain that was verified recently costs one hash.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
-    domains: HashMap<Box<str>, Domain>,
+    domains: HashMap<Box<str>, DomainRules>,
     /// Rules for all other domains, if trust domains are not validated.
-    others: Option<Domain>,
+    others: Option<DomainRules>,
     /// The only issuers that may sign leaves, if others are refused.
-    listed: Option<HashSet<SpkiHash>>,
+    known_issuers: Option<HashSet<SpkiHash>>,
     crls: Option<Arc<Crls>>,
-    chains: Chains,
+    chains: ChainCache,
     provider: Arc<CryptoProvider>,
     /// Number of chains that webpki had to verify.
     #[cfg(test)]
-    judged: AtomicUsize,
+    webpki_verifications: AtomicUsize,
 }
 
 /// Rules for the leaves of a trust domain.
 #[derive(Debug)]
-struct Domain {
+struct DomainRules {
     roots: Arc<RootCertStore>,
     /// The only issuers that may sign for the domain; `None` permits every issuer.
     issuers: Option<Arc<HashSet<SpkiHash>>>,
 }
 
-impl Domain {
-    fn of_any_issuer(roots: &Arc<RootCertStore>) -> Self {
+impl DomainRules {
+    fn with_any_issuer(roots: &Arc<RootCertStore>) -> Self {
         Self {
             roots: Arc::clone(roots),
             issuers: None,
@@ -229,13 +229,13 @@ impl ClientVerifier {
     /// Creates a verifier. A domain without roots, its own or from the material, is not trusted.
     pub(super) fn new(
         trust: &PeerTrust,
-        material: &Material,
+        material: &IdentityMaterial,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, TlsError> {
-        let mut new = Self::of_nobody(provider);
+        let mut new = Self::rejecting(provider);
         for domain in &trust.domains {
-            if let Some(roots) = domain.roots_with(material) {
-                let entry = Domain {
+            if let Some(roots) = domain.effective_roots(material) {
+                let entry = DomainRules {
                     roots: Arc::clone(roots),
                     issuers: domain.issuers.clone(),
                 };
@@ -246,11 +246,11 @@ impl ClientVerifier {
             Some(bundles) if trust.skip_validation => {
                 for (name, roots) in bundles {
                     let entry = new.domains.entry(name.clone());
-                    entry.or_insert_with(|| Domain::of_any_issuer(roots));
+                    entry.or_insert_with(|| DomainRules::with_any_issuer(roots));
                 }
             }
             None if trust.skip_validation => {
-                new.others = Some(Domain::of_any_issuer(&material.roots));
+                new.others = Some(DomainRules::with_any_issuer(&material.roots));
             }
             _ => {}
         }
@@ -259,23 +259,23 @@ impl ClientVerifier {
             return Err(TlsError::Verifier(VerifierBuilderError::NoRootAnchors));
         }
         new.crls.clone_from(&trust.crls);
-        new.listed = trust
+        new.known_issuers = trust
             .rejects_unknown
             .then(|| trust.clusters.keys().copied().collect());
         Ok(new)
     }
 
     /// Creates a verifier that refuses every client.
-    pub(super) fn of_nobody(provider: &Arc<CryptoProvider>) -> Self {
+    pub(super) fn rejecting(provider: &Arc<CryptoProvider>) -> Self {
         Self {
             domains: HashMap::new(),
             others: None,
-            listed: None,
+            known_issuers: None,
             crls: None,
-            chains: Chains::default(),
+            chains: ChainCache::default(),
             provider: Arc::clone(provider),
             #[cfg(test)]
-            judged: AtomicUsize::new(0),
+            webpki_verifications: AtomicUsize::new(0),
         }
     }
 
@@ -283,14 +283,14 @@ impl ClientVerifier {
     ///
     /// # Errors
     /// The refusal.
-    pub(super) fn judge(
+    pub(super) fn verify_chain(
         &self,
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
-    ) -> Result<Path, Error> {
-        let key = Key::new(leaf, intermediates);
-        if let Some(path) = self.chains.hold(&key, now) {
+    ) -> Result<VerifiedPath, Error> {
+        let key = ChainFingerprint::new(leaf, intermediates);
+        if let Some(path) = self.chains.get(&key, now) {
             return Ok(path);
         }
         let identity = leaf_identity(leaf).map_err(refuse)?;
@@ -298,10 +298,10 @@ impl ClientVerifier {
         let Some(domain) = domain.or(self.others.as_ref()) else {
             let detail = format!(
                 "trust domain {} ({}) is not in trust.domains",
-                shown(&identity.trust_domain),
-                shown(&identity.uri)
+                escape_for_display(&identity.trust_domain),
+                escape_for_display(&identity.uri)
             );
-            return Err(refuse_because(
+            return Err(refusal_error_with(
                 HandshakeRefusal::UntrustedDomain,
                 Some(detail),
             ));
@@ -312,9 +312,9 @@ impl ClientVerifier {
             .map_err(|error| self.refusal(error, (leaf, intermediates), now))?;
         check_usage(leaf, intermediates).map_err(refuse)?;
         self.check_issuer(domain, &identity.trust_domain, &path.issuer)?;
-        let verified = Verified {
+        let verified = Verdict {
             at: now,
-            until: self.remembered_until(now),
+            until: self.verdict_valid_until(now),
             path: path.clone(),
         };
         self.chains.add(key, verified);
@@ -323,17 +323,25 @@ impl ClientVerifier {
 
     /// Refuses an issuer that may not sign for the trust domain, or that has no cluster where
     /// one is required.
-    fn check_issuer(&self, domain: &Domain, name: &str, issuer: &Arc<Issuer>) -> Result<(), Error> {
+    fn check_issuer(
+        &self,
+        domain: &DomainRules,
+        name: &str,
+        issuer: &Arc<Issuer>,
+    ) -> Result<(), Error> {
         let is_in = |list: &HashSet<SpkiHash>| list.contains(&issuer.spki);
         let why = if !domain.issuers.as_deref().is_none_or(is_in) {
-            format!("is not in trust.domains[].issuers of {}", shown(name))
-        } else if !self.listed.as_ref().is_none_or(is_in) {
+            format!(
+                "is not in trust.domains[].issuers of {}",
+                escape_for_display(name)
+            )
+        } else if !self.known_issuers.as_ref().is_none_or(is_in) {
             "is not in trust.clusters, and trust.unknown_issuers is `reject`".to_owned()
         } else {
             return Ok(());
         };
         let Issuer { spki, subject } = &**issuer;
-        Err(refused(Refused {
+        Err(refused(RefusalError {
             refusal: HandshakeRefusal::UntrustedIssuer,
             detail: Some(format!("issuer {spki} ({subject}) {why}")),
             issuer: Some(Arc::clone(issuer)),
@@ -342,9 +350,9 @@ impl ClientVerifier {
 
     /// Returns the time from which a verdict of `now` no longer applies, because another
     /// revocation list is stale.
-    fn remembered_until(&self, now: UnixTime) -> UnixTime {
+    fn verdict_valid_until(&self, now: UnixTime) -> UnixTime {
         let crls = self.crls.as_ref();
-        let end = crls.and_then(|crls| crls.fresh_until(time_of(now)));
+        let end = crls.and_then(|crls| crls.next_refused_as_stale(time_of(now)));
         let end = end.and_then(|end| end.duration_since(SystemTime::UNIX_EPOCH).ok());
         UnixTime::since_unix_epoch(end.unwrap_or(Duration::MAX))
     }
@@ -355,9 +363,9 @@ impl ClientVerifier {
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
-    ) -> Result<Path, webpki::Error> {
+    ) -> Result<VerifiedPath, webpki::Error> {
         #[cfg(test)]
-        self.judged.fetch_add(1, Ordering::Relaxed);
+        self.webpki_verifications.fetch_add(1, Ordering::Relaxed);
         let algorithms = self.provider.signature_verification_algorithms.all;
         let (certificate, usage) = (EndEntityCert::try_from(leaf)?, KeyUsage::client_auth());
         let verify = |revocation: Option<RevocationOptions<'_>>| {
@@ -372,12 +380,12 @@ impl ClientVerifier {
             )?;
             let issuers = path.intermediate_certificates();
             let issuers: Vec<_> = issuers.map(|issuer| issuer.der()).collect();
-            let ends = issuers.iter().map(|issuer| expiry_of(issuer));
-            let end = ends.fold(expiry_of(leaf), SystemTime::min);
+            let ends = issuers.iter().map(|issuer| not_after(issuer));
+            let end = ends.fold(not_after(leaf), SystemTime::min);
             // webpki orders the path from the leaf to the root.
             let issuer = match issuers.first() {
-                Some(issuer) => Issuer::of_certificate(issuer).ok_or(webpki::Error::BadDer)?,
-                None => Issuer::of_anchor(path.anchor()),
+                Some(issuer) => Issuer::from_certificate(issuer).ok_or(webpki::Error::BadDer)?,
+                None => Issuer::from_anchor(path.anchor()),
             };
             Ok((end, Arc::new(issuer)))
         };
@@ -389,7 +397,7 @@ impl ClientVerifier {
             None => verify(None),
         }?;
         let end = end.duration_since(SystemTime::UNIX_EPOCH);
-        Ok(Path {
+        Ok(VerifiedPath {
             not_after: UnixTime::since_unix_epoch(end.unwrap_or_default()),
             issuer,
         })
@@ -407,7 +415,7 @@ impl ClientVerifier {
         if let Some((refusal, detail)) =
             crls.and_then(|crls| crls.explain(&error, &chain, time_of(now)))
         {
-            return refuse_because(refusal, Some(detail));
+            return refusal_error_with(refusal, Some(detail));
         }
         match error {
             webpki::Error::UnknownIssuer => {
@@ -418,12 +426,12 @@ impl ClientVerifier {
                     let words = HandshakeRefusal::UnknownIssuer.words();
                     format!(
                         "{words}: its last issuer is {}",
-                        shown(&top.issuer().to_string())
+                        escape_for_display(&top.issuer().to_string())
                     )
                 });
-                refuse_because(HandshakeRefusal::UnknownIssuer, detail)
+                refusal_error_with(HandshakeRefusal::UnknownIssuer, detail)
             }
-            error => Error::InvalidCertificate(of_webpki(error)),
+            error => Error::InvalidCertificate(from_webpki(error)),
         }
     }
 }
@@ -444,7 +452,7 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.judge(leaf, intermediates, now)?;
+        self.verify_chain(leaf, intermediates, now)?;
         Ok(ClientCertVerified::assertion())
     }
 
@@ -499,7 +507,10 @@ impl ServerVerifier {
     }
 
     /// Creates a verifier that accepts every identity under the roots.
-    pub(super) fn of_any(roots: &Arc<RootCertStore>, provider: &Arc<CryptoProvider>) -> Self {
+    pub(super) fn accepting_any(
+        roots: &Arc<RootCertStore>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Self {
         Self {
             expected: None,
             roots: Arc::clone(roots),
@@ -520,8 +531,11 @@ impl ServerCertVerifier for ServerVerifier {
         let identity = leaf_identity(leaf).map_err(refuse)?;
         let is_expected = |expected: &HashSet<Box<str>>| expected.contains(&*identity.uri);
         if !self.expected.as_ref().is_none_or(is_expected) {
-            let detail = format!("{} is not who was expected", shown(&identity.uri));
-            return Err(refuse_because(
+            let detail = format!(
+                "{} is not who was expected",
+                escape_for_display(&identity.uri)
+            );
+            return Err(refusal_error_with(
                 HandshakeRefusal::UntrustedDomain,
                 Some(detail),
             ));

@@ -17,7 +17,7 @@ fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
 const OWN: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 
 fn judged(verifier: &ClientVerifier) -> usize {
-    verifier.judged.load(Ordering::Relaxed)
+    verifier.webpki_verifications.load(Ordering::Relaxed)
 }
 
 /// Returns a verifier of west.local with `root`.
@@ -54,7 +54,8 @@ fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
 fn verifier_of(root: &str, trust: &PeerTrust) -> ClientVerifier {
     let own = dev::Authority::new().expect("a root").intermediate("east");
     let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
-    let material = Material::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
+    let material =
+        IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
     ClientVerifier::new(trust, &material, &provider()).expect("a verifier")
 }
 
@@ -86,16 +87,19 @@ fn a_domain_outside_the_set_is_named_for_people() {
     let chain = certificates(&leaf.expect("a leaf").chain_pem);
     let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
     let refused = refused.expect_err("a refusal");
-    assert_eq!(refusal_of(&refused), HandshakeRefusal::UntrustedDomain);
     assert_eq!(
-        explanation_of(&refused),
+        refusal_for_error(&refused),
+        HandshakeRefusal::UntrustedDomain
+    );
+    assert_eq!(
+        explain_error(&refused),
         "trust domain north.local (spiffe://north.local/ns/shop/sa/checkout) is not in \
          trust.domains"
     );
-    assert!(shown(&"a\n".repeat(1000)).starts_with("a\\n"));
-    assert!(shown(&"a".repeat(1000)).len() <= SHOWN_MAX);
+    assert!(escape_for_display(&"a\n".repeat(1000)).starts_with("a\\n"));
+    assert!(escape_for_display(&"a".repeat(1000)).len() <= DISPLAY_CHARS_MAX);
     let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
-    assert!(explanation_of(&unknown).contains("no root"));
+    assert!(explain_error(&unknown).contains("no root"));
 }
 
 #[test]
@@ -110,7 +114,7 @@ fn a_chain_is_judged_once_and_refused_when_it_has_expired() {
     for again in 2..4 {
         let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(11));
         let refused = refused.expect_err("it has expired");
-        assert_eq!(refusal_of(&refused), HandshakeRefusal::Expired);
+        assert_eq!(refusal_for_error(&refused), HandshakeRefusal::Expired);
         assert_eq!(judged(&verifier), again);
     }
 }
@@ -126,7 +130,7 @@ fn what_differs_by_a_byte_or_was_refused_is_judged_anew() {
     *bytes.last_mut().expect("a signature") ^= 1;
     for again in 2..4 {
         let refused = judge(&bytes.as_slice().into()).expect_err("a bad signature");
-        assert_eq!(refusal_of(&refused), HandshakeRefusal::BadSignature);
+        assert_eq!(refusal_for_error(&refused), HandshakeRefusal::BadSignature);
         assert_eq!(judged(&verifier), again);
     }
     assert!(judge(&chain[0]).is_ok(), "it holds on");
@@ -138,11 +142,11 @@ fn a_chain_ends_with_the_first_certificate_on_its_way_to_the_root() {
     let (root, mut chain) = short_lived();
     let verifier = verifier(&root);
     let end = |chain: &[CertificateDer<'_>]| {
-        let judged = verifier.judge(&chain[0], &chain[1..], after(0));
+        let judged = verifier.verify_chain(&chain[0], &chain[1..], after(0));
         time_of(judged.expect("a verdict").not_after)
     };
     let leaf = end(&chain);
-    assert_eq!(leaf, expiry_of(&chain[0]));
+    assert_eq!(leaf, not_after(&chain[0]));
     let authority = dev::Authority::new().expect("a root");
     let beside = authority.intermediate_with("west", |params| {
         params.not_after = OffsetDateTime::now_utc() + Duration::from_secs(5);
@@ -170,8 +174,8 @@ fn ends(seconds: u64) -> SystemTime {
 }
 
 fn verdict(verifier: &ClientVerifier, chain: &[CertificateDer<'_>]) -> Option<HandshakeRefusal> {
-    let judged = verifier.judge(&chain[0], &chain[1..], after(0));
-    judged.err().as_ref().map(refusal_of)
+    let judged = verifier.verify_chain(&chain[0], &chain[1..], after(0));
+    judged.err().as_ref().map(refusal_for_error)
 }
 
 #[test]
@@ -246,16 +250,16 @@ fn a_stale_list_of_another_issuer_leaves_verdicts_in_force_until_the_next_is_sta
         assert_eq!(verdict(&verifier, &chain), None);
     }
     assert_eq!(judged(&verifier), 1);
-    let refused = verifier.judge(&chain[0], &chain[1..], after(61));
+    let refused = verifier.verify_chain(&chain[0], &chain[1..], after(61));
     let refused = refused.expect_err("its own list is stale");
-    assert_eq!(refusal_of(&refused), HandshakeRefusal::StaleCrl);
+    assert_eq!(refusal_for_error(&refused), HandshakeRefusal::StaleCrl);
 }
 
 const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";
 
 fn issuer(pem: &str) -> Issuer {
     let read = certificates(pem);
-    Issuer::of_certificate(&read[0]).expect("an issuer")
+    Issuer::from_certificate(&read[0]).expect("an issuer")
 }
 
 #[test]
@@ -274,9 +278,13 @@ fn istiod_5_the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_besi
         vec![other_der.clone(), own_der.clone()],
         vec![own_der.clone(), other_der],
     ] {
-        let path = verifier.judge(leaf, &sent, after(0)).expect("a verdict");
+        let path = verifier
+            .verify_chain(leaf, &sent, after(0))
+            .expect("a verdict");
         assert_eq!(*path.issuer, issuer(&own.pem()));
-        let again = verifier.judge(leaf, &sent, after(0)).expect("a verdict");
+        let again = verifier
+            .verify_chain(leaf, &sent, after(0))
+            .expect("a verdict");
         assert_eq!(again, path, "from memory");
     }
 }
@@ -289,7 +297,9 @@ fn istiod_5_a_leaf_without_intermediate_has_the_root_as_its_issuer() {
     let west = root.intermediate("west").expect("an intermediate");
     let chain = certificates(&west.leaf(WEST).expect("a leaf").chain_pem);
     let verifier = verifier(&west.pem());
-    let path = verifier.judge(&chain[0], &[], after(0)).expect("a verdict");
+    let path = verifier
+        .verify_chain(&chain[0], &[], after(0))
+        .expect("a verdict");
     assert_eq!(*path.issuer, issuer(&west.pem()));
 }
 
@@ -330,8 +340,8 @@ fn istiod_5_issuers_without_a_cluster_and_those_of_other_domains_are_refused() {
         assert_eq!(verdict(&verifier, &of_east), want);
         // A refusal is not cached.
         assert_eq!(verdict(&verifier, &of_east), want);
-        if let Err(error) = verifier.judge(&of_east[0], &of_east[1..], after(0)) {
-            let why = explanation_of(&error);
+        if let Err(error) = verifier.verify_chain(&of_east[0], &of_east[1..], after(0)) {
+            let why = explain_error(&error);
             let start = format!("issuer {} (CN=Strait development", spki(&east));
             assert!(why.starts_with(&start), "{why}");
             assert_eq!(issuer_of(&error).map(|one| one.spki), Some(spki(&east)));

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use self::file::{Entry, Header, Restored};
-use super::client::{Client, Resource, Resources, Response, UNPLACED};
+use super::client::{Client, Resource, ResourceStore, Response, UNPLACED};
 use super::envoy::ENDPOINT;
 use super::source::Source;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
@@ -168,7 +168,7 @@ impl Recorder {
                 (Arc::clone(&resource.version), bytes)
             }
             // It is to be sent again, or to be said to be gone.
-            Err(_) if self.store.has_stand_in(type_url, &name) => {
+            Err(_) if self.store.has_placeholder(type_url, &name) => {
                 if let Some(kept) = &self.kept {
                     kept.put_unreadable(type_url, &resource);
                 }
@@ -179,7 +179,7 @@ impl Recorder {
         let holds = client.restore(type_url, Arc::clone(&name), version, bytes);
         if !holds {
             self.remove(type_url, &name);
-            self.rejected(type_url, UNPLACED);
+            self.handle_rejection(type_url, UNPLACED);
         }
         holds
     }
@@ -225,22 +225,22 @@ fn pause(took: Duration) -> Duration {
 /// The last that RFC 3339 can say: the end of the year 9999.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-impl Resources for Recorder {
+impl ResourceStore for Recorder {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         let result = self.store.upsert(type_url, resource);
         if let Some(kept) = &self.kept {
             // What stands in for a policy refuses what it covers, after a restart too.
             if result.is_ok() {
-                kept.put(type_url, resource, self.store.reads(type_url));
-            } else if self.store.has_stand_in(type_url, &resource.name) {
+                kept.put(type_url, resource, self.store.uses_bodies(type_url));
+            } else if self.store.has_placeholder(type_url, &resource.name) {
                 kept.put_unreadable(type_url, resource);
             }
         }
         result
     }
 
-    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
-        let stands_in = self.store.rejected(type_url, name);
+    fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
+        let stands_in = self.store.handle_rejection(type_url, name);
         if let Some(kept) = &self.kept
             && stands_in
             && !kept.has(type_url, name)
@@ -256,12 +256,12 @@ impl Resources for Recorder {
         stands_in
     }
 
-    fn reads(&self, type_url: &str) -> bool {
-        self.store.reads(type_url)
+    fn uses_bodies(&self, type_url: &str) -> bool {
+        self.store.uses_bodies(type_url)
     }
 
-    fn is_whole(&self, type_url: &str, response: &Response) -> bool {
-        self.store.is_whole(type_url, response)
+    fn is_complete_state(&self, type_url: &str, response: &Response) -> bool {
+        self.store.is_complete_state(type_url, response)
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {

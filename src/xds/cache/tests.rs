@@ -147,7 +147,7 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
     write(&recorder).unwrap();
     let mut client = client();
     let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
-    assert!(restored.store.has_stand_in(AUTHORIZATION, "app/p"));
+    assert!(restored.store.has_placeholder(AUTHORIZATION, "app/p"));
     assert!(versions(&mut client).contains(&pair("app/p", "")));
     restored.upsert(AUTHORIZATION, &policy(80, "7")).unwrap();
     restored
@@ -156,7 +156,7 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
     write(&restored).unwrap();
     let mut client = self::client();
     let restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
-    assert!(!restored.store.has_stand_in(AUTHORIZATION, "app/p"));
+    assert!(!restored.store.has_placeholder(AUTHORIZATION, "app/p"));
     assert!(versions(&mut client).contains(&pair("app/p", "7")));
 }
 
@@ -202,11 +202,11 @@ fn a_slow_write_is_followed_by_a_long_pause() {
 fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut recorder = filled(folder.path());
-    assert!(recorder.rejected(AUTHORIZATION, UNPLACED));
+    assert!(recorder.handle_rejection(AUTHORIZATION, UNPLACED));
     write(&recorder).unwrap();
     let mut client = client();
     let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
-    assert!(restored.store.has_stand_in(AUTHORIZATION, UNPLACED));
+    assert!(restored.store.has_placeholder(AUTHORIZATION, UNPLACED));
     assert_eq!(client.held(AUTHORIZATION), 0);
     versions(&mut client);
     // The first response of a stream has none.
@@ -220,7 +220,7 @@ fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
         restored,
         Recorder::restore(cache(folder.path()), Source::default(), &mut self::client()),
     ] {
-        assert!(!recorder.store.has_stand_in(AUTHORIZATION, UNPLACED));
+        assert!(!recorder.store.has_placeholder(AUTHORIZATION, UNPLACED));
     }
 }
 

@@ -9,7 +9,7 @@ const WAIT_MAX: Duration = Duration::from_secs(15);
 
 /// Reason for which a stream ended or could not be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum StreamEnd {
     /// No connection: failure of the address, TCP or TLS, or rejection of the call.
     Connect,
     /// gRPC status Cancelled.
@@ -28,9 +28,9 @@ pub enum End {
     Clean,
 }
 
-impl End {
+impl StreamEnd {
     /// Classifies a gRPC status by its numeric code and its message.
-    pub fn of_status(code: i32, message: &str) -> Self {
+    pub fn from_status(code: i32, message: &str) -> Self {
         match code {
             0 => Self::Clean,
             1 => Self::Cancelled,
@@ -62,7 +62,7 @@ impl Default for Backoff {
 
 impl Backoff {
     /// Returns the delay after this end.
-    pub(super) fn wait(&mut self, end: End) -> Duration {
+    pub(super) fn next_delay(&mut self, end: StreamEnd) -> Duration {
         if end.resets() {
             self.next = WAIT_MIN;
         }

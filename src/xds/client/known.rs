@@ -6,46 +6,48 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::mem;
 use std::sync::Arc;
 
-use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscription, UNPLACED};
-use super::rejected::{Nack, Rejected, clip, has_use};
-use super::usage::{Usage, cost};
+use super::messages::{
+    Mode, Request, Resource, ResourceStore, Response, Subscription, UNPLACED, WILDCARD,
+};
+use super::rejected::{NackBuilder, Rejected, check_name, truncate};
+use super::usage::{Usage, accounted_bytes};
 
 /// Bytes of an unexpected type URL that a reason repeats.
 const TYPE_BYTES_MAX: usize = 128;
 
 /// State of one type, which outlives streams.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct TypeState {
     pub(super) subscription: Subscription,
     /// Last accepted version of every resource.
-    held: HashMap<Arc<str>, Held>,
+    held: HashMap<Arc<str>, HeldResource>,
     /// Subscribed names of an on-demand type.
-    wanted: BTreeSet<Arc<str>>,
+    subscribed_names: BTreeSet<Arc<str>>,
     /// Size of those names in a request, in bytes.
     wanted_bytes: usize,
     /// Subscribed names without an answer so far.
     pub(super) asked: BTreeSet<Arc<str>>,
     /// True if held resources were restored from disk and have not been compared with the
     /// wanted names.
-    unsorted: bool,
+    has_unchecked_restored: bool,
     pub(super) rejected: Rejected,
     /// True after a usable response on this stream or an earlier one.
-    pub(super) synced: bool,
+    pub(super) had_usable_response: bool,
     /// True until the first response on this stream.
-    pub(super) fresh: bool,
+    pub(super) awaits_first_response: bool,
     /// True if a placeholder exists for rejected resources that cannot be held under their
     /// names.
     unplaced: bool,
     /// True if the request left out the held versions, so that the first response lists all
     /// resources.
-    unclaimed: bool,
+    omitted_initial_versions: bool,
     /// Key of the digests.
     key: RandomState,
 }
 
 /// Record of an accepted resource.
 #[derive(Clone, Debug)]
-struct Held {
+struct HeldResource {
     version: Version,
     /// Size that counts against the limits. It includes the body, which the store keeps in
     /// another form.
@@ -57,7 +59,7 @@ struct Held {
 enum Version {
     /// Version from the server. Empty for the placeholder of a rejected resource, and for a
     /// resource that was restored without a version.
-    Told(Box<str>),
+    Received(Box<str>),
     /// Digest of a resource without a version, such as istiod's clusters and policies.
     Digest(u64),
 }
@@ -66,28 +68,28 @@ const _: () = assert!(size_of::<Version>() == size_of::<Box<str>>());
 
 impl Version {
     /// Returns the version to send in the next stream's `initial_resource_versions`.
-    fn claim(&self) -> &str {
+    fn initial_version(&self) -> &str {
         match self {
-            Self::Told(version) => version,
+            Self::Received(version) => version,
             Self::Digest(_) => "",
         }
     }
 }
 
-impl Known {
+impl TypeState {
     pub(super) fn new(subscription: Subscription) -> Self {
         Self {
             subscription,
             held: HashMap::new(),
-            wanted: BTreeSet::new(),
+            subscribed_names: BTreeSet::new(),
             wanted_bytes: 0,
             asked: BTreeSet::new(),
-            unsorted: false,
+            has_unchecked_restored: false,
             rejected: Rejected::default(),
-            synced: false,
-            fresh: true,
+            had_usable_response: false,
+            awaits_first_response: true,
             unplaced: false,
-            unclaimed: false,
+            omitted_initial_versions: false,
             key: RandomState::new(),
         }
     }
@@ -102,32 +104,38 @@ impl Known {
     /// servers treat both as wanted names, others only the first. The versions are left out if
     /// they would exceed `claims_max` bytes.
     pub(super) fn first_request(&mut self, claims_max: usize) -> Request {
-        self.fresh = true;
-        let claim = |(name, held): (&Arc<str>, &Held)| claim_bytes(name, held.version.claim());
+        self.awaits_first_response = true;
+        let claim = |(name, held): (&Arc<str>, &HeldResource)| {
+            initial_version_bytes(name, held.version.initial_version())
+        };
         let missing = || {
-            self.wanted
+            self.subscribed_names
                 .iter()
                 .filter(|name| !self.held.contains_key(*name))
         };
         let claims = self.held.iter().map(claim).sum::<usize>();
-        let claims = claims + missing().map(|name| claim_bytes(name, "")).sum::<usize>();
+        let claims = claims
+            + missing()
+                .map(|name| initial_version_bytes(name, ""))
+                .sum::<usize>();
         let mut versions = BTreeMap::new();
         let unclaimed = claims > claims_max;
         if !unclaimed {
             let held = self.held.iter();
-            versions
-                .extend(held.map(|(name, of)| (name.to_string(), of.version.claim().to_owned())));
+            versions.extend(
+                held.map(|(name, of)| (name.to_string(), of.version.initial_version().to_owned())),
+            );
             versions.extend(missing().map(|name| (name.to_string(), String::new())));
         }
-        self.unclaimed = unclaimed;
+        self.omitted_initial_versions = unclaimed;
         let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
         if self.on_demand() {
-            subscribe.extend(self.wanted.iter().map(|name| name.to_string()));
+            subscribe.extend(self.subscribed_names.iter().map(|name| name.to_string()));
             if subscribe.is_empty() {
                 // An empty list would subscribe to everything, so this subscribes to nothing
                 // explicitly.
-                subscribe.push(ALL.to_owned());
-                unsubscribe.push(ALL.to_owned());
+                subscribe.push(WILDCARD.to_owned());
+                unsubscribe.push(WILDCARD.to_owned());
             }
         }
         Request {
@@ -145,22 +153,22 @@ impl Known {
         &mut self,
         response: &Response,
         usage: &mut Usage,
-        resources: &mut impl Resources,
+        resources: &mut impl ResourceStore,
     ) -> Option<String> {
-        let fresh = mem::take(&mut self.fresh);
+        let fresh = mem::take(&mut self.awaits_first_response);
         match fresh {
             true => self.rejected.clear_all(),
-            false => self.rejected.clear_nameless(),
+            false => self.rejected.remove_unnamed(),
         }
         // Rejected resources that cannot be held are not in the initial versions, so the first
         // response of a stream contains them again.
         let was_unplaced = fresh && mem::take(&mut self.unplaced);
-        let unclaimed = mem::take(&mut self.unclaimed);
-        if unclaimed || resources.is_whole(self.subscription.type_url, response) {
-            self.keep_named(response, usage, resources);
+        let unclaimed = mem::take(&mut self.omitted_initial_versions);
+        if unclaimed || resources.is_complete_state(self.subscription.type_url, response) {
+            self.remove_unnamed(response, usage, resources);
         }
         let contradictions = contradictions(response);
-        let mut nack = Nack::default();
+        let mut nack = NackBuilder::default();
         for (name, (version, reason)) in &contradictions {
             nack.add(name, reason);
             self.reject(name, version, reason, usage, resources);
@@ -192,11 +200,11 @@ impl Known {
         if was_unplaced && !self.unplaced {
             resources.remove(self.subscription.type_url, UNPLACED);
         }
-        self.note_answers(response);
+        self.mark_answered(response);
         let error = nack.message();
         // The server does not send a rejected resource again, so waiting for a clean response
         // could last forever.
-        self.synced |= error.is_none() || !self.held.is_empty();
+        self.had_usable_response |= error.is_none() || !self.held.is_empty();
         error
     }
 
@@ -204,18 +212,22 @@ impl Known {
         &mut self,
         resource: &Resource,
         usage: &mut Usage,
-        resources: &mut impl Resources,
+        resources: &mut impl ResourceStore,
     ) -> Result<(), String> {
         let type_url = self.subscription.type_url;
-        has_use(&resource.name)?;
+        check_name(&resource.name)?;
         let Some(body) = resource.body.as_deref() else {
             return Err("it has no body".to_owned());
         };
         if resource.body_type != type_url {
-            let other = clip(&resource.body_type, TYPE_BYTES_MAX);
+            let other = truncate(&resource.body_type, TYPE_BYTES_MAX);
             return Err(format!("its body is of the type {other:?}"));
         }
-        let body = if resources.reads(type_url) { body } else { &[] };
+        let body = if resources.uses_bodies(type_url) {
+            body
+        } else {
+            &[]
+        };
         let version = self.version(resource, body);
         let old = self.held.get(&*resource.name);
         // istiod sends all of its clusters again with each push. Equal server versions may
@@ -224,7 +236,7 @@ impl Known {
             return Ok(());
         }
         let old = old.map(|held| held.bytes);
-        let new = body.len() + cost(&resource.name, &resource.version);
+        let new = body.len() + accounted_bytes(&resource.name, &resource.version);
         let before = usage.clone();
         usage.put(old, new)?;
         if let Err(reason) = resources.upsert(type_url, resource) {
@@ -232,7 +244,7 @@ impl Known {
             return Err(reason);
         }
         self.hold(&resource.name, version, new);
-        if self.on_demand() && !self.wanted.contains(&resource.name) {
+        if self.on_demand() && !self.subscribed_names.contains(&resource.name) {
             self.remove(&resource.name, usage, resources);
         }
         Ok(())
@@ -243,12 +255,12 @@ impl Known {
     fn version(&self, resource: &Resource, body: &[u8]) -> Version {
         match &*resource.version {
             "" => Version::Digest(self.key.hash_one(body)),
-            version => Version::Told(version.into()),
+            version => Version::Received(version.into()),
         }
     }
 
     /// Marks the names of a response as answered, including rejected ones.
-    fn note_answers(&mut self, response: &Response) {
+    fn mark_answered(&mut self, response: &Response) {
         for resource in &response.resources {
             self.asked.remove(&*resource.name);
         }
@@ -266,49 +278,50 @@ impl Known {
         version: &str,
         reason: &str,
         usage: &mut Usage,
-        resources: &mut impl Resources,
+        resources: &mut impl ResourceStore,
     ) {
         self.rejected.put(name, version, reason);
         let type_url = self.subscription.type_url;
         if self.held.contains_key(name) {
             return;
         }
-        if has_use(name).is_ok() {
-            if !resources.rejected(type_url, name) {
+        if check_name(name).is_ok() {
+            if !resources.handle_rejection(type_url, name) {
                 return;
             }
-            let bytes = cost(name, "");
+            let bytes = accounted_bytes(name, "");
             if usage.put(None, bytes).is_ok() {
-                let version = Version::Told(Box::default());
+                let version = Version::Received(Box::default());
                 return self.hold(&name.into(), version, bytes);
             }
             resources.remove(type_url, name);
         }
-        self.unplaced |= resources.rejected(type_url, UNPLACED);
+        self.unplaced |= resources.handle_rejection(type_url, UNPLACED);
     }
 
     /// Records a held resource, replacing the one of the same name.
     fn hold(&mut self, name: &Arc<str>, version: Version, bytes: usize) {
-        self.held.insert(Arc::clone(name), Held { version, bytes });
+        self.held
+            .insert(Arc::clone(name), HeldResource { version, bytes });
     }
 
     /// Removes resources that a complete response does not name. Rejections of named resources
     /// remain.
-    fn keep_named(
+    fn remove_unnamed(
         &mut self,
         response: &Response,
         usage: &mut Usage,
-        resources: &mut impl Resources,
+        resources: &mut impl ResourceStore,
     ) {
         let named: HashSet<&str> = response.resources.iter().map(|one| &*one.name).collect();
         let gone = self.held.keys().filter(|name| !named.contains(&***name));
         for name in gone.cloned().collect::<Vec<_>>() {
             self.remove(&name, usage, resources);
         }
-        self.rejected.keep(&named);
+        self.rejected.retain_named(&named);
     }
 
-    fn remove(&mut self, name: &str, usage: &mut Usage, resources: &mut impl Resources) {
+    fn remove(&mut self, name: &str, usage: &mut Usage, resources: &mut impl ResourceStore) {
         if let Some(held) = self.held.remove(name) {
             usage.drop(held.bytes);
             resources.remove(self.subscription.type_url, name);
@@ -317,29 +330,35 @@ impl Known {
 
     /// Replaces the wanted names. Returns the added names and the removed ones. The removed
     /// names include unwanted resources that were restored from disk.
-    pub(super) fn want(
+    pub(super) fn set_wanted(
         &mut self,
         names: &BTreeSet<String>,
         usage: &mut Usage,
-        resources: &mut impl Resources,
+        resources: &mut impl ResourceStore,
     ) -> (Vec<String>, Vec<String>) {
         if !self.on_demand() {
             return (Vec::new(), Vec::new());
         }
-        let gone = self.wanted.iter().filter(|name| !names.contains(&***name));
+        let gone = self
+            .subscribed_names
+            .iter()
+            .filter(|name| !names.contains(&***name));
         let gone: Vec<_> = gone.cloned().collect();
         for name in &gone {
-            self.wanted.remove(name);
-            self.wanted_bytes -= claim_bytes(name, "");
+            self.subscribed_names.remove(name);
+            self.wanted_bytes -= initial_version_bytes(name, "");
             self.asked.remove(name);
             self.rejected.clear(name);
-            usage.drop(cost(name, ""));
+            usage.drop(accounted_bytes(name, ""));
         }
         let new = names.iter().filter(|name| self.add(name, usage));
         let new: Vec<_> = new.cloned().collect();
         let mut gone: BTreeSet<_> = gone.iter().map(|name| name.to_string()).collect();
-        if mem::take(&mut self.unsorted) || !gone.is_empty() {
-            let unwanted = self.held.keys().filter(|name| !self.wanted.contains(*name));
+        if mem::take(&mut self.has_unchecked_restored) || !gone.is_empty() {
+            let unwanted = self
+                .held
+                .keys()
+                .filter(|name| !self.subscribed_names.contains(*name));
             let mut unwanted: Vec<_> = unwanted.cloned().collect();
             unwanted.sort_unstable();
             for name in unwanted {
@@ -354,9 +373,12 @@ impl Known {
     /// Adds a wanted name. Returns false if it is already wanted, unusable or beyond the
     /// limits.
     fn add(&mut self, name: &str, usage: &mut Usage) -> bool {
-        let bytes = self.wanted_bytes + claim_bytes(name, "");
-        let fits = has_use(name).is_ok() && bytes <= usage.limits.wanted;
-        if self.wanted.contains(name) || !fits || usage.put(None, cost(name, "")).is_err() {
+        let bytes = self.wanted_bytes + initial_version_bytes(name, "");
+        let fits = check_name(name).is_ok() && bytes <= usage.limits.wanted;
+        if self.subscribed_names.contains(name)
+            || !fits
+            || usage.put(None, accounted_bytes(name, "")).is_err()
+        {
             return false;
         }
         let name = Arc::<str>::from(name);
@@ -364,7 +386,7 @@ impl Known {
             self.asked.insert(Arc::clone(&name));
         }
         self.wanted_bytes = bytes;
-        self.wanted.insert(name)
+        self.subscribed_names.insert(name)
     }
 
     /// Records a resource that an earlier run accepted. Returns false beyond the limits; the
@@ -377,13 +399,13 @@ impl Known {
         usage: &mut Usage,
     ) -> bool {
         let old = self.held.get(name).map(|held| held.bytes);
-        let new = body + cost(name, version);
-        if has_use(name).is_err() || usage.put(old, new).is_err() {
+        let new = body + accounted_bytes(name, version);
+        if check_name(name).is_err() || usage.put(old, new).is_err() {
             self.unplaced = true;
             return false;
         }
-        self.hold(name, Version::Told(version.into()), new);
-        self.unsorted = true;
+        self.hold(name, Version::Received(version.into()), new);
+        self.has_unchecked_restored = true;
         true
     }
 
@@ -394,7 +416,7 @@ impl Known {
 }
 
 /// Returns the largest size of a name and its version in a request, in bytes.
-pub(super) fn claim_bytes(name: &str, version: &str) -> usize {
+pub(super) fn initial_version_bytes(name: &str, version: &str) -> usize {
     // Three tags and three lengths, of at most three bytes each.
     const OVERHEAD: usize = 12;
     name.len() + version.len() + OVERHEAD
@@ -410,7 +432,7 @@ fn contradictions(response: &Response) -> BTreeMap<&str, (&str, &'static str)> {
     let mut seen = HashSet::with_capacity(response.resources.len());
     let mut found = BTreeMap::new();
     for Resource { name, version, .. } in &response.resources {
-        if has_use(name).is_err() {
+        if check_name(name).is_err() {
             continue;
         }
         if removed.contains(&**name) {

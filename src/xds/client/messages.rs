@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 /// Wildcard name for all resources of a type.
-pub(super) const ALL: &str = "*";
+pub(super) const WILDCARD: &str = "*";
 
 /// Name of the shared placeholder for all rejected resources of a type that cannot be held:
 /// they have no usable name or exceed the limits. No resource can have this name.
@@ -28,7 +28,7 @@ pub struct Subscription {
 pub enum Mode {
     /// All resources of the type.
     Wildcard,
-    /// Resources that [`Client::want`](super::Client::want) names.
+    /// Resources that [`Client::set_wanted`](super::Client::set_wanted) names.
     OnDemand,
 }
 
@@ -55,7 +55,7 @@ pub struct Request {
 
 impl Request {
     /// Builds the answer to a response: an ACK, or a NACK if there is an error.
-    pub(super) fn answer(
+    pub(super) fn ack_or_nack(
         type_url: Cow<'static, str>,
         nonce: String,
         error: Option<String>,
@@ -70,7 +70,7 @@ impl Request {
 
     /// Builds a change of the subscription. It never answers a response, because a server
     /// treats names in an answer as an error (contract 3.1).
-    pub(super) fn change(
+    pub(super) fn subscription_change(
         type_url: &'static str,
         subscribe: Vec<String>,
         unsubscribe: Vec<String>,
@@ -111,7 +111,7 @@ pub struct Response {
 }
 
 /// Store of accepted resources. It decodes them and rejects those that it cannot use.
-pub trait Resources {
+pub trait ResourceStore {
     /// Stores a new resource, or a new version of one.
     ///
     /// # Errors
@@ -128,17 +128,17 @@ pub trait Resources {
     /// Rejected resources that cannot be held share the name [`UNPLACED`], which may be passed
     /// more than once. Their placeholder counts against no limit. `remove` is called when the
     /// first response of a stream has no such resource.
-    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool;
+    fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool;
 
     /// Returns whether the bodies of a type are used. Unused bodies are not compared and do not
     /// count against the limits.
-    fn reads(&self, _type_url: &str) -> bool {
+    fn uses_bodies(&self, _type_url: &str) -> bool {
         true
     }
 
     /// Returns whether a response names every resource of its type, so that held resources
     /// without mention are gone.
-    fn is_whole(&self, _type_url: &str, _response: &Response) -> bool {
+    fn is_complete_state(&self, _type_url: &str, _response: &Response) -> bool {
         false
     }
 

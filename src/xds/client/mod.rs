@@ -2,9 +2,9 @@
 //!
 //! The caller owns the stream. It reports [`connected`](Client::connected),
 //! [`received`](Client::received) and [`disconnected`](Client::disconnected), and sends the
-//! requests that these return in their order. Accepted resources go to a [`Resources`]. Held
+//! requests that these return in their order. Accepted resources go to a [`ResourceStore`]. Held
 //! resources outlive the stream. Only removals by the server take them away and, for an
-//! on-demand type, a change of the [wanted](Client::want) names.
+//! on-demand type, a change of the [wanted](Client::set_wanted) names.
 
 mod backoff;
 mod known;
@@ -22,17 +22,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::backoff::Backoff;
-use self::known::Known;
+use self::known::TypeState;
 use self::usage::{Limits, Usage};
 
-pub use self::backoff::End;
+pub use self::backoff::StreamEnd;
 pub(super) use self::usage::ENTRIES_MAX;
 
-pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscription, UNPLACED};
+pub use self::messages::{
+    Mode, Request, Resource, ResourceStore, Response, Subscription, UNPLACED,
+};
 
 /// Limit of names in one change of a subscription. Servers accept messages of 4 MiB, and a name
 /// has at most 2 KiB.
-const NAMES_AT_ONCE: usize = 1_000;
+const NAMES_PER_CHANGE_MAX: usize = 1_000;
 
 /// State of the client: the subscriptions and the held resources of each type.
 ///
@@ -41,7 +43,7 @@ const NAMES_AT_ONCE: usize = 1_000;
 /// immediately or never.
 #[derive(Clone, Debug)]
 pub struct Client {
-    known: Vec<Known>,
+    types: Vec<TypeState>,
     usage: Usage,
     connected: bool,
     backoff: Backoff,
@@ -55,15 +57,15 @@ impl Client {
     }
 
     fn with_limits(subscriptions: Vec<Subscription>, limits: Limits) -> Self {
-        let mut known: Vec<Known> = Vec::with_capacity(subscriptions.len());
+        let mut known: Vec<TypeState> = Vec::with_capacity(subscriptions.len());
         for new in subscriptions {
-            let same = |known: &Known| known.subscription.type_url == new.type_url;
+            let same = |known: &TypeState| known.subscription.type_url == new.type_url;
             if !known.iter().any(same) {
-                known.push(Known::new(new));
+                known.push(TypeState::new(new));
             }
         }
         Self {
-            known,
+            types: known,
             usage: Usage::new(limits),
             connected: false,
             backoff: Backoff::default(),
@@ -78,8 +80,8 @@ impl Client {
     /// does, and held resources that it does not name are removed. Until then all of them stay.
     pub fn connected(&mut self) -> Vec<Request> {
         self.connected = true;
-        let most = self.usage.limits.claims;
-        let known = self.known.iter_mut();
+        let most = self.usage.limits.initial_versions_bytes;
+        let known = self.types.iter_mut();
         known.map(|known| known.first_request(most)).collect()
     }
 
@@ -87,7 +89,7 @@ impl Client {
     /// resource while the others apply.
     ///
     /// Removals are applied before new versions. A resource is rejected if:
-    /// - the [`Resources`] rejects it,
+    /// - the [`ResourceStore`] rejects it,
     /// - the response has contradictory entries for it,
     /// - it has no usable name, no body or a body of another type, or
     /// - it exceeds the limits.
@@ -96,11 +98,15 @@ impl Client {
     /// nonce applies and has no answer. A response while disconnected neither applies nor has
     /// an answer. Unwanted resources of an on-demand type are not held: they were sent before
     /// the server processed the unsubscription.
-    pub fn received(&mut self, response: Response, resources: &mut impl Resources) -> Vec<Request> {
+    pub fn received(
+        &mut self,
+        response: Response,
+        resources: &mut impl ResourceStore,
+    ) -> Vec<Request> {
         if !self.connected {
             return Vec::new();
         }
-        let (type_url, error) = match find(&mut self.known, &response.type_url) {
+        let (type_url, error) = match find(&mut self.types, &response.type_url) {
             Some(known) => {
                 let error = known.apply(&response, &mut self.usage, resources);
                 (Cow::Borrowed(known.subscription.type_url), error)
@@ -113,7 +119,7 @@ impl Client {
         if response.nonce.is_empty() {
             return Vec::new();
         }
-        vec![Request::answer(type_url, response.nonce, error)]
+        vec![Request::ack_or_nack(type_url, response.nonce, error)]
     }
 
     /// Replaces the wanted names of an on-demand type. Returns the changes of the subscription.
@@ -123,24 +129,26 @@ impl Client {
     /// Held resources that are no longer wanted are removed from the `Resources`, because the
     /// server would not announce their removal. Unusable names are skipped, and so are names
     /// beyond 896 KiB or beyond the limits.
-    pub fn want(
+    pub fn set_wanted(
         &mut self,
         type_url: &str,
         names: &BTreeSet<String>,
-        resources: &mut impl Resources,
+        resources: &mut impl ResourceStore,
     ) -> Vec<Request> {
-        let Some(known) = find(&mut self.known, type_url) else {
+        let Some(known) = find(&mut self.types, type_url) else {
             return Vec::new();
         };
-        let (new, gone) = known.want(names, &mut self.usage, resources);
+        let (new, gone) = known.set_wanted(names, &mut self.usage, resources);
         if !self.connected {
             return Vec::new();
         }
         let type_url = known.subscription.type_url;
-        let new = new.chunks(NAMES_AT_ONCE);
-        let new = new.map(|names| Request::change(type_url, names.to_vec(), Vec::new()));
-        let gone = gone.chunks(NAMES_AT_ONCE);
-        let gone = gone.map(|names| Request::change(type_url, Vec::new(), names.to_vec()));
+        let new = new.chunks(NAMES_PER_CHANGE_MAX);
+        let new =
+            new.map(|names| Request::subscription_change(type_url, names.to_vec(), Vec::new()));
+        let gone = gone.chunks(NAMES_PER_CHANGE_MAX);
+        let gone =
+            gone.map(|names| Request::subscription_change(type_url, Vec::new(), names.to_vec()));
         new.chain(gone).collect()
     }
 
@@ -148,9 +156,9 @@ impl Client {
     /// the delay before the next attempt: 10 ms at first, doubled after each failure up to 15
     /// s, and 10 ms again after an end that contract 3.1 calls harmless. The caller adds
     /// jitter.
-    pub fn disconnected(&mut self, end: End) -> Duration {
+    pub fn disconnected(&mut self, end: StreamEnd) -> Duration {
         self.connected = false;
-        self.backoff.wait(end)
+        self.backoff.next_delay(end)
     }
 
     /// Restores a resource that an earlier run accepted, with its version and the size of its
@@ -158,7 +166,7 @@ impl Client {
     ///
     /// Returns whether the resource is held. One that is not held must not be in the
     /// `Resources` either, except as the placeholder [`UNPLACED`]. The next
-    /// [`want`](Self::want) drops the unwanted resources of an on-demand type.
+    /// [`set_wanted`](Self::set_wanted) drops the unwanted resources of an on-demand type.
     pub fn restore(
         &mut self,
         type_url: &str,
@@ -167,7 +175,7 @@ impl Client {
         body: usize,
     ) -> bool {
         let (name, version) = (name.into(), version.into());
-        find(&mut self.known, type_url)
+        find(&mut self.types, type_url)
             .is_some_and(|known| known.restore(&name, &version, body, &mut self.usage))
     }
 
@@ -180,25 +188,28 @@ impl Client {
 
     /// Returns the wildcard types without a usable response so far.
     pub fn pending(&self) -> impl Iterator<Item = &'static str> {
-        let known = self.known.iter();
+        let known = self.types.iter();
         known
-            .filter(|known| known.subscription.mode == Mode::Wildcard && !known.synced)
+            .filter(|known| known.subscription.mode == Mode::Wildcard && !known.had_usable_response)
             .map(|known| known.subscription.type_url)
     }
 
     /// Returns the [`pending`](Self::pending) types without any response on this stream.
-    pub fn untold(&self) -> impl Iterator<Item = &'static str> {
+    pub fn without_response(&self) -> impl Iterator<Item = &'static str> {
         let pending = self.pending();
-        pending.filter(|type_url| self.known(type_url).is_some_and(|known| known.fresh))
+        pending.filter(|type_url| {
+            self.known(type_url)
+                .is_some_and(|known| known.awaits_first_response)
+        })
     }
 
     /// Returns type, name, reason and version of the rejected resources. An entry lasts until a
     /// valid version, a removal, or the first response of the type on another stream.
     ///
     /// At most 1,000 of each type are listed, and the others are only
-    /// [counted](Self::unlisted). The name is empty if it is unusable.
+    /// [counted](Self::unlisted_rejections). The name is empty if it is unusable.
     pub fn rejected(&self) -> impl Iterator<Item = (&'static str, &str, &str, &str)> + Clone {
-        self.known.iter().flat_map(|known| {
+        self.types.iter().flat_map(|known| {
             let type_url = known.subscription.type_url;
             let rejected = known.rejected.iter();
             rejected.map(move |(name, reason, version)| (type_url, name, reason, version))
@@ -207,14 +218,14 @@ impl Client {
 
     /// Returns the largest number of rejected resources in one response of this stream that
     /// [`rejected`](Self::rejected) does not list.
-    pub fn unlisted(&self, type_url: &str) -> usize {
+    pub fn unlisted_rejections(&self, type_url: &str) -> usize {
         let known = self.known(type_url);
         known.map_or(0, |known| known.rejected.unlisted())
     }
 
     /// Returns the types in the order of their first requests.
     pub fn types(&self) -> impl Iterator<Item = &'static str> {
-        self.known.iter().map(|known| known.subscription.type_url)
+        self.types.iter().map(|known| known.subscription.type_url)
     }
 
     /// Returns the number of wanted names of a type without an answer: they were not held when
@@ -225,16 +236,16 @@ impl Client {
 
     /// Returns the number of held resources of a type.
     pub fn held(&self, type_url: &str) -> usize {
-        self.known(type_url).map_or(0, Known::len)
+        self.known(type_url).map_or(0, TypeState::len)
     }
 
-    fn known(&self, type_url: &str) -> Option<&Known> {
-        let mut known = self.known.iter();
+    fn known(&self, type_url: &str) -> Option<&TypeState> {
+        let mut known = self.types.iter();
         known.find(|known| known.subscription.type_url == type_url)
     }
 }
 
-fn find<'a>(known: &'a mut [Known], type_url: &str) -> Option<&'a mut Known> {
+fn find<'a>(known: &'a mut [TypeState], type_url: &str) -> Option<&'a mut TypeState> {
     let mut known = known.iter_mut();
     known.find(|known| known.subscription.type_url == type_url)
 }

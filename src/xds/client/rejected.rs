@@ -22,8 +22,8 @@ pub(super) struct Rejected {
     entries: BTreeMap<Box<str>, Rejection>,
     /// Number of names beyond the limit in the latest response, and the largest such number on
     /// this stream.
-    left_out: usize,
-    left_out_most: usize,
+    unlisted: usize,
+    unlisted_max: usize,
 }
 
 /// Reason and version of a rejection.
@@ -36,15 +36,15 @@ struct Rejection {
 impl Rejected {
     /// Records a rejection. Beyond [`LISTED_MAX`] it is only counted.
     pub(super) fn put(&mut self, name: &str, version: &str, reason: &str) {
-        let name = if has_use(name).is_ok() { name } else { "" };
+        let name = if check_name(name).is_ok() { name } else { "" };
         if self.entries.len() >= LISTED_MAX && !self.entries.contains_key(name) {
-            self.left_out += usize::from(!name.is_empty());
-            self.left_out_most = self.left_out_most.max(self.left_out);
+            self.unlisted += usize::from(!name.is_empty());
+            self.unlisted_max = self.unlisted_max.max(self.unlisted);
             return;
         }
         let rejection = Rejection {
-            reason: clip(reason, REASON_BYTES_MAX).into(),
-            version: clip(version, REASON_BYTES_MAX).into(),
+            reason: truncate(reason, REASON_BYTES_MAX).into(),
+            version: truncate(version, REASON_BYTES_MAX).into(),
         };
         self.entries.insert(name.into(), rejection);
     }
@@ -55,9 +55,9 @@ impl Rejected {
     }
 
     /// Removes the rejection without a usable name when a new response of the type begins.
-    pub(super) fn clear_nameless(&mut self) {
+    pub(super) fn remove_unnamed(&mut self) {
         self.entries.remove("");
-        self.left_out = 0;
+        self.unlisted = 0;
     }
 
     /// Removes all rejections at the first response of a stream, on which the server sends
@@ -67,13 +67,13 @@ impl Rejected {
     }
 
     /// Removes rejections that a complete response does not name.
-    pub(super) fn keep(&mut self, named: &HashSet<&str>) {
+    pub(super) fn retain_named(&mut self, named: &HashSet<&str>) {
         self.entries.retain(|name, _| named.contains(&**name));
     }
 
     /// Returns the number of rejections that are only counted; a lower bound.
     pub(super) fn unlisted(&self) -> usize {
-        self.left_out_most
+        self.unlisted_max
     }
 
     /// Returns name, reason and version of each rejection, ordered by name.
@@ -86,19 +86,19 @@ impl Rejected {
 /// Builder of the message of a NACK: `name: reason; …`, and the number of entries that did not
 /// fit.
 #[derive(Debug, Default)]
-pub(super) struct Nack {
+pub(super) struct NackBuilder {
     text: String,
     left_out: usize,
 }
 
-impl Nack {
+impl NackBuilder {
     /// Adds a rejected resource.
     pub(super) fn add(&mut self, name: &str, reason: &str) {
         let name = match name {
             "" => "(no name)",
-            name => clip(name, NAME_BYTES_MAX),
+            name => truncate(name, NAME_BYTES_MAX),
         };
-        let reason = clip(reason, REASON_BYTES_MAX);
+        let reason = truncate(reason, REASON_BYTES_MAX);
         let separator = if self.text.is_empty() { "" } else { "; " };
         let bytes = self.text.len() + separator.len() + name.len() + ": ".len() + reason.len();
         if self.left_out > 0 || bytes > NACK_BYTES_MAX - MORE_BYTES {
@@ -122,10 +122,10 @@ impl Nack {
 ///
 /// # Errors
 /// The reason why it cannot.
-pub(super) fn has_use(name: &str) -> Result<(), String> {
+pub(super) fn check_name(name: &str) -> Result<(), String> {
     match name {
         "" => Err("it has no name".to_owned()),
-        super::messages::ALL => Err("this name stands for all resources".to_owned()),
+        super::messages::WILDCARD => Err("this name stands for all resources".to_owned()),
         name if name.len() > NAME_BYTES_MAX => {
             let bytes = name.len();
             Err(format!(
@@ -137,7 +137,7 @@ pub(super) fn has_use(name: &str) -> Result<(), String> {
 }
 
 /// Returns the longest prefix of a text within a number of bytes.
-pub(super) fn clip(text: &str, bytes: usize) -> &str {
+pub(super) fn truncate(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -22,7 +22,7 @@ const WANTED_BYTES_MAX: usize = 896 * 1024;
 pub(super) struct Limits {
     pub(super) entries: usize,
     pub(super) bytes: usize,
-    pub(super) claims: usize,
+    pub(super) initial_versions_bytes: usize,
     pub(super) wanted: usize,
 }
 
@@ -31,7 +31,7 @@ impl Default for Limits {
         Self {
             entries: ENTRIES_MAX,
             bytes: BYTES_MAX,
-            claims: CLAIMS_BYTES_MAX,
+            initial_versions_bytes: CLAIMS_BYTES_MAX,
             wanted: WANTED_BYTES_MAX,
         }
     }
@@ -91,6 +91,6 @@ impl Usage {
 }
 
 /// Returns the size of a name with its version that counts against the limits, in bytes.
-pub(super) fn cost(name: &str, version: &str) -> usize {
+pub(super) fn accounted_bytes(name: &str, version: &str) -> usize {
     name.len() + OVERHEAD_BYTES + version.len()
 }

@@ -12,14 +12,14 @@ use hickory_resolver::{ResolverBuilder, TokioResolver};
 use tokio::join;
 use tokio::time::{Instant, timeout};
 
-use super::schedule::{Answers, Found};
+use super::schedule::{Answers, FamilyAnswer};
 
 /// Deadline of a lookup, all servers and retries together.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Deadline for one server, short enough to try another one within [`DEADLINE`].
-const SERVER_DEADLINE: Duration = Duration::from_secs(2);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Deadline for one server, short enough to try another one within [`LOOKUP_TIMEOUT`].
+const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Lifetime of a resolver, after which `/etc/resolv.conf` is read again.
-const RESOLVER_STANDS: Duration = Duration::from_secs(60);
+const RESOLVER_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Resolver and the configured servers.
 pub(super) struct Lookups {
@@ -59,13 +59,13 @@ impl Lookups {
 
     fn resolver(&mut self) -> Result<TokioResolver, String> {
         if let Some((since, resolver)) = &self.resolver
-            && since.elapsed() < RESOLVER_STANDS
+            && since.elapsed() < RESOLVER_LIFETIME
         {
             return Ok(resolver.clone());
         }
         let built = self.builder().and_then(|mut builder| {
             let options = builder.options_mut();
-            options.timeout = options.timeout.min(SERVER_DEADLINE);
+            options.timeout = options.timeout.min(SERVER_TIMEOUT);
             builder.build()
         });
         let resolver = built.map_err(|error| error.to_string())?;
@@ -92,12 +92,16 @@ impl Lookups {
 }
 
 /// Looks up the addresses of one family. An answer without records is not an error.
-async fn one(resolver: &TokioResolver, name: Name, kind: RecordType) -> Result<Found, String> {
+async fn one(
+    resolver: &TokioResolver,
+    name: Name,
+    kind: RecordType,
+) -> Result<FamilyAnswer, String> {
     resolver.clear_lookup_cache(name.clone(), kind);
-    let looked_up = timeout(DEADLINE, resolver.lookup(name, kind)).await;
+    let looked_up = timeout(LOOKUP_TIMEOUT, resolver.lookup(name, kind)).await;
     let lookup = match looked_up {
         Err(_) => return Err("no answer within 10 s".to_owned()),
-        Ok(Err(error)) if error.is_no_records_found() => return Ok(Found::default()),
+        Ok(Err(error)) if error.is_no_records_found() => return Ok(FamilyAnswer::default()),
         Ok(Err(error)) => return Err(error.to_string()),
         Ok(Ok(lookup)) => lookup,
     };
@@ -105,7 +109,7 @@ async fn one(resolver: &TokioResolver, name: Name, kind: RecordType) -> Result<F
     // Each link of a CNAME chain has a TTL of its own.
     let ttl = answers.iter().map(|record| record.ttl).min();
     let addresses = answers.iter().filter_map(|record| record.data.ip_addr());
-    Ok(Found {
+    Ok(FamilyAnswer {
         addresses: addresses.map(|ip| ip.to_canonical()).collect(),
         ttl: Duration::from_secs(ttl.unwrap_or_default().into()),
     })

@@ -27,7 +27,7 @@ const LOOKUPS_MAX: usize = 64;
 
 /// Minimum interval between two scans of all hostnames. The cost of a scan is proportional to
 /// all hostnames and services, however little has changed.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Inputs and outputs of DNS resolution.
 #[derive(Debug)]
@@ -42,26 +42,26 @@ pub struct Dns {
 
 /// Hostnames that the snapshot referred to at the last scan.
 #[derive(Debug, Default)]
-struct Wanted {
+struct WantedHosts {
     /// Versions of the hostnames and of the rules at that scan.
     at: (u64, u64),
     /// Earliest time of the next scan; none before the first one.
-    again: Option<Instant>,
+    next_scan: Option<Instant>,
     hosts: BTreeMap<Arc<str>, Arc<Host>>,
 }
 
 /// Keeps the addresses of all wanted hostnames up to date. Runs forever, on a thread of its own
 /// because each changed answer builds a snapshot.
 pub async fn run(dns: Dns) {
-    let (mut schedule, mut wanted) = (Schedule::default(), Wanted::default());
+    let (mut schedule, mut wanted) = (Schedule::default(), WantedHosts::default());
     let mut lookups = Lookups::new(dns.servers.clone());
     let mut running = JoinSet::new();
-    let mut hosts = dns.publisher.hosts();
+    let mut hosts = dns.publisher.hosts_version();
     let mut rules = dns.publisher.reader().generation();
     loop {
-        let behind = dns.follow(&mut schedule, &mut wanted);
+        let next_scan = dns.scan_wanted_hosts(&mut schedule, &mut wanted);
         while running.len() < LOOKUPS_MAX
-            && let Some(name) = schedule.begin(Instant::now())
+            && let Some(name) = schedule.start_next_lookup(Instant::now())
         {
             let look_up = lookups.look_up(&name);
             running.spawn(async move { (name, look_up.await) });
@@ -74,21 +74,21 @@ pub async fn run(dns: Dns) {
             changed = rules.changed() => if changed.is_err() {
                 return;
             },
-            doubts = dns.publisher.doubts().taken() => {
-                for name in doubts {
-                    schedule.doubt(&name, Instant::now());
+            refresh_requests = dns.publisher.refresh_requests().taken() => {
+                for name in refresh_requests {
+                    schedule.request_refresh(&name, Instant::now());
                 }
             }
             Some(Ok((name, answers))) = running.join_next() => {
-                dns.answered(&mut schedule, &name, answers);
+                dns.apply_answers(&mut schedule, &name, answers);
             }
-            () = at(next) => {}
-            () = at(behind) => {}
+            () = sleep_until_some(next) => {}
+            () = sleep_until_some(next_scan) => {}
         }
     }
 }
 
-async fn at(next: Option<Instant>) {
+async fn sleep_until_some(next: Option<Instant>) {
     match next {
         Some(next) => sleep_until(next).await,
         None => pending().await,
@@ -97,21 +97,25 @@ async fn at(next: Option<Instant>) {
 
 impl Dns {
     /// Schedules exactly the hostnames that the snapshot refers to, at most once per
-    /// [`LOOK_INTERVAL`]. Returns the time of the next scan if a change has to wait for it.
-    fn follow(&self, schedule: &mut Schedule, wanted: &mut Wanted) -> Option<Instant> {
+    /// [`SCAN_INTERVAL`]. Returns the time of the next scan if a change has to wait for it.
+    fn scan_wanted_hosts(
+        &self,
+        schedule: &mut Schedule,
+        wanted: &mut WantedHosts,
+    ) -> Option<Instant> {
         let snapshot = self.publisher.reader().snapshot();
         let at = (snapshot.hosts.version, snapshot.generation);
         if at == wanted.at {
             return None;
         }
         let (now, mut answers) = (Instant::now(), Vec::new());
-        if let Some(again) = wanted.again.filter(|again| now < *again) {
+        if let Some(again) = wanted.next_scan.filter(|again| now < *again) {
             return Some(again);
         }
         let hosts = snapshot.wanted_hosts();
         for (name, host) in &hosts {
             if !wanted.hosts.contains_key(name) {
-                schedule.want(name, now);
+                schedule.add(name, now);
             } else if !host.has_addresses() {
                 // The hostname was removed and added again since the last scan. The snapshot
                 // has lost its addresses, and a lookup with the same result would not report a
@@ -130,8 +134,12 @@ impl Dns {
             answers.extend(stale.then(|| (Arc::clone(name), Arc::default())));
         }
         self.status.set_hosts_left_out(schedule.left_out());
-        let again = Some(now + LOOK_INTERVAL);
-        *wanted = Wanted { at, again, hosts };
+        let again = Some(now + SCAN_INTERVAL);
+        *wanted = WantedHosts {
+            at,
+            next_scan: again,
+            hosts,
+        };
         if !answers.is_empty() {
             self.publisher.update(Change {
                 answers,
@@ -141,16 +149,16 @@ impl Dns {
         None
     }
 
-    fn answered(&self, schedule: &mut Schedule, name: &Arc<str>, answers: Answers) {
+    fn apply_answers(&self, schedule: &mut Schedule, name: &Arc<str>, answers: Answers) {
         let Some(outcome) = schedule.answered(name, answers, Instant::now()) else {
             return;
         };
         let is_new = self.status.set_host(name, |host| {
             let is_new = outcome.error.is_some() && host.error.is_none();
-            if let Some(addresses) = &outcome.changed {
+            if let Some(addresses) = &outcome.new_addresses {
                 host.addresses = addresses.to_vec();
             }
-            host.more = outcome.more;
+            host.more = outcome.omitted;
             host.error.clone_from(&outcome.error);
             if outcome.error.is_none() {
                 host.answered = Some(SystemTime::now());
@@ -162,7 +170,7 @@ impl Dns {
         if let Some(why) = outcome.error.filter(|_| is_new) {
             warn!(%name, %why, "a hostname cannot be looked up; what is known of it stays");
         }
-        if let Some(addresses) = outcome.changed {
+        if let Some(addresses) = outcome.new_addresses {
             info!(%name, ?addresses, "a hostname has other addresses");
             self.publisher.update(Change {
                 answers: vec![(Arc::clone(name), addresses)],
@@ -176,7 +184,7 @@ impl Dns {
 mod tests {
     use std::time::Duration;
 
-    use super::schedule::Found;
+    use super::schedule::FamilyAnswer;
     use super::*;
     use crate::snapshot::ExposureTable;
     use crate::snapshot::mesh::{Mesh, Template, Workload};
@@ -214,24 +222,39 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn istiod_8_a_row_of_changes_is_looked_at_once_a_second_and_none_is_lost() {
-        let (dns, mut schedule, mut wanted) = (dns(), Schedule::default(), Wanted::default());
-        assert_eq!(dns.follow(&mut schedule, &mut wanted), None);
+        let (dns, mut schedule, mut wanted) = (dns(), Schedule::default(), WantedHosts::default());
+        assert_eq!(dns.scan_wanted_hosts(&mut schedule, &mut wanted), None);
         tell(&dns, &["a"]);
-        assert_eq!(dns.follow(&mut schedule, &mut wanted), None, "at once");
-        assert!(schedule.begin(Instant::now()).is_some());
-        let again = Instant::now() + LOOK_INTERVAL;
+        assert_eq!(
+            dns.scan_wanted_hosts(&mut schedule, &mut wanted),
+            None,
+            "at once"
+        );
+        assert!(schedule.start_next_lookup(Instant::now()).is_some());
+        let again = Instant::now() + SCAN_INTERVAL;
         for hosts in [&["a", "b"][..], &["b"], &["b", "c"]] {
             tell(&dns, hosts);
-            assert_eq!(dns.follow(&mut schedule, &mut wanted), Some(again));
-            assert_eq!(schedule.begin(Instant::now()), None);
+            assert_eq!(
+                dns.scan_wanted_hosts(&mut schedule, &mut wanted),
+                Some(again)
+            );
+            assert_eq!(schedule.start_next_lookup(Instant::now()), None);
         }
-        tokio::time::advance(LOOK_INTERVAL).await;
-        assert_eq!(dns.follow(&mut schedule, &mut wanted), None);
-        let mut begun = [(); 2].map(|()| schedule.begin(Instant::now()).expect("a hostname"));
+        tokio::time::advance(SCAN_INTERVAL).await;
+        assert_eq!(dns.scan_wanted_hosts(&mut schedule, &mut wanted), None);
+        let mut begun = [(); 2].map(|()| {
+            schedule
+                .start_next_lookup(Instant::now())
+                .expect("a hostname")
+        });
         begun.sort_unstable();
         assert_eq!(begun.each_ref().map(|name| &**name), ["b", "c"]);
-        tokio::time::advance(LOOK_INTERVAL).await;
-        assert_eq!(dns.follow(&mut schedule, &mut wanted), None, "all is seen");
+        tokio::time::advance(SCAN_INTERVAL).await;
+        assert_eq!(
+            dns.scan_wanted_hosts(&mut schedule, &mut wanted),
+            None,
+            "all is seen"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -243,22 +266,28 @@ mod tests {
             let uids = workloads.iter().map(|one| one.uid.to_string());
             uids.collect::<Vec<_>>()
         };
-        let (mut schedule, mut known) = (Schedule::default(), Wanted::default());
+        let (mut schedule, mut known) = (Schedule::default(), WantedHosts::default());
         tell(&dns, &["db"]);
-        dns.follow(&mut schedule, &mut known);
-        let name = schedule.begin(Instant::now()).expect("a hostname");
-        let found = Found {
+        dns.scan_wanted_hosts(&mut schedule, &mut known);
+        let name = schedule
+            .start_next_lookup(Instant::now())
+            .expect("a hostname");
+        let found = FamilyAnswer {
             addresses: vec!["10.0.0.1".parse().expect("an address")],
             ttl: Duration::from_secs(60),
         };
-        dns.answered(&mut schedule, &name, [Ok(found), Ok(Found::default())]);
+        dns.apply_answers(
+            &mut schedule,
+            &name,
+            [Ok(found), Ok(FamilyAnswer::default())],
+        );
         let want = ["uid-of-db/10.0.0.1"];
         assert_eq!(shown(), want);
         tell(&dns, &[]);
         tell(&dns, &["db"]);
         assert_eq!(shown(), ["uid-of-db"], "the snapshot starts anew");
-        tokio::time::advance(LOOK_INTERVAL).await;
-        dns.follow(&mut schedule, &mut known);
+        tokio::time::advance(SCAN_INTERVAL).await;
+        dns.scan_wanted_hosts(&mut schedule, &mut known);
         assert_eq!(shown(), want);
     }
 }

@@ -13,29 +13,29 @@ pub(super) const NAMES_MAX: usize = 10_000;
 /// Limit of addresses per hostname, twice what fits into a DNS answer over UDP.
 pub(super) const ADDRESSES_MAX: usize = 64;
 /// Lower and upper bound of a TTL.
-const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5 * 60));
+const TTL_RANGE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5 * 60));
 /// Delay after a failure: the first one, and the upper bound of its doubling.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Deadline after which an unanswered lookup starts again, because its task is gone.
-const LOST: Duration = Duration::from_secs(60);
+const LOOKUP_LOST_AFTER: Duration = Duration::from_secs(60);
 
 /// Result of a lookup for one address family, possibly empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct FamilyAnswer {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) ttl: Duration,
 }
 
 /// Answers of one lookup: IPv4 and IPv6.
-pub(super) type Answers = [Result<Found, String>; 2];
+pub(super) type Answers = [Result<FamilyAnswer, String>; 2];
 
 /// Effect of a lookup on a hostname.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     /// All addresses, if they have changed.
-    pub(super) changed: Option<Arc<[IpAddr]>>,
+    pub(super) new_addresses: Option<Arc<[IpAddr]>>,
     /// Number of addresses beyond the limit.
-    pub(super) more: usize,
+    pub(super) omitted: usize,
     /// Error of the lookup. The known addresses of a failed family remain.
     pub(super) error: Option<String>,
 }
@@ -60,13 +60,13 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// Adds a hostname, due immediately. Beyond [`NAMES_MAX`] it is left out.
-    pub(super) fn want(&mut self, name: &Arc<str>, now: Instant) {
+    pub(super) fn add(&mut self, name: &Arc<str>, now: Instant) {
         if self.names.len() >= NAMES_MAX {
             self.left_out.insert(Arc::clone(name));
             return;
         }
         self.names.entry(Arc::clone(name)).or_default();
-        self.at(name, now);
+        self.set_due(name, now);
     }
 
     /// Removes a hostname. If that frees a slot, a hostname that was left out is scheduled.
@@ -80,7 +80,7 @@ impl Schedule {
             self.due.remove(&(next, Arc::clone(name)));
         }
         if let Some(next) = self.left_out.pop_first() {
-            self.want(&next, now);
+            self.add(&next, now);
         }
     }
 
@@ -101,26 +101,28 @@ impl Schedule {
     }
 
     /// Starts the lookup of a hostname that is due, and returns it.
-    pub(super) fn begin(&mut self, now: Instant) -> Option<Arc<str>> {
+    pub(super) fn start_next_lookup(&mut self, now: Instant) -> Option<Arc<str>> {
         let (at, name) = self.due.first()?;
         if *at > now {
             return None;
         }
         let name = Arc::clone(name);
         self.names.get_mut(&name)?.begun = Some(now);
-        self.at(&name, now + LOST);
+        self.set_due(&name, now + LOOKUP_LOST_AFTER);
         Some(name)
     }
 
     /// Requests a refresh after an address did not answer. Lookups of a hostname start at least
     /// the shortest TTL apart.
-    pub(super) fn doubt(&mut self, name: &Arc<str>, now: Instant) {
+    pub(super) fn request_refresh(&mut self, name: &Arc<str>, now: Instant) {
         let Some(known) = self.names.get(name) else {
             return;
         };
-        let soon = known.begun.map_or(now, |begun| now.max(begun + TTL.0));
+        let soon = known
+            .begun
+            .map_or(now, |begun| now.max(begun + TTL_RANGE.0));
         if known.next.is_none_or(|next| soon < next) {
-            self.at(name, soon);
+            self.set_due(name, soon);
         }
     }
 
@@ -132,24 +134,25 @@ impl Schedule {
         now: Instant,
     ) -> Option<Outcome> {
         let known = self.names.get_mut(name)?;
-        let (outcome, ttl) = known.take(answers);
+        let (outcome, ttl) = known.merge(answers);
         let wait = match &outcome.error {
-            None => ttl.clamp(TTL.0, TTL.1),
+            None => ttl.clamp(TTL_RANGE.0, TTL_RANGE.1),
             Some(_) => {
-                let doubled = BACKOFF.0 * 2_u32.saturating_pow(known.failures.saturating_sub(1));
-                doubled.min(BACKOFF.1)
+                let doubled =
+                    BACKOFF_RANGE.0 * 2_u32.saturating_pow(known.failures.saturating_sub(1));
+                doubled.min(BACKOFF_RANGE.1)
             }
         };
         // A refresh that was requested during the lookup may be newer than the answer, so it
         // stays due.
         let begun = known.begun.unwrap_or(now);
-        let doubted = known.next.filter(|next| *next < begun + LOST);
+        let doubted = known.next.filter(|next| *next < begun + LOOKUP_LOST_AFTER);
         let next = doubted.map_or(now + wait, |doubted| doubted.min(now + wait));
-        self.at(name, next);
+        self.set_due(name, next);
         Some(outcome)
     }
 
-    fn at(&mut self, name: &Arc<str>, at: Instant) {
+    fn set_due(&mut self, name: &Arc<str>, at: Instant) {
         if let Some(known) = self.names.get_mut(name) {
             if let Some(old) = known.next.replace(at) {
                 self.due.remove(&(old, Arc::clone(name)));
@@ -162,9 +165,9 @@ impl Schedule {
 impl Name {
     /// Merges the answers. A successful answer replaces the addresses of its family, and a
     /// failed family keeps its own. Both families keep theirs if no address would remain.
-    fn take(&mut self, answers: Answers) -> (Outcome, Duration) {
+    fn merge(&mut self, answers: Answers) -> (Outcome, Duration) {
         let mut families = self.families.clone();
-        let (mut ttl, mut errors) = (TTL.1, Vec::new());
+        let (mut ttl, mut errors) = (TTL_RANGE.1, Vec::new());
         for (family, answer) in families.iter_mut().zip(answers) {
             match answer {
                 Ok(found) => {
@@ -196,8 +199,8 @@ impl Name {
         let changed = (addresses != self.addresses).then(|| Arc::clone(&addresses));
         self.addresses = addresses;
         let outcome = Outcome {
-            changed,
-            more,
+            new_addresses: changed,
+            omitted: more,
             error,
         };
         (outcome, ttl)
@@ -216,14 +219,14 @@ mod tests {
         [0xfd00, 0, 0, 0, 0, 0, 0, last].into()
     }
 
-    fn found(addresses: &[IpAddr], seconds: u64) -> Result<Found, String> {
-        Ok(Found {
+    fn found(addresses: &[IpAddr], seconds: u64) -> Result<FamilyAnswer, String> {
+        Ok(FamilyAnswer {
             addresses: addresses.to_vec(),
             ttl: Duration::from_secs(seconds),
         })
     }
 
-    fn failed() -> Result<Found, String> {
+    fn failed() -> Result<FamilyAnswer, String> {
         Err("timed out".to_owned())
     }
 
@@ -237,7 +240,7 @@ mod tests {
     impl One {
         fn new() -> Self {
             let (mut schedule, name, now) = (Schedule::default(), "db".into(), Instant::now());
-            schedule.want(&name, now);
+            schedule.add(&name, now);
             Self {
                 schedule,
                 name,
@@ -248,7 +251,10 @@ mod tests {
         /// Looks the name up, which must be due. Returns the outcome and the milliseconds until
         /// the next lookup.
         fn look_up(&mut self, answers: Answers) -> (Outcome, u128) {
-            assert_eq!(self.schedule.begin(self.now).as_ref(), Some(&self.name));
+            assert_eq!(
+                self.schedule.start_next_lookup(self.now).as_ref(),
+                Some(&self.name)
+            );
             let outcome = self.schedule.answered(&self.name, answers, self.now);
             let next = self.schedule.next().expect("a time");
             (
@@ -290,22 +296,25 @@ mod tests {
         let mut one = One::new();
         let both = [found(&[ip(2), ip(1), ip(2)], 1), found(&[v6(1)], 1)];
         let (outcome, _) = one.look_up(both);
-        assert_eq!(outcome.changed.as_deref(), Some(&[ip(1), ip(2), v6(1)][..]));
+        assert_eq!(
+            outcome.new_addresses.as_deref(),
+            Some(&[ip(1), ip(2), v6(1)][..])
+        );
         one.wait(1_000);
         let turned = [found(&[ip(1), ip(2)], 1), found(&[v6(1)], 1)];
         assert_eq!(one.look_up(turned).0, Outcome::default());
         one.wait(1_000);
         let (outcome, _) = one.look_up([found(&[ip(9)], 1), found(&[], 1)]);
         assert_eq!(
-            outcome.changed.as_deref(),
+            outcome.new_addresses.as_deref(),
             Some(&[ip(9)][..]),
             "replaced at once"
         );
         one.wait(1_000);
         let many: Vec<_> = (0..100).rev().map(ip).collect();
         let (outcome, _) = one.look_up([found(&many, 1), found(&[], 1)]);
-        let changed = outcome.changed.expect("a change");
-        assert_eq!((changed.len(), outcome.more), (ADDRESSES_MAX, 36));
+        let changed = outcome.new_addresses.expect("a change");
+        assert_eq!((changed.len(), outcome.omitted), (ADDRESSES_MAX, 36));
         assert_eq!(changed[0], ip(0), "of many always the same ones");
     }
 
@@ -316,14 +325,14 @@ mod tests {
         one.wait(5_000);
         for want in [1, 2, 4, 8, 16, 32, 60, 60] {
             let (outcome, next) = one.look_up([failed(), failed()]);
-            assert_eq!(outcome.changed, None);
+            assert_eq!(outcome.new_addresses, None);
             assert_eq!(outcome.error.as_deref(), Some("timed out"));
             assert_eq!(next, want * 1_000);
             one.wait(u64::try_from(next).expect("short"));
         }
         // A failed family keeps its old answer beside the new one of the other family.
         let (outcome, next) = one.look_up([found(&[ip(2)], 5), failed()]);
-        assert_eq!(outcome.changed.as_deref(), Some(&[ip(2), v6(1)][..]));
+        assert_eq!(outcome.new_addresses.as_deref(), Some(&[ip(2), v6(1)][..]));
         assert_eq!(
             (outcome.error.as_deref(), next),
             (Some("timed out"), 60_000)
@@ -332,10 +341,13 @@ mod tests {
         // An answer without any address counts as a failure.
         let (outcome, _) = one.look_up([found(&[], 5), found(&[], 5)]);
         let error = outcome.error.as_deref();
-        assert_eq!((outcome.changed, error), (None, Some("it has no address")));
+        assert_eq!(
+            (outcome.new_addresses, error),
+            (None, Some("it has no address"))
+        );
         one.wait(60_000);
         let (outcome, next) = one.look_up([found(&[ip(2)], 5), found(&[], 5)]);
-        assert_eq!(outcome.changed.as_deref(), Some(&[ip(2)][..]));
+        assert_eq!(outcome.new_addresses.as_deref(), Some(&[ip(2)][..]));
         assert_eq!((outcome.error, next), (None, 5_000));
         one.wait(5_000);
         assert_eq!(
@@ -351,22 +363,22 @@ mod tests {
         one.look_up([found(&[ip(1)], 300), found(&[], 0)]);
         one.wait(400);
         for _ in 0..3 {
-            one.schedule.doubt(&one.name, one.now);
+            one.schedule.request_refresh(&one.name, one.now);
         }
         assert!(!one.is_due());
         one.wait(600);
         one.look_up([found(&[ip(1)], 300), found(&[], 0)]);
         one.wait(100_000);
-        one.schedule.doubt(&one.name, one.now);
-        one.schedule.doubt(&"else".into(), one.now);
+        one.schedule.request_refresh(&one.name, one.now);
+        one.schedule.request_refresh(&"else".into(), one.now);
         assert!(one.is_due());
         // A request during a lookup is kept, and is due one second after the lookup began.
-        assert!(one.schedule.begin(one.now).is_some());
+        assert!(one.schedule.start_next_lookup(one.now).is_some());
         one.wait(100);
-        one.schedule.doubt(&one.name, one.now);
+        one.schedule.request_refresh(&one.name, one.now);
         let answers = [found(&[ip(2)], 300), found(&[], 0)];
         let outcome = one.schedule.answered(&one.name, answers, one.now);
-        assert!(outcome.expect("it is wanted").changed.is_some());
+        assert!(outcome.expect("it is wanted").new_addresses.is_some());
         let next = one.schedule.next().expect("a time");
         assert_eq!((next - one.now).as_millis(), 900);
     }
@@ -374,11 +386,11 @@ mod tests {
     #[test]
     fn a_lookup_that_says_nothing_is_begun_anew() {
         let mut one = One::new();
-        assert!(one.schedule.begin(one.now).is_some());
+        assert!(one.schedule.start_next_lookup(one.now).is_some());
         one.wait(59_999);
         assert!(!one.is_due());
         one.wait(1);
-        assert!(one.schedule.begin(one.now).is_some());
+        assert!(one.schedule.start_next_lookup(one.now).is_some());
         one.schedule.forget(&one.name, one.now);
         assert_eq!(one.schedule.next(), None);
         assert_eq!(
@@ -393,7 +405,7 @@ mod tests {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
         let name = |number: usize| Arc::<str>::from(format!("{number:05}"));
         for number in 0..NAMES_MAX + 2 {
-            schedule.want(&name(number), now);
+            schedule.add(&name(number), now);
         }
         assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 2));
         schedule.forget(&name(NAMES_MAX), now);

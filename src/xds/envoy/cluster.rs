@@ -11,7 +11,7 @@ use super::endpoints::{self, Endpoints};
 use crate::grpc::cluster as proto;
 use crate::grpc::cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig};
 use crate::grpc::core::config_source::ConfigSourceSpecifier;
-use crate::xds::unknown::fields;
+use crate::xds::unknown::for_each_field;
 use crate::xds::wds::shown;
 use crate::xds::words::Words;
 
@@ -33,7 +33,7 @@ const WRR_LOCALITY: &str = "wrr_locality.v3.WrrLocality";
 #[derive(Debug)]
 pub(super) struct Cluster {
     /// Source of its endpoints.
-    pub(super) source: Source,
+    pub(super) source: EndpointSource,
     /// True if locality weights count.
     pub(super) by_locality: bool,
     /// Settings without effect, for the status.
@@ -42,11 +42,11 @@ pub(super) struct Cluster {
 
 /// Source of the endpoints of a cluster.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum EndpointSource {
     /// EDS, by this name.
     Eds(String),
     /// The cluster itself.
-    Own(Endpoints),
+    Inline(Endpoints),
     /// No supported source.
     Unknown,
 }
@@ -64,7 +64,7 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster
         ));
     }
     let by_locality = match from.load_balancing_policy {
-        Some(policies) => extension(&policies).unwrap_or_else(|| {
+        Some(policies) => locality_weights_of(&policies).unwrap_or_else(|| {
             notes.push(
                 "no policy of its load_balancing_policy is understood: endpoints are drawn by \
                  weight and load, without weights of localities"
@@ -86,21 +86,23 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster
             notes.push(format!(
                 "its type {name} is not understood: it has no endpoint"
             ));
-            Source::Unknown
+            EndpointSource::Unknown
         }
         Some(ClusterDiscoveryType::Type(of)) => match DiscoveryType::try_from(of) {
-            Ok(DiscoveryType::Eds) => Source::Eds(eds(&from.name, from.eds_cluster_config)?),
+            Ok(DiscoveryType::Eds) => {
+                EndpointSource::Eds(eds_name(&from.name, from.eds_cluster_config)?)
+            }
             Ok(DiscoveryType::Static | DiscoveryType::StrictDns | DiscoveryType::LogicalDns) => {
-                Source::Own(own(words)?)
+                EndpointSource::Inline(own(words)?)
             }
             Ok(DiscoveryType::OriginalDst) => {
                 notes.push("its endpoints are those of each connection: it has none".to_owned());
-                Source::Unknown
+                EndpointSource::Unknown
             }
             Err(_) => return Err(format!("cluster.type: {of} is not understood")),
         },
         // STATIC is the default.
-        None => Source::Own(own(words)?),
+        None => EndpointSource::Inline(own(words)?),
     };
     Ok(Cluster {
         source,
@@ -110,7 +112,7 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster
 }
 
 /// Returns the EDS name of a cluster. Config sources other than `ads` and `self` are rejected.
-fn eds(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, String> {
+fn eds_name(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, String> {
     let EdsClusterConfig {
         eds_config,
         service_name,
@@ -135,7 +137,7 @@ fn eds(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, String> 
 }
 
 /// Returns whether the first known policy uses locality weights; none if no policy is known.
-fn extension(from: &proto::LoadBalancingPolicy) -> Option<bool> {
+fn locality_weights_of(from: &proto::LoadBalancingPolicy) -> Option<bool> {
     let policies = from.policies.iter();
     let configs = policies.filter_map(|one| one.typed_extension_config.as_ref());
     configs
@@ -151,8 +153,8 @@ fn has_weights(Any { type_url, value }: &Any) -> Option<bool> {
     let (_, own) = LOCALITIES.into_iter().find(|(known, _)| *known == kind)?;
     let mut weighted = false;
     // Bytes that are not a valid message set no field.
-    let _ = fields(value, |number, _, inner| match number == own {
-        true => fields(inner, |number, _, _| {
+    let _ = for_each_field(value, |number, _, inner| match number == own {
+        true => for_each_field(inner, |number, _, _| {
             weighted |= number == WEIGHTED;
             Ok(())
         }),

@@ -8,7 +8,7 @@
 //! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones only if no other is, others never.
 //! Endpoints have weight 1 by default, localities none. Metadata
 //! `envoy.transport_socket_match: {tunnel: http}` means HBONE; [`original_destination`] and
-//! [`named`] read the rest.
+//! [`set_names`] read the rest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -79,7 +79,7 @@ impl Default for Endpoints {
 }
 
 /// Address or hostname of an endpoint.
-enum Place {
+enum HostAddress {
     At(IpAddr),
     Named(Box<str>),
 }
@@ -114,7 +114,9 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
     }
     let mut drops = Vec::with_capacity(count);
     for (index, one) in from.drop_overloads.into_iter().enumerate() {
-        drops.push(dropped(one).map_err(|why| format!("drop_overloads[{index}].{why}"))?);
+        drops.push(
+            convert_drop_overload(one).map_err(|why| format!("drop_overloads[{index}].{why}"))?,
+        );
     }
     let mut read = Endpoints {
         overprovisioning,
@@ -122,13 +124,13 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
         ..Endpoints::default()
     };
     if from.weighted_priority_health {
-        read.leave_out("weighted_priority_health: all endpoints count alike".to_owned());
+        read.note_unused("weighted_priority_health: all endpoints count alike".to_owned());
     }
     Ok(read)
 }
 
 /// Converts a drop overload to its category and parts per million, at most all.
-fn dropped(from: DropOverload) -> Result<(Arc<str>, u32), String> {
+fn convert_drop_overload(from: DropOverload) -> Result<(Arc<str>, u32), String> {
     if from.category.is_empty() {
         return Err("category: empty".to_owned());
     }
@@ -173,7 +175,7 @@ impl Endpoints {
         }
         let locality = locality(&from.locality.unwrap_or_default(), words);
         if let Some(weight) = from.load_balancing_weight {
-            self.weigh((priority, Arc::clone(&locality)), weight, sums)
+            self.set_locality_weight((priority, Arc::clone(&locality)), weight, sums)
                 .map_err(|why| format!("load_balancing_weight: {why}"))?;
         }
         let mut sum = 0_u32;
@@ -198,9 +200,9 @@ impl Endpoints {
                 .into(),
                 ..Workload::default()
             };
-            health(one.health_status, &mut workload);
+            set_health(one.health_status, &mut workload);
             let metadata = one.metadata.unwrap_or_default();
-            named(&metadata, &mut workload, words);
+            set_names(&metadata, &mut workload, words);
             self.add(one.host_identifier, &metadata, workload, (seen, words))
                 .map_err(at)?;
         }
@@ -208,7 +210,7 @@ impl Endpoints {
     }
 
     /// Records the weight of a locality. As in Envoy, the last of several weights counts.
-    fn weigh(
+    fn set_locality_weight(
         &mut self,
         of: (u32, Arc<Locality>),
         weight: u32,
@@ -241,24 +243,25 @@ impl Endpoints {
         };
         let address = endpoint.address.and_then(|address| address.address);
         let address = address.ok_or("endpoint.address: missing, or of a form not understood")?;
-        let placed = place(address, metadata).map_err(|why| format!("endpoint.address.{why}"))?;
+        let placed =
+            convert_address(address, metadata).map_err(|why| format!("endpoint.address.{why}"))?;
         let (place, port, protocol) = match placed {
             Ok(placed) => placed,
             Err(why) => {
-                self.leave_out(why);
+                self.note_unused(why);
                 return Ok(());
             }
         };
         workload.protocol = protocol;
-        if said(metadata, "envoy.transport_socket_match", "tunnel") == Some("http") {
+        if metadata_string(metadata, "envoy.transport_socket_match", "tunnel") == Some("http") {
             workload.protocol = Protocol::Hbone;
         }
         let address = match place {
-            Place::At(ip) => {
+            HostAddress::At(ip) => {
                 workload.addresses = [ip].into();
                 SocketAddr::new(ip, port).to_string()
             }
-            Place::Named(name) => {
+            HostAddress::Named(name) => {
                 let address = format!("{name}:{port}");
                 workload.hostname = (*name).into();
                 address
@@ -268,7 +271,7 @@ impl Endpoints {
             workload.own_name = Some(address.as_str().into());
         }
         if !seen.insert(address.clone()) {
-            self.leave_out(format!("{address} is there twice"));
+            self.note_unused(format!("{address} is there twice"));
             return Ok(());
         }
         workload.template = words.share_template(Arc::unwrap_or_clone(workload.template));
@@ -276,7 +279,7 @@ impl Endpoints {
         Ok(())
     }
 
-    fn leave_out(&mut self, why: String) {
+    fn note_unused(&mut self, why: String) {
         self.unused_count += 1;
         if self.unused.len() < UNUSED_KEPT {
             self.unused.push(why);
@@ -285,13 +288,16 @@ impl Endpoints {
 }
 
 /// Address, port and protocol of an endpoint.
-type Placed = (Place, u16, Protocol);
+type DialTarget = (HostAddress, u16, Protocol);
 
 /// Converts an address. The inner error is the reason for which the gateway cannot dial it.
-fn place(from: Address, metadata: &Metadata) -> Result<Result<Placed, String>, String> {
+fn convert_address(
+    from: Address,
+    metadata: &Metadata,
+) -> Result<Result<DialTarget, String>, String> {
     Ok(match from {
         Address::SocketAddress(at) => {
-            let read = socket(at).map_err(|why| format!("socket_address.{why}"))?;
+            let read = convert_socket_address(at).map_err(|why| format!("socket_address.{why}"))?;
             read.map(|(place, port)| (place, port, Protocol::Tcp))
         }
         Address::Pipe(pipe) => Err(format!("{} is a unix socket", shown(&pipe.path))),
@@ -299,7 +305,7 @@ fn place(from: Address, metadata: &Metadata) -> Result<Result<Placed, String>, S
             let at = original_destination(metadata);
             let at = at.map(|at| {
                 (
-                    Place::At(at.ip().to_canonical()),
+                    HostAddress::At(at.ip().to_canonical()),
                     at.port(),
                     Protocol::Hbone,
                 )
@@ -312,8 +318,10 @@ fn place(from: Address, metadata: &Metadata) -> Result<Result<Placed, String>, S
     })
 }
 
-/// Converts a socket address, with errors as in [`place`].
-fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, String> {
+/// Converts a socket address, with errors as in [`convert_address`].
+fn convert_socket_address(
+    from: core::SocketAddress,
+) -> Result<Result<(HostAddress, u16), String>, String> {
     let address = shown(&from.address);
     if from.protocol != i32::from(Transport::Tcp) {
         return Ok(Err(format!("{address} is not TCP")));
@@ -336,10 +344,10 @@ fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, Str
     let port =
         u16::try_from(port).map_err(|_| format!("port_value: {port}, want at most 65535"))?;
     if let Ok(ip) = from.address.parse::<IpAddr>() {
-        return Ok(Ok((Place::At(ip.to_canonical()), port)));
+        return Ok(Ok((HostAddress::At(ip.to_canonical()), port)));
     }
     match Authority::parse(&format!("{}:{port}", from.address)).map(|read| read.host) {
-        Ok(Host::Name(name)) => Ok(Ok((Place::Named(name), port))),
+        Ok(Host::Name(name)) => Ok(Ok((HostAddress::Named(name), port))),
         _ => Err(format!(
             "address: {address} is neither an address nor a host name"
         )),
@@ -347,7 +355,7 @@ fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, Str
 }
 
 /// Sets the health of an endpoint. An unknown status counts as unhealthy.
-fn health(status: i32, workload: &mut Workload) {
+fn set_health(status: i32, workload: &mut Workload) {
     match HealthStatus::try_from(status) {
         Ok(HealthStatus::Unknown | HealthStatus::Healthy) => workload.healthy = true,
         Ok(HealthStatus::Degraded) => {
@@ -358,7 +366,7 @@ fn health(status: i32, workload: &mut Workload) {
 }
 
 /// Returns the string of a filter's metadata under a key.
-fn said<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Option<&'a str> {
+fn metadata_string<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Option<&'a str> {
     let value = metadata.filter_metadata.get(filter)?.fields.get(key)?;
     match value.kind.as_ref()? {
         Kind::StringValue(text) => Some(text),
@@ -369,15 +377,15 @@ fn said<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Option<&'a str> 
 /// Returns the destination of the HBONE tunnel to an internal listener, as Istio sets it:
 /// `envoy.filters.listener.original_dst: {local: IP:PORT}`.
 fn original_destination(metadata: &Metadata) -> Option<SocketAddr> {
-    let local = said(metadata, "envoy.filters.listener.original_dst", "local")?;
+    let local = metadata_string(metadata, "envoy.filters.listener.original_dst", "local")?;
     local.parse().ok().filter(|at: &SocketAddr| at.port() != 0)
 }
 
 /// Sets the names of a workload from Istio's metadata, `istio: {workload:
 /// name;namespace;canonical name;revision;cluster}`. Missing parts stay empty, as for unknown
 /// workloads in WDS.
-fn named(metadata: &Metadata, workload: &mut Workload, words: &mut Words) {
-    let text = said(metadata, "istio", "workload").unwrap_or_default();
+fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Words) {
+    let text = metadata_string(metadata, "istio", "workload").unwrap_or_default();
     let mut parts = text.split(';').map(|part| words.share(part));
     let mut next = || parts.next().unwrap_or_default();
     let template = &mut **workload;

@@ -19,13 +19,13 @@ use std::sync::Arc;
 use prost::Message;
 use prost::encoding::WireType;
 
-use self::cluster::Source;
+use self::cluster::EndpointSource;
 use self::endpoints::{ENDPOINTS_MAX, Endpoints, LOCALITIES_MAX};
-use self::names::{Meaning, Target, meaning, service_of};
-use super::client::{Resource, Resources, Response};
+use self::names::{ClusterTarget, Target, cluster_target, service_of};
+use super::client::{Resource, ResourceStore, Response};
 use super::exports::{self, Exports};
 use super::store::{CLUSTER, is_named};
-use super::unknown::fields;
+use super::unknown::for_each_field;
 use super::wds::shown;
 use super::words::Words;
 use crate::grpc::{cluster as cds, endpoint as eds};
@@ -46,26 +46,26 @@ const PORTS_MAX: usize = 1024;
 /// Limit of the clusters of one port. A change of one of them visits all of them.
 const RANKS_MAX: usize = 64;
 /// Limit of the unused resources that the status lists individually.
-const UNUSED_KEPT: usize = 100;
+const UNUSED_LISTED_MAX: usize = 100;
 
 /// State received from discovery, by resource name.
 #[derive(Debug, Default)]
-pub struct Clusters {
+pub struct ClusterStore {
     /// Configured targets by cluster name.
-    said: BTreeMap<String, Target>,
-    serving: BTreeMap<Arc<str>, Serving>,
+    configured_targets: BTreeMap<String, Target>,
+    clusters: BTreeMap<Arc<str>, ServingCluster>,
     /// Clusters that belong to no service.
-    nameless: BTreeSet<Arc<str>>,
+    without_service: BTreeSet<Arc<str>>,
     /// Clusters of each port of a service, the serving one first.
     targets: BTreeMap<Target, BTreeSet<Rank>>,
     assignments: BTreeMap<Arc<str>, Arc<Endpoints>>,
     /// Clusters with endpoints from EDS, by EDS name.
-    users: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+    clusters_by_eds_name: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Number of endpoints of all clusters.
     endpoints: usize,
     services: Shards<Arc<str>, Arc<Service>>,
     workloads: Shards<Arc<str>, Arc<Workload>>,
-    words: Words,
+    interner: Words,
     changed: bool,
     wanted_changed: bool,
     exports: Exports,
@@ -77,7 +77,7 @@ type Rank = (bool, Arc<str>);
 
 /// Cluster of a service's port.
 #[derive(Debug)]
-struct Serving {
+struct ServingCluster {
     target: Target,
     rank: Rank,
     /// EDS name of its endpoints.
@@ -89,12 +89,12 @@ struct Serving {
     uids: BTreeSet<Arc<str>>,
 }
 
-impl Clusters {
+impl ClusterStore {
     /// Creates an empty state. `said` maps cluster names to the targets that the configuration
     /// gives them.
     pub fn new(said: impl IntoIterator<Item = (String, (String, u16))>) -> Self {
         Self {
-            said: said.into_iter().collect(),
+            configured_targets: said.into_iter().collect(),
             wanted_changed: true,
             ..Self::default()
         }
@@ -123,7 +123,7 @@ impl Clusters {
     /// Returns the names to subscribe to in EDS, if they may have changed since the last call.
     pub fn take_wanted(&mut self) -> Option<BTreeSet<String>> {
         mem::take(&mut self.wanted_changed).then(|| {
-            let names = self.users.keys();
+            let names = self.clusters_by_eds_name.keys();
             names.map(|name| name.to_string()).collect()
         })
     }
@@ -136,15 +136,15 @@ impl Clusters {
         };
         let mut first = Vec::new();
         let mut put = |one| {
-            if first.len() < UNUSED_KEPT {
+            if first.len() < UNUSED_LISTED_MAX {
                 first.push(one);
             }
         };
         let mut count = 0;
         if type_url == CLUSTER {
-            count += self.nameless.len();
-            for (name, serving) in &self.serving {
-                let other = self.other(serving);
+            count += self.without_service.len();
+            for (name, serving) in &self.clusters {
+                let other = self.serving_instead(serving);
                 let other = other.map(|first| format!("{} serves this port", shown(&first)));
                 let notes = serving.notes.iter().cloned().chain(other);
                 for note in notes {
@@ -152,12 +152,12 @@ impl Clusters {
                     count += 1;
                 }
             }
-            for name in self.nameless.iter().take(UNUSED_KEPT) {
+            for name in self.without_service.iter().take(UNUSED_LISTED_MAX) {
                 put(unused(name, NAMELESS));
             }
             return (count, first);
         }
-        for (name, serving) in &self.serving {
+        for (name, serving) in &self.clusters {
             count += serving.endpoints.unused_count;
             for why in &serving.endpoints.unused {
                 put(unused(name, why));
@@ -167,33 +167,36 @@ impl Clusters {
     }
 
     /// Returns the cluster that serves the port instead of this one, if there is one.
-    fn other(&self, serving: &Serving) -> Option<Arc<str>> {
+    fn serving_instead(&self, serving: &ServingCluster) -> Option<Arc<str>> {
         let (_, first) = self.targets.get(&serving.target)?.first()?;
         (*first != serving.rank.1).then(|| Arc::clone(first))
     }
 
     fn upsert_cluster(&mut self, resource: &Resource) -> Result<(), String> {
         let name = &resource.name;
-        let (target, is_said) = match meaning(name, &self.said) {
-            Meaning::Serves { target, is_said } => (target, is_said),
-            Meaning::Subset => return Ok(()),
-            Meaning::Nothing => {
-                self.nameless.insert(Arc::clone(name));
+        let (target, is_said) = match cluster_target(name, &self.configured_targets) {
+            ClusterTarget::Serves {
+                target,
+                is_configured: is_said,
+            } => (target, is_said),
+            ClusterTarget::Subset => return Ok(()),
+            ClusterTarget::Nothing => {
+                self.without_service.insert(Arc::clone(name));
                 return Ok(());
             }
         };
         let body = body(resource)?;
-        fields(body, |number, wire, value| match (number, wire) {
-            (LOAD_ASSIGNMENT, WireType::LengthDelimited) => few(value),
+        for_each_field(body, |number, wire, value| match (number, wire) {
+            (LOAD_ASSIGNMENT, WireType::LengthDelimited) => check_limit(value),
             _ => Ok(()),
         })?;
         let message = cds::Cluster::decode(body).map_err(|error| error.to_string())?;
         is_named(resource, "cluster.name", &message.name)?;
-        let read = cluster::cluster(message, &mut self.words)?;
-        self.has_room(&target, &(!is_said, Arc::clone(name)))?;
-        let old = self.serving.get(name);
+        let read = cluster::cluster(message, &mut self.interner)?;
+        self.check_port_limits(&target, &(!is_said, Arc::clone(name)))?;
+        let old = self.clusters.get(name);
         let (eds, endpoints) = match read.source {
-            Source::Eds(eds) => {
+            EndpointSource::Eds(eds) => {
                 let known = self.assignments.get(&*eds).cloned();
                 // The previous endpoints stay until the new ones arrive.
                 let before = || Some(Arc::clone(&old.filter(|old| old.eds.is_some())?.endpoints));
@@ -202,16 +205,16 @@ impl Clusters {
                     known.or_else(before).unwrap_or_default(),
                 )
             }
-            Source::Own(endpoints) => (None, Arc::new(endpoints)),
-            Source::Unknown => (None, Arc::default()),
+            EndpointSource::Inline(endpoints) => (None, Arc::new(endpoints)),
+            EndpointSource::Unknown => (None, Arc::default()),
         };
         let before = old.map_or(0, |old| old.endpoints.list.len());
-        self.count(before, endpoints.list.len())?;
-        let old = self.serving.remove(name);
-        self.uses(name, old.as_ref().and_then(|old| old.eds.clone()), false);
-        self.uses(name, eds.clone(), true);
+        self.replace_endpoint_count(before, endpoints.list.len())?;
+        let old = self.clusters.remove(name);
+        self.set_eds_user(name, old.as_ref().and_then(|old| old.eds.clone()), false);
+        self.set_eds_user(name, eds.clone(), true);
         let rank = (!is_said, Arc::clone(name));
-        let serving = Serving {
+        let serving = ServingCluster {
             target: target.clone(),
             rank: rank.clone(),
             eds,
@@ -220,20 +223,20 @@ impl Clusters {
             notes: read.notes,
             uids: old.map(|old| old.uids).unwrap_or_default(),
         };
-        self.serving.insert(Arc::clone(name), serving);
+        self.clusters.insert(Arc::clone(name), serving);
         self.targets.entry(target.clone()).or_default().insert(rank);
         self.exports.insert(name);
-        self.serve(&target);
+        self.update_port(&target);
         Ok(())
     }
 
     fn remove_cluster(&mut self, name: &str) {
-        self.nameless.remove(name);
-        let Some(old) = self.serving.remove(name) else {
+        self.without_service.remove(name);
+        let Some(old) = self.clusters.remove(name) else {
             return;
         };
         self.endpoints -= old.endpoints.list.len();
-        self.uses(name, old.eds, false);
+        self.set_eds_user(name, old.eds, false);
         self.exports.remove(name);
         if let Some(ranks) = self.targets.get_mut(&old.target) {
             ranks.remove(&old.rank);
@@ -244,25 +247,29 @@ impl Clusters {
         for uid in &old.uids {
             self.changed |= self.workloads.remove(uid).is_some();
         }
-        self.serve(&old.target);
+        self.update_port(&old.target);
     }
 
     fn upsert_assignment(&mut self, resource: &Resource) -> Result<(), String> {
         let body = body(resource)?;
-        few(body)?;
+        check_limit(body)?;
         let message = eds::ClusterLoadAssignment::decode(body);
         let message = message.map_err(|error| error.to_string())?;
         is_named(resource, "cluster_name", &message.cluster_name)?;
-        let read = Arc::new(endpoints::endpoints(message, &mut self.words)?);
-        let users = self.users.get(&resource.name).cloned().unwrap_or_default();
-        let before = users.iter().filter_map(|name| self.serving.get(name));
+        let read = Arc::new(endpoints::endpoints(message, &mut self.interner)?);
+        let users = self
+            .clusters_by_eds_name
+            .get(&resource.name)
+            .cloned()
+            .unwrap_or_default();
+        let before = users.iter().filter_map(|name| self.clusters.get(name));
         let before = before.map(|serving| serving.endpoints.list.len()).sum();
-        self.count(before, read.list.len() * users.len())?;
+        self.replace_endpoint_count(before, read.list.len() * users.len())?;
         for name in users {
-            if let Some(serving) = self.serving.get_mut(&name) {
+            if let Some(serving) = self.clusters.get_mut(&name) {
                 serving.endpoints = Arc::clone(&read);
                 let target = serving.target.clone();
-                self.serve(&target);
+                self.update_port(&target);
             }
         }
         self.assignments.insert(Arc::clone(&resource.name), read);
@@ -270,24 +277,27 @@ impl Clusters {
     }
 
     /// Records whether a cluster uses the endpoints of this EDS name.
-    fn uses(&mut self, cluster: &str, eds: Option<Arc<str>>, does: bool) {
+    fn set_eds_user(&mut self, cluster: &str, eds: Option<Arc<str>>, does: bool) {
         let Some(eds) = eds else {
             return;
         };
-        let users = self.users.entry(Arc::clone(&eds)).or_default();
+        let users = self
+            .clusters_by_eds_name
+            .entry(Arc::clone(&eds))
+            .or_default();
         match does {
             true => users.insert(cluster.into()),
             false => users.remove(cluster),
         };
         if users.is_empty() {
-            self.users.remove(&eds);
+            self.clusters_by_eds_name.remove(&eds);
         }
         self.wanted_changed = true;
     }
 
     /// Checks the limits for one more cluster of a port. The cost of a cluster grows with the
     /// number of clusters of its port.
-    fn has_room(&self, target: &Target, rank: &Rank) -> Result<(), String> {
+    fn check_port_limits(&self, target: &Target, rank: &Rank) -> Result<(), String> {
         let Some(ranks) = self.targets.get(target) else {
             let (host, _) = target;
             return match self.ports_of(host).count() {
@@ -313,7 +323,7 @@ impl Clusters {
     }
 
     /// Replaces a number of endpoints in the total, within the limit.
-    fn count(&mut self, before: usize, after: usize) -> Result<(), String> {
+    fn replace_endpoint_count(&mut self, before: usize, after: usize) -> Result<(), String> {
         let all = self.endpoints - before + after;
         if all > ALL_ENDPOINTS_MAX && all > self.endpoints {
             return Err(format!(
@@ -325,10 +335,10 @@ impl Clusters {
     }
 
     /// Updates the workloads and the service of a port in the mesh from its clusters.
-    fn serve(&mut self, target: &Target) {
+    fn update_port(&mut self, target: &Target) {
         let ranks = self.targets.get(target).cloned().unwrap_or_default();
         for (place, (_, name)) in ranks.iter().enumerate() {
-            let Some(mut serving) = self.serving.remove(name) else {
+            let Some(mut serving) = self.clusters.remove(name) else {
                 continue;
             };
             let workloads = match place {
@@ -347,19 +357,19 @@ impl Clusters {
                     self.changed = true;
                 }
             }
-            self.serving.insert(Arc::clone(name), serving);
+            self.clusters.insert(Arc::clone(name), serving);
         }
-        self.define(&target.0);
+        self.update_service(&target.0);
     }
 
     /// Updates the service of a host in the mesh from the ports of its clusters, or removes it.
-    fn define(&mut self, host: &str) {
+    fn update_service(&mut self, host: &str) {
         let ports = self.ports_of(host);
         let (mut numbers, mut assignments) = (BTreeMap::new(), BTreeMap::new());
         for ((_, port), ranks) in ports {
             numbers.insert(*port, 0);
-            let first = ranks.first().and_then(|(_, name)| self.serving.get(name));
-            assignments.extend(first.map(|first| (*port, Arc::new(balanced(first)))));
+            let first = ranks.first().and_then(|(_, name)| self.clusters.get(name));
+            assignments.extend(first.map(|first| (*port, Arc::new(load_balancing(first)))));
         }
         let (namespace, name) = service_of(host);
         let key: Arc<str> = format!("{namespace}/{host}").into();
@@ -391,7 +401,7 @@ const LOAD_ASSIGNMENT: u32 = 33;
 const LOCALITY_ENDPOINTS: u32 = 2;
 const LB_ENDPOINTS: u32 = 2;
 
-impl Resources for Clusters {
+impl ResourceStore for ClusterStore {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         match type_url {
             CLUSTER => self.upsert_cluster(resource),
@@ -400,12 +410,12 @@ impl Resources for Clusters {
         }
     }
 
-    fn rejected(&mut self, _type_url: &'static str, _name: &str) -> bool {
+    fn handle_rejection(&mut self, _type_url: &'static str, _name: &str) -> bool {
         false
     }
 
     /// An Envoy control plane may be istiod too.
-    fn is_whole(&self, type_url: &str, response: &Response) -> bool {
+    fn is_complete_state(&self, type_url: &str, response: &Response) -> bool {
         type_url == CLUSTER && exports::is_whole(response)
     }
 
@@ -433,14 +443,14 @@ fn body(resource: &Resource) -> Result<&[u8], String> {
 
 /// Checks the number of localities and endpoints of an assignment before it is decoded. Each
 /// takes at least two bytes on the wire, and hundreds once decoded.
-fn few(assignment: &[u8]) -> Result<(), String> {
+fn check_limit(assignment: &[u8]) -> Result<(), String> {
     let (mut localities, mut all) = (0, 0);
-    fields(assignment, |number, wire, locality| {
+    for_each_field(assignment, |number, wire, locality| {
         if (number, wire) != (LOCALITY_ENDPOINTS, WireType::LengthDelimited) {
             return Ok(());
         }
         localities += 1;
-        fields(locality, |number, _, _| {
+        for_each_field(locality, |number, _, _| {
             all += usize::from(number == LB_ENDPOINTS);
             Ok(())
         })?;
@@ -459,7 +469,7 @@ fn few(assignment: &[u8]) -> Result<(), String> {
 }
 
 /// Builds the workloads of a cluster.
-fn workloads(cluster: &str, serving: &Serving) -> Vec<Workload> {
+fn workloads(cluster: &str, serving: &ServingCluster) -> Vec<Workload> {
     let (host, port) = &serving.target;
     let (namespace, _) = service_of(host);
     let key: Arc<str> = format!("{namespace}/{host}").into();
@@ -480,7 +490,7 @@ fn workloads(cluster: &str, serving: &Serving) -> Vec<Workload> {
 }
 
 /// Returns the load balancing settings of a cluster.
-fn balanced(serving: &Serving) -> Assignment {
+fn load_balancing(serving: &ServingCluster) -> Assignment {
     let Endpoints {
         overprovisioning,
         localities,

@@ -9,10 +9,10 @@ pub(super) type Target = (String, u16);
 
 /// Target of a cluster.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(super) enum ClusterTarget {
     /// The cluster has the endpoints of a service. The configuration takes precedence over the
     /// name.
-    Serves { target: Target, is_said: bool },
+    Serves { target: Target, is_configured: bool },
     /// The cluster is one of Istio's subsets, which no authority can request.
     Subset,
     /// The service is unknown.
@@ -22,12 +22,12 @@ pub(super) enum Meaning {
 /// Returns the target of a cluster. An entry of `said` for the cluster's name takes precedence.
 /// Otherwise the name is parsed in Istio's forms (contract 2.5), `outbound|PORT||HOST` and
 /// `inbound-vip|PORT|tcp|HOST`, or as `HOST:PORT`.
-pub(super) fn meaning(name: &str, said: &BTreeMap<String, Target>) -> Meaning {
+pub(super) fn cluster_target(name: &str, said: &BTreeMap<String, Target>) -> ClusterTarget {
     if let Some(target) = said.get(name) {
         let target = target.clone();
-        return Meaning::Serves {
+        return ClusterTarget::Serves {
             target,
-            is_said: true,
+            is_configured: true,
         };
     }
     let parts: Vec<_> = name.splitn(5, '|').collect();
@@ -35,13 +35,13 @@ pub(super) fn meaning(name: &str, said: &BTreeMap<String, Target>) -> Meaning {
         ["outbound", port, "", host] | ["inbound-vip", port, "tcp", host] => {
             target(&format!("{host}:{port}"))
         }
-        ["outbound", _, _, _] => return Meaning::Subset,
+        ["outbound", _, _, _] => return ClusterTarget::Subset,
         [name] => target(name),
         _ => None,
     };
-    target.map_or(Meaning::Nothing, |target| Meaning::Serves {
+    target.map_or(ClusterTarget::Nothing, |target| ClusterTarget::Serves {
         target,
-        is_said: false,
+        is_configured: false,
     })
 }
 
@@ -93,13 +93,18 @@ mod tests {
             ("PassthroughCluster", None),
             ("", None),
         ] {
-            let want = want.map_or(Meaning::Nothing, |(host, port)| Meaning::Serves {
-                target: (host.to_owned(), port),
-                is_said: name == "legacy",
+            let want = want.map_or(ClusterTarget::Nothing, |(host, port)| {
+                ClusterTarget::Serves {
+                    target: (host.to_owned(), port),
+                    is_configured: name == "legacy",
+                }
             });
-            assert_eq!(meaning(name, &said), want, "{name}");
+            assert_eq!(cluster_target(name, &said), want, "{name}");
         }
-        assert_eq!(meaning("outbound|80|v1|echo.app", &said), Meaning::Subset);
+        assert_eq!(
+            cluster_target("outbound|80|v1|echo.app", &said),
+            ClusterTarget::Subset
+        );
     }
 
     #[test]

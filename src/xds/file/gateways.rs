@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
-use super::{Placed, all, choice_or, ip};
+use super::{Located, all, choice_or, ip};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint};
 use crate::yaml::{Fields, Value};
 
 /// Load balancing settings of a service.
 #[derive(Debug, Default)]
-pub(super) struct Balancer {
+pub(super) struct LoadBalancer {
     pub(super) preferences: Vec<Scope>,
     pub(super) strict: bool,
     pub(super) allow_unhealthy: bool,
@@ -25,7 +25,7 @@ enum Mode {
 }
 
 /// Reads `{routingPreferences, mode, healthPolicy}`.
-pub(super) fn balancer(value: Value<'_>) -> Option<Balancer> {
+pub(super) fn balancer(value: Value<'_>) -> Option<LoadBalancer> {
     let mut fields = value.fields("services[].loadBalancer")?;
     let scopes = [
         ("Region", Scope::Region),
@@ -53,7 +53,7 @@ pub(super) fn balancer(value: Value<'_>) -> Option<Balancer> {
     if !matches!(mode, Mode::Strict | Mode::Failover) {
         preferences.clear();
     }
-    Some(Balancer {
+    Some(LoadBalancer {
         preferences,
         strict: mode == Mode::Strict,
         allow_unhealthy: allow_unhealthy?,
@@ -117,7 +117,10 @@ fn destination(text: &str) -> Option<Place> {
 
 /// Warns of services whose waypoints are all missing from the file, because their tunnels are
 /// refused. `declared` has the names of the file's services.
-pub(super) fn waypoints_are_known(services: &[Placed<'_, Service>], declared: &HashSet<String>) {
+pub(super) fn warn_of_missing_waypoints(
+    services: &[Located<'_, Service>],
+    declared: &HashSet<String>,
+) {
     let vips = services.iter().flat_map(|(service, _)| &service.vips);
     let vips: HashSet<_> = vips.map(|(_, vip)| *vip).collect();
     let is_known = |waypoint: &Waypoint| match &waypoint.gateway.place {

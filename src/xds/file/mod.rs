@@ -15,8 +15,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use self::gateways::Balancer;
-use super::names::{normal_hostname, service_key};
+use self::gateways::LoadBalancer;
+use super::names::{normal_hostname, normalize_service_key};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
     Derived, Locality, Mesh, Ports, Protocol, Service, Services, Sorted, Template, Workload,
@@ -24,7 +24,7 @@ use crate::snapshot::mesh::{
 use crate::yaml::{Document, Fields, Findings, Report, Value};
 
 /// Service or workload with its position in the file.
-type Placed<'a, T> = (T, Value<'a>);
+type Located<'a, T> = (T, Value<'a>);
 
 /// Reads and validates a mesh file. Returns the mesh and its authorization policies, with the
 /// warnings.
@@ -54,14 +54,18 @@ fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let services = items(&mut top, "services");
     let policies = items(&mut top, "policies");
     top.finish();
-    uids_are_unique(&workloads);
-    let declared = services.iter().copied().filter_map(key_of).collect();
+    check_unique_uids(&workloads);
+    let declared = services
+        .iter()
+        .copied()
+        .filter_map(peek_service_key)
+        .collect();
     let placed = |item| Some((service(item)?, item));
-    let services = canonical_services(services.into_iter().filter_map(placed).collect());
-    vips_are_unique(&services);
-    gateways::waypoints_are_known(&services, &declared);
+    let services = resolve_canonical_services(services.into_iter().filter_map(placed).collect());
+    check_unique_vips(&services);
+    gateways::warn_of_missing_waypoints(&services, &declared);
     let (workloads, claims): (Vec<_>, Vec<_>) = workloads.into_iter().map(workload).unzip();
-    services_are_known(claims.iter().flatten(), &services, &declared);
+    check_service_references(claims.iter().flatten(), &services, &declared);
     let policies = policies.into_iter().filter_map(policies::policy);
     let policies = policies.map(Arc::new).collect();
     let services = services.into_iter().map(|(service, _)| service);
@@ -75,17 +79,17 @@ fn items<'a>(top: &mut Fields<'a>, key: &'static str) -> Vec<Value<'a>> {
 
 /// Reference of a workload to a service: `namespace/hostname`, optionally one of its ports, and
 /// its position.
-type Claim<'a> = (String, Option<u16>, Value<'a>);
+type ServiceReference<'a> = (String, Option<u16>, Value<'a>);
 
 /// Reads a workload and its claims. The claims are returned even if the workload is invalid.
-fn workload(value: Value<'_>) -> (Option<Workload>, Vec<Claim<'_>>) {
+fn workload(value: Value<'_>) -> (Option<Workload>, Vec<ServiceReference<'_>>) {
     let Some(mut fields) = value.fields("workloads[]") else {
         return (None, Vec::new());
     };
     let mut claims = Vec::new();
     let services = fields
         .need("services", "{}")
-        .and_then(|value| claimed_services(value, &mut claims));
+        .and_then(|value| read_service_references(value, &mut claims));
     let workload = workload_fields(&mut fields, services);
     fields.finish();
     (workload, claims)
@@ -192,9 +196,9 @@ fn policies_and_passed_over(fields: &mut Fields<'_>) -> (Option<Vec<Arc<str>>>, 
 }
 
 /// Reads `{"namespace/hostname": {servicePort: targetPort}}`.
-fn claimed_services<'a>(
+fn read_service_references<'a>(
     value: Value<'a>,
-    claims: &mut Vec<Claim<'a>>,
+    claims: &mut Vec<ServiceReference<'a>>,
 ) -> Option<Sorted<Arc<str>, Ports>> {
     if !value.is_map() {
         value.error(
@@ -206,7 +210,7 @@ fn claimed_services<'a>(
     let mut services = BTreeMap::new();
     let mut good = true;
     for (entry, value) in value.pairs() {
-        let Some(key) = service_key(&entry.key) else {
+        let Some(key) = normalize_service_key(&entry.key) else {
             let what = format!("names a service `{}`", entry.key);
             value.error(what, "`NAMESPACE/HOSTNAME`");
             good = false;
@@ -293,7 +297,7 @@ fn service(value: Value<'_>) -> Option<Service> {
     let waypoints = gateways::waypoints(&mut fields);
     let balancer = fields
         .get("loadBalancer")
-        .map_or_else(|| Some(Balancer::default()), gateways::balancer);
+        .map_or_else(|| Some(LoadBalancer::default()), gateways::balancer);
     fields
         .get("cidrVips")
         .map(|list| all(list, |v| v.text().map(drop)));
@@ -409,13 +413,13 @@ fn hostname_or_none(fields: &mut Fields<'_>) -> Option<String> {
 }
 
 /// Returns the key of a service, even if the rest of it is invalid.
-fn key_of(service: Value<'_>) -> Option<String> {
+fn peek_service_key(service: Value<'_>) -> Option<String> {
     let namespace = service.peek("namespace")?;
     let hostname = normal_hostname(service.peek("hostname")?)?;
     Some(format!("{namespace}/{hostname}"))
 }
 
-fn uids_are_unique(workloads: &[Value<'_>]) {
+fn check_unique_uids(workloads: &[Value<'_>]) {
     let mut lines = HashMap::new();
     for workload in workloads {
         let Some(uid) = workload.peek("uid") else {
@@ -431,7 +435,7 @@ fn uids_are_unique(workloads: &[Value<'_>]) {
 /// Resolves services with the same hostname: the canonical one wins. Others of its namespace
 /// are dropped. Those of other namespaces stay, because workloads refer to services by
 /// namespace and hostname, and lookups by hostname take the canonical one.
-fn canonical_services(services: Vec<Placed<'_, Service>>) -> Vec<Placed<'_, Service>> {
+fn resolve_canonical_services(services: Vec<Located<'_, Service>>) -> Vec<Located<'_, Service>> {
     let mut by_hostname: HashMap<&str, Vec<usize>> = HashMap::new();
     for (index, (service, _)) in services.iter().enumerate() {
         by_hostname
@@ -474,8 +478,8 @@ fn canonical_services(services: Vec<Placed<'_, Service>>) -> Vec<Placed<'_, Serv
 
 /// Reports virtual addresses of several services. Services with the same hostname may share
 /// theirs. An address without a network is in every network.
-fn vips_are_unique(services: &[Placed<'_, Service>]) {
-    let mut by_address: HashMap<IpAddr, Vec<(&str, &Placed<'_, Service>)>> = HashMap::new();
+fn check_unique_vips(services: &[Located<'_, Service>]) {
+    let mut by_address: HashMap<IpAddr, Vec<(&str, &Located<'_, Service>)>> = HashMap::new();
     for placed @ (service, value) in services {
         for (network, ip) in &service.vips {
             let others = by_address.entry(*ip).or_default();
@@ -498,9 +502,9 @@ fn vips_are_unique(services: &[Placed<'_, Service>]) {
 
 /// Reports references to services that are not defined, because such a workload would silently
 /// get no traffic. `declared` has all services in the file, including invalid ones.
-fn services_are_known<'a>(
-    claims: impl Iterator<Item = &'a Claim<'a>>,
-    services: &[Placed<'_, Service>],
+fn check_service_references<'a>(
+    claims: impl Iterator<Item = &'a ServiceReference<'a>>,
+    services: &[Located<'_, Service>],
     declared: &HashSet<String>,
 ) {
     let key = |service: &Service| format!("{}/{}", service.namespace, service.hostname);

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::{all, segment};
 use crate::snapshot::authorization::{
-    Action, Clause, Condition, Match, Policy, Rule, Scope, StringMatch,
+    Action, Clause, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
 };
 use crate::yaml::{Fields, Value};
 
@@ -14,9 +14,9 @@ pub(super) fn policy(value: Value<'_>) -> Option<Policy> {
     let name = fields.need("name", "allow-shop").and_then(segment);
     let namespace = fields.need("namespace", "app").and_then(segment);
     let scopes = [
-        ("Global", Scope::Global),
-        ("Namespace", Scope::Namespace),
-        ("WorkloadSelector", Scope::Selected),
+        ("Global", PolicyScope::Global),
+        ("Namespace", PolicyScope::Namespace),
+        ("WorkloadSelector", PolicyScope::Selected),
     ];
     let scope = fields.need("scope", "Namespace");
     let scope = scope.and_then(|value| value.choice(&scopes));

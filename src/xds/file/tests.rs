@@ -163,7 +163,7 @@ fn policies_of_the_file_are_those_of_the_control_plane() {
     let (_, policies) = parse(Path::new("m.yaml"), EVERY_KEY).unwrap();
     let policy = policies.iter().next().unwrap();
     assert_eq!((policies.len(), policy.full_name().as_str()), (1, "a/p"));
-    assert_eq!(policy.scope, authorization::Scope::Namespace);
+    assert_eq!(policy.scope, authorization::PolicyScope::Namespace);
     assert_eq!(policy.action, authorization::Action::Deny);
     assert!(policy.dry_run && !policy.unreadable);
     let [rule] = &*policy.rules else {

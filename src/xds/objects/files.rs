@@ -18,7 +18,7 @@ const BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// Hidden files, such as `..data` of Kubernetes, are left out. So are pipes and other special
 /// files, on which a read could block forever. Dangling links are included, so that reading
 /// them reports the error.
-pub fn contents(path: &Path) -> std::io::Result<Vec<PathBuf>> {
+pub fn object_files(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -39,15 +39,15 @@ pub fn contents(path: &Path) -> std::io::Result<Vec<PathBuf>> {
 
 /// Reads each file once, and returns the findings of all. A file that disappears from its
 /// directory meanwhile has no findings, as if it had been removed before.
-pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -> Findings {
+pub(super) fn read_each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -> Findings {
     let (mut findings, mut files) = (Vec::new(), Vec::new());
     for path in paths {
-        match contents(path) {
+        match object_files(path) {
             Ok(found) => files.extend(found),
-            Err(error) => {
-                findings.push(refusal(
+            Err(cause) => {
+                findings.push(error(
                     path,
-                    format!("the directory cannot be read: {error}"),
+                    format!("the directory cannot be read: {cause}"),
                 ));
             }
         }
@@ -59,7 +59,7 @@ pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -
         let most = BYTES_MAX >> 20;
         let what = format!("more than {FILES_MAX} files, or {most} MiB in them, are too many");
         let first = paths.first().cloned().unwrap_or_default();
-        return Findings(vec![refusal(&first, what)]);
+        return Findings(vec![error(&first, what)]);
     }
     for file in files {
         let found = read(&file).0;
@@ -76,7 +76,7 @@ fn is_gone(file: &Path) -> bool {
     found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-fn refusal(path: &Path, what: String) -> Finding {
+fn error(path: &Path, what: String) -> Finding {
     Finding {
         place: Place {
             file: path.to_owned(),
@@ -105,7 +105,7 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", path("lost.yml")).expect("a link");
         // Like a pipe, it would block the reader.
         let _socket = UnixListener::bind(path("socket.yaml")).expect("a socket");
-        let found = contents(folder.path()).expect("the names");
+        let found = object_files(folder.path()).expect("the names");
         assert_eq!(found, ["a.json", "b.yaml", "lost.yml"].map(path));
     }
 
@@ -117,9 +117,9 @@ mod tests {
             std::fs::write(&file, "").expect("a file");
             let remove = |file: &Path| {
                 std::fs::remove_file(file).expect("no file");
-                Findings(vec![refusal(file, "it is gone".to_owned())])
+                Findings(vec![error(file, "it is gone".to_owned())])
             };
-            each(&[path.to_owned()], remove).has_errors()
+            read_each(&[path.to_owned()], remove).has_errors()
         };
         assert!(!found(folder.path()));
         assert!(found(&file), "a file that the configuration names");

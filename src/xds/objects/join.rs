@@ -9,28 +9,28 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::members::{Members, Site};
-use super::owners::Owners;
+use super::members::{Site, WorkloadMerger};
+use super::owners::AddressOwners;
 use super::ports::{Ports, warning};
-use super::service::{Declared, Service};
+use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::view::{Key, View};
-use super::vips::Vips;
-use super::waypoints::{self, Named};
+use super::view::{Key, ObjectIndex};
+use super::vips::VipClaims;
+use super::waypoints::{self, NamedWaypoint};
 use super::{Objects, cut};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 use crate::yaml::{Finding, Findings};
 
 /// Suffix of a service in its own cluster.
-pub(super) const OWN: &str = "svc.cluster.local";
+pub(super) const LOCAL_SUFFIX: &str = "svc.cluster.local";
 /// Suffixes of a global service: MCS's, which has the addresses of the import, and that of
 /// Istio's ambient mode.
-const GLOBAL: [&str; 2] = ["svc.clusterset.local", "mesh.internal"];
+const GLOBAL_SUFFIXES: [&str; 2] = ["svc.clusterset.local", "mesh.internal"];
 
 /// Result of [`join()`].
 #[derive(Debug)]
-pub struct Joined {
+pub struct JoinResult {
     /// Mesh with the services and endpoints of the objects.
     pub mesh: Mesh,
     /// Hostnames of services that are exported to every cluster.
@@ -44,22 +44,22 @@ pub struct Joined {
 }
 
 /// Joins a mesh with objects according to the cluster, network and exposure of a configuration.
-pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
+pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> JoinResult {
     let mut warnings = Vec::new();
-    let view = View::new(objects, config, &mut warnings);
-    let owners = Owners::new(&view, mesh);
-    let vips = Vips::new(&view, mesh, &owners);
-    let mut joining = Joining {
+    let view = ObjectIndex::new(objects, config, &mut warnings);
+    let owners = AddressOwners::new(&view, mesh);
+    let vips = VipClaims::new(&view, mesh, &owners);
+    let mut joining = Joiner {
         view: &view,
         mesh: mesh.clone(),
-        members: Members::default(),
+        members: WorkloadMerger::default(),
         owners: &owners,
         vips: &vips,
-        also: HashMap::new(),
+        global_services_of: HashMap::new(),
         exported: HashSet::new(),
         local: HashSet::new(),
         warnings,
-        portless: HashSet::new(),
+        reported_slices: HashSet::new(),
     };
     for key in view.keys() {
         joining.join(key);
@@ -70,40 +70,46 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
 }
 
 /// Intermediate state of [`join()`].
-struct Joining<'a> {
-    view: &'a View<'a>,
+struct Joiner<'a> {
+    view: &'a ObjectIndex<'a>,
     mesh: Mesh,
-    members: Members<'a>,
-    owners: &'a Owners<'a>,
-    vips: &'a Vips<'a>,
+    members: WorkloadMerger<'a>,
+    owners: &'a AddressOwners<'a>,
+    vips: &'a VipClaims<'a>,
     /// Global services that workloads of the mesh file serve too, by their own service.
-    also: HashMap<Arc<str>, Vec<Arc<str>>>,
+    global_services_of: HashMap<Arc<str>, Vec<Arc<str>>>,
     exported: HashSet<Box<str>>,
     local: HashSet<Box<str>>,
     warnings: Vec<Finding>,
     /// Slices with a warning that none of their ports is a port of their service.
-    portless: HashSet<*const Slice>,
+    reported_slices: HashSet<*const Slice>,
 }
 
-impl<'a> Joining<'a> {
+impl<'a> Joiner<'a> {
     /// Joins the objects of one service.
     fn join(&mut self, key: Key<'a>) {
-        let own = self.view.own();
+        let own = self.view.own_cluster();
         let service = self.view.service(key, own);
-        let is_known = service.is_some() || self.mesh.services.contains_key(&*name(key, OWN));
+        let is_known =
+            service.is_some() || self.mesh.services.contains_key(&*name(key, LOCAL_SUFFIX));
         let mut exporters = self.view.exporters(key);
         self.check_exports(key, is_known, &mut exporters);
         let is_exported = exporters.contains(&own);
-        let is_kept = self.view.is_kept(key, own);
+        let is_kept = self.view.is_local(key, own);
         let has_others = exporters.iter().any(|cluster| *cluster != own);
         let is_global = has_others || self.view.import(key).is_some();
-        let is_only = service.is_some_and(|one| one.declared == Declared::GlobalOnly && !is_kept);
-        let globals = || GLOBAL.iter().map(|suffix| host(key, suffix).into());
+        let is_only =
+            service.is_some_and(|one| one.declared == DeclaredScope::GlobalOnly && !is_kept);
+        let globals = || {
+            GLOBAL_SUFFIXES
+                .iter()
+                .map(|suffix| host(key, suffix).into())
+        };
         if is_exported {
-            self.exported.insert(host(key, OWN).into());
+            self.exported.insert(host(key, LOCAL_SUFFIX).into());
         }
         if is_kept {
-            self.local.insert(host(key, OWN).into());
+            self.local.insert(host(key, LOCAL_SUFFIX).into());
         }
         match (is_kept && !is_global, exporters.is_empty()) {
             (true, _) => self.local.extend(globals()),
@@ -111,17 +117,18 @@ impl<'a> Joining<'a> {
             (false, true) => {}
         }
         if is_only && is_global {
-            self.global(key, &exporters, &[OWN], service);
+            self.add_global_service(key, &exporters, &[LOCAL_SUFFIX], service);
             return;
         }
         if let Some(service) = service {
-            self.own(key, service);
+            self.add_local_service(key, service);
         }
         if is_global {
-            self.global(key, &exporters, &GLOBAL, service);
+            self.add_global_service(key, &exporters, &GLOBAL_SUFFIXES, service);
             if is_exported {
-                let globals = GLOBAL.iter().map(|suffix| name(key, suffix));
-                self.also.insert(name(key, OWN), globals.collect());
+                let globals = GLOBAL_SUFFIXES.iter().map(|suffix| name(key, suffix));
+                self.global_services_of
+                    .insert(name(key, LOCAL_SUFFIX), globals.collect());
             }
         }
     }
@@ -130,13 +137,13 @@ impl<'a> Joining<'a> {
     /// a control plane, unknown services are not reported, because the objects are not the full
     /// list.
     fn check_exports(&mut self, key: Key<'a>, is_known: bool, exporters: &mut Vec<&'a str>) {
-        let own = self.view.own();
+        let own = self.view.own_cluster();
         let Some(export) = self.view.export(key, own) else {
             return;
         };
         let (namespace, service) = key;
         let place = &export.meta.place;
-        if self.view.is_kept(key, own) {
+        if self.view.is_local(key, own) {
             let what = format!(
                 "the export of {namespace}/{service} has no effect: the Service stays in its \
                  cluster"
@@ -151,9 +158,9 @@ impl<'a> Joining<'a> {
     }
 
     /// Adds a Service of this cluster with its local endpoints.
-    fn own(&mut self, key: Key<'a>, service: &'a Service) {
+    fn add_local_service(&mut self, key: Key<'a>, service: &'a Service) {
         let mut ports = Ports::default();
-        let host = host(key, OWN);
+        let host = host(key, LOCAL_SUFFIX);
         ports.add(
             &service.ports,
             (&host, &service.meta.place),
@@ -161,20 +168,20 @@ impl<'a> Joining<'a> {
         );
         let preferences = service.preferences.clone().unwrap_or_default();
         let ips = self.vips.of_service(key, service);
-        self.add_service(key, OWN, &ports, preferences, &ips);
-        let own = self.view.own();
-        self.add_endpoints(key, &[own], &[name(key, OWN)], &ports);
+        self.add_service(key, LOCAL_SUFFIX, &ports, preferences, &ips);
+        let own = self.view.own_cluster();
+        self.add_endpoints(key, &[own], &[name(key, LOCAL_SUFFIX)], &ports);
     }
 
     /// Adds a service with the endpoints of all clusters that export it.
-    fn global(
+    fn add_global_service(
         &mut self,
         key: Key<'a>,
         exporters: &[&'a str],
         suffixes: &[&str],
         own: Option<&'a Service>,
     ) {
-        let shown = host(key, GLOBAL[0]);
+        let shown = host(key, GLOBAL_SUFFIXES[0]);
         let mut ports = Ports::default();
         let mut preferences = None;
         for cluster in exporters {
@@ -196,14 +203,14 @@ impl<'a> Joining<'a> {
                 &mut self.warnings,
             );
         }
-        if own.is_none() && exporters.contains(&self.view.own()) {
+        if own.is_none() && exporters.contains(&self.view.own_cluster()) {
             // The Service of this cluster is in the mesh file, which has no port names.
-            let known = self.mesh.services.get(&name(key, OWN));
+            let known = self.mesh.services.get(&name(key, LOCAL_SUFFIX));
             ports.add_numbers(known.into_iter().flat_map(|known| &known.ports));
         }
         let preferences = preferences.unwrap_or_else(|| vec![Scope::Network]);
         let mut ips = import.map_or_else(Vec::new, |import| self.vips.of_import(key, import));
-        if *suffixes == [OWN] {
+        if *suffixes == [LOCAL_SUFFIX] {
             ips.extend(
                 own.into_iter()
                     .flat_map(|own| self.vips.of_service(key, own)),
@@ -238,7 +245,7 @@ impl<'a> Joining<'a> {
     /// Warns of endpoints that serve no port of their service. A slice is reported once,
     /// although its service may have several names.
     fn warn_of_other_ports(&mut self, (namespace, name): Key<'a>, slice: &'a Slice) {
-        if !self.portless.insert(slice) {
+        if !self.reported_slices.insert(slice) {
             return;
         }
         let what = format!(
@@ -288,9 +295,9 @@ impl<'a> Joining<'a> {
 
     /// Returns the waypoint of a service that has endpoints in this cluster.
     fn waypoint(&self, key: Key<'a>, suffix: &str) -> Option<Waypoint> {
-        let is_here = suffix == OWN || self.exported.contains(&*host(key, OWN));
-        let service = self.view.service(key, self.view.own())?;
-        let named = Named::find(self.view, service).filter(|_| is_here)?;
+        let is_here = suffix == LOCAL_SUFFIX || self.exported.contains(&*host(key, LOCAL_SUFFIX));
+        let service = self.view.service(key, self.view.own_cluster())?;
+        let named = NamedWaypoint::find(self.view, service).filter(|_| is_here)?;
         Some(named.waypoint())
     }
 
@@ -308,7 +315,7 @@ impl<'a> Joining<'a> {
             if !clusters.contains(cluster) {
                 continue;
             }
-            let own_region = match cluster == view.own() {
+            let own_region = match cluster == view.own_cluster() {
                 true => &*view.config.gateway.locality.region,
                 false => "",
             };
@@ -341,17 +348,17 @@ impl<'a> Joining<'a> {
         }
     }
 
-    fn finish(mut self) -> Joined {
-        self.serve_also();
+    fn finish(mut self) -> JoinResult {
+        self.add_global_services_to_workloads();
         // Warnings about the operator's entries come first, because tenants can cause any
         // number of warnings.
-        let mut warnings = self.kept_entries();
+        let mut warnings = self.warn_of_local_entries();
         let network = &self.view.config.gateway.network;
         self.members.into_mesh(network, &mut self.mesh);
         warnings.extend(cut(self.warnings));
         let mut conflicts = self.owners.findings();
         conflicts.extend(self.vips.findings());
-        Joined {
+        JoinResult {
             mesh: self.mesh,
             exported: self.exported,
             local: self.local,
@@ -361,7 +368,7 @@ impl<'a> Joining<'a> {
     }
 
     /// Warns of entries of `exposure` for services that stay in their cluster.
-    fn kept_entries(&self) -> Vec<Finding> {
+    fn warn_of_local_entries(&self) -> Vec<Finding> {
         let config = self.view.config;
         let entries = config.exposure.services.iter();
         let kept = entries.filter(|entry| self.local.contains(&*entry.service.host));
@@ -378,8 +385,8 @@ impl<'a> Joining<'a> {
     }
 
     /// Adds global services to the workloads of the mesh file that serve their local service.
-    fn serve_also(&mut self) {
-        if self.also.is_empty() {
+    fn add_global_services_to_workloads(&mut self) {
+        if self.global_services_of.is_empty() {
             return;
         }
         let mut changed = Vec::new();
@@ -391,7 +398,7 @@ impl<'a> Joining<'a> {
                 .collect();
             let before = services.len();
             for (name, ports) in workload.services.iter() {
-                for other in self.also.get(name).into_iter().flatten() {
+                for other in self.global_services_of.get(name).into_iter().flatten() {
                     services
                         .entry(Arc::clone(other))
                         .or_insert_with(|| ports.clone());

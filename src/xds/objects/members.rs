@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::owners::is_for;
-use super::slice::Backend;
+use super::slice::SliceEndpoint;
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
 
 /// Limit of addresses per workload; the first ones are kept. A pod has one per family, but a
@@ -17,7 +17,7 @@ use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
 const ADDRESSES_MAX: usize = 16;
 
 /// Service ports to target ports, by the `namespace/hostname` of services.
-type Served = BTreeMap<Arc<str>, BTreeMap<u16, u16>>;
+type ServicePorts = BTreeMap<Arc<str>, BTreeMap<u16, u16>>;
 
 /// Location and protocol of the endpoints of a slice.
 #[derive(Clone, Copy, Debug)]
@@ -31,9 +31,9 @@ pub(super) struct Site<'a> {
 
 /// Workload as merged so far.
 #[derive(Debug)]
-struct Member {
+struct MergedWorkload {
     workload: Workload,
-    served: Served,
+    served: ServicePorts,
     /// Name of its pod, if it is known to be one.
     pod: Option<Arc<str>>,
     is_ready: bool,
@@ -43,19 +43,19 @@ struct Member {
 
 /// Workloads merged so far, indexed by uid and by address.
 #[derive(Debug, Default)]
-pub(super) struct Members<'a> {
-    members: Vec<Member>,
+pub(super) struct WorkloadMerger<'a> {
+    members: Vec<MergedWorkload>,
     by_uid: HashMap<Arc<str>, usize>,
-    by_place: HashMap<Place<'a>, There>,
+    by_place: HashMap<Place<'a>, PlaceEntry>,
 }
 
 /// Workloads at a place that an endpoint may be merged with. They are not listed in full,
 /// because any number of pods can share the address of their node.
 #[derive(Clone, Copy, Debug)]
-struct There {
+struct PlaceEntry {
     first: usize,
     /// First workload that was not known to be a pod when it was recorded.
-    unnamed: Option<usize>,
+    first_without_pod: Option<usize>,
 }
 
 /// Place of endpoints of one namespace of a cluster.
@@ -67,13 +67,13 @@ struct Place<'a> {
     at: IpAddr,
 }
 
-impl<'a> Members<'a> {
+impl<'a> WorkloadMerger<'a> {
     /// Adds an endpoint of services with ports, as pairs of service port and endpoint port.
     /// `own` are the addresses that it may use, of which the first [`ADDRESSES_MAX`] count.
     pub(super) fn add(
         &mut self,
         site: Site<'a>,
-        (backend, own): (&'a Backend, &[IpAddr]),
+        (backend, own): (&'a SliceEndpoint, &[IpAddr]),
         services: &[Arc<str>],
         ports: &[(u16, u16)],
     ) {
@@ -108,22 +108,30 @@ impl<'a> Members<'a> {
 
     /// Records the places of a workload.
     fn note_places(&mut self, site: Site<'a>, own: &[IpAddr], index: usize) {
-        let is_unnamed = self.is_unnamed(index);
+        let is_unnamed = self.is_without_pod(index);
         for place in places(site, own) {
             let unnamed = is_unnamed.then_some(index);
             let known = self.by_place.get(&place).copied();
-            let there = known.unwrap_or(There {
+            let there = known.unwrap_or(PlaceEntry {
                 first: index,
-                unnamed,
+                first_without_pod: unnamed,
             });
-            let known = there.unnamed.filter(|index| self.is_unnamed(*index));
+            let known = there
+                .first_without_pod
+                .filter(|index| self.is_without_pod(*index));
             let unnamed = known.or(unnamed);
-            self.by_place.insert(place, There { unnamed, ..there });
+            self.by_place.insert(
+                place,
+                PlaceEntry {
+                    first_without_pod: unnamed,
+                    ..there
+                },
+            );
         }
     }
 
     /// Returns whether a workload is not known to be a pod.
-    fn is_unnamed(&self, index: usize) -> bool {
+    fn is_without_pod(&self, index: usize) -> bool {
         let member = self.members.get(index);
         member.is_some_and(|member| member.pod.is_none())
     }
@@ -131,7 +139,11 @@ impl<'a> Members<'a> {
     /// Returns the index of an endpoint's workload, which may be new. Endpoints at one place
     /// are merged, except pods that are known to differ and share the address of their node. A
     /// pod with a known name is found by its uid.
-    fn index_of(&mut self, site: Site<'a>, (backend, own): (&'a Backend, &[IpAddr])) -> usize {
+    fn index_of(
+        &mut self,
+        site: Site<'a>,
+        (backend, own): (&'a SliceEndpoint, &[IpAddr]),
+    ) -> usize {
         let uid: Arc<str> = uid(site, (backend, own)).into();
         if let Some(index) = self.by_uid.get(&uid) {
             return *index;
@@ -141,8 +153,8 @@ impl<'a> Members<'a> {
         let mut there = there.filter_map(|place| self.by_place.get(&place));
         let same = match is_pod {
             true => {
-                let mut unnamed = there.filter_map(|there| there.unnamed);
-                unnamed.find(|index| self.is_unnamed(*index))
+                let mut unnamed = there.filter_map(|there| there.first_without_pod);
+                unnamed.find(|index| self.is_without_pod(*index))
             }
             false => there.next().map(|there| there.first),
         };
@@ -169,7 +181,7 @@ impl<'a> Members<'a> {
     /// uid, or with an address in its network, keeps its own fields. It serves the additional
     /// services.
     pub(super) fn into_mesh(mut self, own_network: &str, mesh: &mut Mesh) {
-        self.judge_health();
+        self.set_health();
         if self.members.is_empty() {
             return;
         }
@@ -199,8 +211,8 @@ impl<'a> Members<'a> {
                 None => at.next().unwrap_or(&new.uid).clone(),
             };
             let workload = match mesh.workloads.get(&*uid) {
-                Some(known) => serving(Workload::clone(known), member.served),
-                None => serving(new, member.served),
+                Some(known) => with_services(Workload::clone(known), member.served),
+                None => with_services(new, member.served),
             };
             mesh.workloads.insert(uid, Arc::new(workload));
         }
@@ -208,7 +220,7 @@ impl<'a> Members<'a> {
 
     /// Sets the health of all workloads. Ready ones are healthy. If no workload of a service is
     /// ready, those that still serve while terminating are healthy, as in Kubernetes.
-    fn judge_health(&mut self) {
+    fn set_health(&mut self) {
         let ready = self.members.iter().filter(|member| member.is_ready);
         let ready: BTreeSet<_> = ready
             .flat_map(|member| member.served.keys().cloned())
@@ -225,7 +237,7 @@ impl<'a> Members<'a> {
 }
 
 /// Adds services and ports to a workload. Existing entries take precedence.
-fn serving(mut workload: Workload, served: Served) -> Workload {
+fn with_services(mut workload: Workload, served: ServicePorts) -> Workload {
     let known = workload.services.iter();
     let mut services: BTreeMap<_, _> = known
         .map(|(service, ports)| {
@@ -245,7 +257,7 @@ fn serving(mut workload: Workload, served: Served) -> Workload {
     workload
 }
 
-fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
+fn member(site: Site<'_>, backend: &SliceEndpoint, uid: &Arc<str>) -> MergedWorkload {
     let pod = backend.own_pod(site.namespace);
     let workload = Workload {
         uid: Arc::clone(uid),
@@ -266,9 +278,9 @@ fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
         .into(),
         ..Workload::default()
     };
-    Member {
+    MergedWorkload {
         workload,
-        served: Served::new(),
+        served: ServicePorts::new(),
         pod: pod.cloned(),
         is_ready: false,
         is_serving: false,
@@ -278,7 +290,7 @@ fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
 
 /// Returns the uid of an endpoint. A pod has the uid that Istio would build. Any other endpoint
 /// is identified by its location, so that its uid does not depend on the service that lists it.
-fn uid(site: Site<'_>, (backend, own): (&Backend, &[IpAddr])) -> String {
+fn uid(site: Site<'_>, (backend, own): (&SliceEndpoint, &[IpAddr])) -> String {
     let Site {
         cluster,
         network,

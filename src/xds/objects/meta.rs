@@ -51,7 +51,7 @@ pub(super) struct Meta {
 
 impl Meta {
     /// Returns the value of a label or, if there is none, of an annotation.
-    pub(super) fn says(&self, key: &str) -> Option<&str> {
+    pub(super) fn label_or_annotation(&self, key: &str) -> Option<&str> {
         let found = self.labels.get(key).or_else(|| self.annotations.get(key));
         found
             .map(|value| &**value)
@@ -60,7 +60,7 @@ impl Meta {
 
     /// Returns the network.
     pub(super) fn network(&self) -> Option<&str> {
-        self.says(NETWORK)
+        self.label_or_annotation(NETWORK)
     }
 
     /// Returns whether its pods use HBONE; none if unspecified.
@@ -114,8 +114,8 @@ pub(super) fn read<'a>(
         place,
     };
     meta.cluster = meta
-        .says(SOURCE_CLUSTER)
-        .or_else(|| meta.says(CLUSTER))
+        .label_or_annotation(SOURCE_CLUSTER)
+        .or_else(|| meta.label_or_annotation(CLUSTER))
         .map(Into::into);
     Some(meta)
 }

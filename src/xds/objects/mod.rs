@@ -25,8 +25,8 @@ use std::time::SystemTime;
 
 use crate::yaml::{Finding, Findings, Place, Severity};
 
-pub use files::contents;
-pub use join::{Joined, join};
+pub use files::object_files;
+pub use join::{JoinResult, join};
 
 use meta::Meta;
 use ports::Port;
@@ -45,14 +45,14 @@ pub struct Objects {
     exports: Vec<Export>,
     imports: Vec<Import>,
     slices: Vec<Slice>,
-    passed_over: PassedOver,
+    passed_over: InvalidObjects,
 }
 
 /// Invalid objects, as far as they can be read. They create no route. They only restrict other
 /// objects as the valid object would. Services are not among these: an invalid Service stays in
 /// its cluster.
 #[derive(Clone, Debug, Default)]
-struct PassedOver {
+struct InvalidObjects {
     /// Namespaces whose services stay in their cluster, because the namespace may name a
     /// waypoint for them.
     namespaces: Vec<Meta>,
@@ -85,7 +85,7 @@ struct Import {
 /// The findings of all files, if one of them is unusable.
 pub fn load(paths: &[PathBuf]) -> Result<(Objects, Findings), Findings> {
     let mut objects = Objects::default();
-    let findings = files::each(paths, |file| read::file(file, &mut objects));
+    let findings = files::read_each(paths, |file| read::file(file, &mut objects));
     let findings = Findings(cut(findings.0));
     match findings.has_errors() {
         true => Err(findings),
@@ -143,6 +143,6 @@ fn cut(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
 }
 
 /// Formats the position of an object for findings.
-fn shown(place: &Place) -> String {
+fn display_place(place: &Place) -> String {
     place.to_string()
 }

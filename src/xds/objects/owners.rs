@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use super::cut;
 use super::ports::warning;
 use super::slice::{Pod, Slice};
-use super::view::{Key, View};
+use super::view::{Key, ObjectIndex};
 use crate::config::DefaultExposure;
 use crate::snapshot::mesh::{Mesh, Workload};
 use crate::yaml::{Finding, Place};
@@ -49,7 +49,7 @@ pub(super) enum Refusal<'a> {
 }
 
 /// Slice with the properties of its service.
-struct Listed<'a> {
+struct SliceEntry<'a> {
     slice: &'a Slice,
     key: Key<'a>,
     cluster: &'a str,
@@ -61,25 +61,25 @@ struct Listed<'a> {
 }
 
 /// All claims to the addresses of our network.
-pub(super) struct Owners<'a> {
+pub(super) struct AddressOwners<'a> {
     claims: HashMap<IpAddr, Vec<Claim<'a>>>,
-    listed: Vec<Listed<'a>>,
+    listed: Vec<SliceEntry<'a>>,
 }
 
-impl<'a> Owners<'a> {
+impl<'a> AddressOwners<'a> {
     /// Collects the claims of objects and of a mesh file.
-    pub(super) fn new(view: &View<'a>, mesh: &'a Mesh) -> Self {
+    pub(super) fn new(view: &ObjectIndex<'a>, mesh: &'a Mesh) -> Self {
         let mut owners = Self {
             claims: HashMap::new(),
             listed: Vec::new(),
         };
         owners.note_mesh(mesh, &view.config.gateway.network);
         for key in view.keys() {
-            let Some(service) = view.service(key, view.own()) else {
+            let Some(service) = view.service(key, view.own_cluster()) else {
                 continue;
             };
             for ip in &service.ips {
-                owners.note(*ip, key.0, Evidence::Kubernetes, Some(&service.meta.place));
+                owners.add_claim(*ip, key.0, Evidence::Kubernetes, Some(&service.meta.place));
             }
         }
         let listed = listed(view);
@@ -94,32 +94,32 @@ impl<'a> Owners<'a> {
         for workload in mesh.workloads.values().filter(|one| is_here(&one.network)) {
             for ip in &workload.addresses {
                 for namespace in namespaces(workload) {
-                    self.note(*ip, namespace, Evidence::File, None);
+                    self.add_claim(*ip, namespace, Evidence::File, None);
                 }
             }
         }
         for service in mesh.services.values() {
             for (_, ip) in service.vips.iter().filter(|(of, _)| is_here(of)) {
-                self.note(*ip, &service.namespace, Evidence::File, None);
+                self.add_claim(*ip, &service.namespace, Evidence::File, None);
             }
         }
     }
 
-    fn note_slice(&mut self, view: &View<'a>, listed: &Listed<'a>) {
+    fn note_slice(&mut self, view: &ObjectIndex<'a>, listed: &SliceEntry<'a>) {
         let (slice, namespace) = (listed.slice, listed.key.0);
-        let is_kept_up = is_kept_up(view, listed);
+        let is_kept_up = is_controller_managed(view, listed);
         for backend in &slice.endpoints {
             let evidence = match backend.own_pod(namespace) {
                 Some(_) if is_kept_up => Evidence::Kubernetes,
                 Some(_) | None => Evidence::Slice,
             };
             for ip in &backend.addresses {
-                self.note(*ip, namespace, evidence, Some(&slice.place));
+                self.add_claim(*ip, namespace, evidence, Some(&slice.place));
             }
         }
     }
 
-    fn note(
+    fn add_claim(
         &mut self,
         ip: IpAddr,
         namespace: &'a str,
@@ -179,7 +179,7 @@ impl<'a> Owners<'a> {
         cut(found)
     }
 
-    fn refused_address(&self, listed: &Listed<'a>) -> Option<Finding> {
+    fn refused_address(&self, listed: &SliceEntry<'a>) -> Option<Finding> {
         if !listed.is_here || !listed.is_exposed {
             return None;
         }
@@ -219,8 +219,8 @@ impl<'a> Owners<'a> {
 /// Returns whether the controller of Kubernetes reverts changes of a slice by others. It finds
 /// the slices of a Service with a selector by the service name label of this cluster (see
 /// [`super::slice`]). It does not see copies or objects that claim to be of another cluster.
-fn is_kept_up<'a>(view: &View<'a>, listed: &Listed<'a>) -> bool {
-    let (slice, own) = (listed.slice, view.own());
+fn is_controller_managed<'a>(view: &ObjectIndex<'a>, listed: &SliceEntry<'a>) -> bool {
+    let (slice, own) = (listed.slice, view.own_cluster());
     let is_own = !slice.is_copy && listed.cluster == own;
     let service = view.service(listed.key, own);
     is_own && slice.is_managed && service.is_some_and(|service| service.has_selector)
@@ -238,7 +238,7 @@ pub(super) fn is_for(workload: &Workload, namespace: &str) -> bool {
     namespaces(workload).any(|of| of == namespace)
 }
 
-fn listed<'a>(view: &View<'a>) -> Vec<Listed<'a>> {
+fn listed<'a>(view: &ObjectIndex<'a>) -> Vec<SliceEntry<'a>> {
     let config = view.config;
     let entries = config.exposure.services.iter();
     let entries: HashSet<_> = entries
@@ -248,17 +248,17 @@ fn listed<'a>(view: &View<'a>) -> Vec<Listed<'a>> {
     for key in view.keys() {
         let exporters: HashSet<_> = view.exporters(key).into_iter().collect();
         let is_entered = config.exposure.default == DefaultExposure::All || entries.contains(&key);
-        all.extend(view.slices(key).map(|(cluster, slice)| Listed {
+        all.extend(view.slices(key).map(|(cluster, slice)| SliceEntry {
             slice,
             key,
             cluster,
             is_here: *view.network(cluster, slice) == *config.gateway.network,
             is_exposed: exporters.contains(cluster)
-                || (is_entered && cluster == view.own() && !view.is_kept(key, cluster)),
+                || (is_entered && cluster == view.own_cluster() && !view.is_local(key, cluster)),
         }));
     }
     // Invalid slices serve nothing, but their addresses remain unavailable to others.
-    all.extend(view.bad_slices().map(|(key, cluster, slice)| Listed {
+    all.extend(view.bad_slices().map(|(key, cluster, slice)| SliceEntry {
         slice,
         key,
         cluster,
@@ -275,7 +275,7 @@ fn key_of(host: &str) -> Option<Key<'_>> {
     Some((namespace, name))
 }
 
-fn foreign_pod(listed: &Listed<'_>) -> Option<Finding> {
+fn foreign_pod(listed: &SliceEntry<'_>) -> Option<Finding> {
     let (namespace, name) = listed.key;
     let backends = listed.slice.endpoints.iter();
     let mut foreign = backends.filter(|one| one.own_pod(namespace).is_none());
@@ -287,7 +287,7 @@ fn foreign_pod(listed: &Listed<'_>) -> Option<Finding> {
     Some(warning(&listed.slice.place, what, "no such `targetRef`"))
 }
 
-fn host_name(listed: &Listed<'_>) -> Option<Finding> {
+fn host_name(listed: &SliceEntry<'_>) -> Option<Finding> {
     if !listed.is_here || !listed.is_exposed {
         return None;
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Place, shown};
+use super::{Place, display_place};
 use crate::yaml::{Finding, Severity, Value};
 
 /// TCP port.
@@ -119,7 +119,10 @@ pub(super) fn warning(place: &Place, what: String, how: &str) -> Finding {
 }
 
 /// Builds a warning about two objects that contradict each other.
-pub(super) fn twice(place: &Place, first: &Place, what: &str) -> Finding {
-    let what = format!("{what} is another one at {}, which holds", shown(first));
+pub(super) fn contradiction_warning(place: &Place, first: &Place, what: &str) -> Finding {
+    let what = format!(
+        "{what} is another one at {}, which holds",
+        display_place(first)
+    );
     warning(place, what, "it once, or the same")
 }

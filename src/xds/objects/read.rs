@@ -5,14 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::meta::{self, Meta, label_name};
-use super::service::{Declared, Service};
+use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
 use super::{Export, Import, Objects, ports, service, slice};
 use crate::xds::file::ip;
 use crate::yaml::{Document, Fields, Findings, Report, Severity, Value};
 
 /// Ignored kinds, with the line of the first object of each.
-type PassedOver = BTreeMap<String, u64>;
+type IgnoredKinds = BTreeMap<String, u64>;
 
 /// Limit of the ignored kinds that are reported.
 const KINDS_MAX: usize = 64;
@@ -42,7 +42,7 @@ fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects
         Err(findings) => return findings,
     };
     let report = Report::new(path);
-    let mut passed_over = PassedOver::new();
+    let mut passed_over = IgnoredKinds::new();
     for document in &documents {
         let value = Value::of_document(document, &report);
         object(value, &report, objects, &mut passed_over);
@@ -56,7 +56,12 @@ fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects
 /// Reads an object, or each object of a list. An error in an object of a supported kind affects
 /// that object only. A document without a kind makes its file unusable, because it could be
 /// anything.
-fn object(value: Value<'_>, report: &Report, objects: &mut Objects, passed_over: &mut PassedOver) {
+fn object(
+    value: Value<'_>,
+    report: &Report,
+    objects: &mut Objects,
+    passed_over: &mut IgnoredKinds,
+) {
     let Some(mut top) = value.foreign("object") else {
         return;
     };
@@ -80,13 +85,13 @@ fn object(value: Value<'_>, report: &Report, objects: &mut Objects, passed_over:
         ) => {
             report.grade_errors(Severity::PassedOver);
             let errors = report.errors();
-            let read = known(kind, &mut top, value);
+            let read = read_supported(kind, &mut top, value);
             top.finish();
             let is_good = report.errors() == errors;
             report.grade_errors(Severity::Error);
             match read {
                 Some(read) if is_good => objects.add(read),
-                Some(read) => objects.pass_over(read),
+                Some(read) => objects.add_invalid(read),
                 None => {}
             }
         }
@@ -102,7 +107,7 @@ fn object(value: Value<'_>, report: &Report, objects: &mut Objects, passed_over:
 
 /// Reads an object of a supported kind, as far as possible. Returns none without a valid name,
 /// because the object then cannot affect anything.
-fn known<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>) -> Option<Object> {
+fn read_supported<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>) -> Option<Object> {
     let place = value.place();
     if kind == "EndpointSlice" {
         // The name of a slice itself has no meaning.
@@ -134,12 +139,12 @@ impl Objects {
 
     /// Keeps the restrictions of an invalid object, so that nobody can reach more than with the
     /// valid object.
-    fn pass_over(&mut self, object: Object) {
+    fn add_invalid(&mut self, object: Object) {
         match object {
             Object::Namespace(meta) => self.passed_over.namespaces.push(meta),
             // The Service may have been declared local, and its addresses still belong to it.
             Object::Service(service) => self.services.push(Service {
-                declared: Declared::Local,
+                declared: DeclaredScope::Local,
                 ports: Vec::new(),
                 ..service
             }),

@@ -21,7 +21,7 @@ const DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     pub(super) meta: Meta,
-    pub(super) declared: Declared,
+    pub(super) declared: DeclaredScope,
     pub(super) ports: Vec<Port>,
     pub(super) ips: Vec<IpAddr>,
     /// True if it has a selector, by which Kubernetes finds its pods.
@@ -32,7 +32,7 @@ pub(super) struct Service {
 
 /// Scope that a Service declares for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Declared {
+pub(super) enum DeclaredScope {
     /// No declaration.
     Nothing,
     /// Exported. Its own name refers to its cluster's endpoints only.
@@ -59,7 +59,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
     let Some(mut spec) = spec.and_then(|spec| spec.foreign("spec")) else {
         return Some(Service {
             meta,
-            declared: Declared::Local,
+            declared: DeclaredScope::Local,
             ports: Vec::new(),
             ips: Vec::new(),
             has_selector: false,
@@ -101,42 +101,43 @@ fn cluster_ip(value: Value<'_>) -> Option<IpAddr> {
     }
 }
 
-fn declared(meta: &Meta, value: Value<'_>) -> Declared {
+fn declared(meta: &Meta, value: Value<'_>) -> DeclaredScope {
     let label = |key| meta.labels.get(key).map(|value| &**value);
     let scope = match label(SERVICE_SCOPE) {
-        Some("global") => Declared::Global,
-        Some("global-only") => Declared::GlobalOnly,
-        Some("cluster") => Declared::Local,
-        None | Some("") => Declared::Nothing,
+        Some("global") => DeclaredScope::Global,
+        Some("global-only") => DeclaredScope::GlobalOnly,
+        Some("cluster") => DeclaredScope::Local,
+        None | Some("") => DeclaredScope::Nothing,
         Some(other) => {
             let what = format!("has the label {SERVICE_SCOPE} `{other}`, which means nothing");
             value.warning(what, "`global`, `global-only` or `cluster`");
-            Declared::Nothing
+            DeclaredScope::Nothing
         }
     };
     let global = match label(GLOBAL) {
-        Some("true") => Declared::Global,
-        Some("false") => Declared::Local,
-        None | Some("") => Declared::Nothing,
+        Some("true") => DeclaredScope::Global,
+        Some("false") => DeclaredScope::Local,
+        None | Some("") => DeclaredScope::Nothing,
         Some(other) => {
             let what = format!("has the label {GLOBAL} `{other}`, which means nothing");
             value.warning(what, "`\"true\"` or `\"false\"`");
-            Declared::Nothing
+            DeclaredScope::Nothing
         }
     };
     let export_to = meta.annotations.get(EXPORT_TO).map(|value| &**value);
     let is_kept = matches!(export_to, Some("." | "~"));
     let says = [scope, global];
-    let exported = |one: &Declared| matches!(one, Declared::Global | Declared::GlobalOnly);
-    if says.contains(&Declared::Local) || is_kept {
+    let exported =
+        |one: &DeclaredScope| matches!(one, DeclaredScope::Global | DeclaredScope::GlobalOnly);
+    if says.contains(&DeclaredScope::Local) || is_kept {
         if says.iter().any(exported) {
             let what = "is both exported and kept in its cluster, which holds";
             value.warning(what, "one of the labels");
         }
-        return Declared::Local;
+        return DeclaredScope::Local;
     }
     match says {
-        [Declared::Nothing, global] => global,
+        [DeclaredScope::Nothing, global] => global,
         [scope, _] => scope,
     }
 }

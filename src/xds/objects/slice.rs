@@ -38,13 +38,13 @@ pub(super) struct Slice {
     /// True if its endpoints use HBONE; none if unspecified.
     pub(super) is_ambient: Option<bool>,
     pub(super) ports: Vec<Port>,
-    pub(super) endpoints: Vec<Backend>,
+    pub(super) endpoints: Vec<SliceEndpoint>,
     pub(super) place: Place,
 }
 
 /// Endpoint of a slice.
 #[derive(Clone, Debug)]
-pub(super) struct Backend {
+pub(super) struct SliceEndpoint {
     /// Addresses; empty if it has a host name.
     pub(super) addresses: Vec<IpAddr>,
     /// Host name, or empty. It is never looked up, because the answer to a tenant's host name
@@ -59,7 +59,7 @@ pub(super) struct Backend {
     pub(super) zone: Arc<str>,
 }
 
-impl Backend {
+impl SliceEndpoint {
     /// Returns the name of its pod, if that is in the namespace of the slice. A slice is no
     /// authority on the pods of other namespaces.
     pub(super) fn own_pod(&self, namespace: &str) -> Option<&Arc<str>> {
@@ -105,7 +105,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
             .get(MANAGED_BY)
             .is_some_and(|by| **by == *CONTROLLER),
         network: meta.network().map(Into::into),
-        region: meta.says(REGION).map(Into::into),
+        region: meta.label_or_annotation(REGION).map(Into::into),
         is_ambient: meta.is_ambient(),
         ports: ports.unwrap_or_default(),
         endpoints,
@@ -113,7 +113,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
     })
 }
 
-fn backend(value: Value<'_>, is_named: bool) -> Option<Backend> {
+fn backend(value: Value<'_>, is_named: bool) -> Option<SliceEndpoint> {
     let mut fields = value.foreign("endpoints[]")?;
     let (mut addresses, mut name) = (Vec::new(), None);
     match fields.need("addresses", "[10.0.0.1]") {
@@ -133,7 +133,7 @@ fn backend(value: Value<'_>, is_named: bool) -> Option<Backend> {
     let [ready, serving, terminating] = conditions;
     // `ready` defaults to true, and `serving` to `ready`.
     let is_ready = ready.unwrap_or(true);
-    Some(Backend {
+    Some(SliceEndpoint {
         addresses,
         host: name.unwrap_or_default(),
         is_ready,

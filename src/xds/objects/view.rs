@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::meta::{Meta, ROOT_NAMESPACE};
-use super::ports::twice;
-use super::service::{Declared, Service};
+use super::ports::contradiction_warning;
+use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, Objects, PassedOver};
+use super::{Export, Import, InvalidObjects, Objects};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
 
@@ -22,7 +22,7 @@ type Clusters<'a, T> = BTreeMap<&'a str, &'a T>;
 const NAME: &str = "kubernetes.io/metadata.name";
 
 /// Index of all objects. Of several objects with the same key, the first counts.
-pub(super) struct View<'a> {
+pub(super) struct ObjectIndex<'a> {
     pub(super) config: &'a Config,
     namespaces: BTreeMap<(&'a str, &'a str), &'a Meta>,
     services: BTreeMap<Key<'a>, Clusters<'a, Service>>,
@@ -31,13 +31,13 @@ pub(super) struct View<'a> {
     slices: BTreeMap<Key<'a>, Vec<&'a Slice>>,
     /// Services that a cluster keeps to itself, even if another copy of the Service does not
     /// declare it.
-    kept: BTreeSet<(&'a str, Key<'a>)>,
+    local_services: BTreeSet<(&'a str, Key<'a>)>,
     /// Invalid namespaces by cluster, whose labels are not fully known.
-    unknown: BTreeSet<(&'a str, &'a str)>,
-    passed_over: &'a PassedOver,
+    invalid_namespaces: BTreeSet<(&'a str, &'a str)>,
+    passed_over: &'a InvalidObjects,
 }
 
-impl<'a> View<'a> {
+impl<'a> ObjectIndex<'a> {
     pub(super) fn new(
         objects: &'a Objects,
         config: &'a Config,
@@ -50,13 +50,13 @@ impl<'a> View<'a> {
             exports: BTreeMap::new(),
             imports: BTreeMap::new(),
             slices: BTreeMap::new(),
-            kept: BTreeSet::new(),
-            unknown: BTreeSet::new(),
+            local_services: BTreeSet::new(),
+            invalid_namespaces: BTreeSet::new(),
             passed_over: &objects.passed_over,
         };
         for namespace in &objects.passed_over.namespaces {
             let cluster = view.cluster(namespace.cluster.as_ref());
-            view.unknown.insert((cluster, &*namespace.name));
+            view.invalid_namespaces.insert((cluster, &*namespace.name));
         }
         for namespace in &objects.namespaces {
             let key = (view.cluster(namespace.cluster.as_ref()), &*namespace.name);
@@ -65,14 +65,18 @@ impl<'a> View<'a> {
         for service in &objects.services {
             let cluster = view.cluster(service.meta.cluster.as_ref());
             let key = key(&service.meta);
-            if service.declared == Declared::Local {
-                view.kept.insert((cluster, key));
+            if service.declared == DeclaredScope::Local {
+                view.local_services.insert((cluster, key));
             }
             let clusters = view.services.entry(key).or_default();
             let first = clusters.entry(cluster).or_insert(service);
             if !first.agrees(service) {
                 let what = format!("the Service {}/{} of cluster {cluster}", key.0, key.1);
-                warnings.push(twice(&service.meta.place, &first.meta.place, &what));
+                warnings.push(contradiction_warning(
+                    &service.meta.place,
+                    &first.meta.place,
+                    &what,
+                ));
             }
         }
         for export in &objects.exports {
@@ -80,14 +84,19 @@ impl<'a> View<'a> {
             let clusters = view.exports.entry(key(&export.meta)).or_default();
             clusters.entry(cluster).or_insert(export);
         }
-        let of_own = |import: &&Import| view.cluster(import.meta.cluster.as_ref()) == view.own();
+        let of_own =
+            |import: &&Import| view.cluster(import.meta.cluster.as_ref()) == view.own_cluster();
         let imports: Vec<_> = objects.imports.iter().filter(of_own).collect();
         for import in imports {
             let key = key(&import.meta);
             let first = view.imports.entry(key).or_insert(import);
             if (&first.ports, &first.ips) != (&import.ports, &import.ips) {
                 let what = format!("the ServiceImport {}/{}", key.0, key.1);
-                warnings.push(twice(&import.meta.place, &first.meta.place, &what));
+                warnings.push(contradiction_warning(
+                    &import.meta.place,
+                    &first.meta.place,
+                    &what,
+                ));
             }
         }
         for slice in &objects.slices {
@@ -98,14 +107,14 @@ impl<'a> View<'a> {
     }
 
     /// Returns the name of our own cluster.
-    pub(super) fn own(&self) -> &'a str {
+    pub(super) fn own_cluster(&self) -> &'a str {
         &self.config.gateway.cluster
     }
 
-    fn cluster(&self, said: Option<&'a Arc<str>>) -> &'a str {
-        match said {
+    fn cluster(&self, declared: Option<&'a Arc<str>>) -> &'a str {
+        match declared {
             Some(cluster) => cluster,
-            None => self.own(),
+            None => self.own_cluster(),
         }
     }
 
@@ -149,28 +158,31 @@ impl<'a> View<'a> {
     /// Returns the invalid imports into our cluster.
     pub(super) fn bad_imports(&self) -> impl Iterator<Item = (Key<'a>, &'a Import)> {
         let imports = self.passed_over.imports.iter();
-        let of_own = |import: &&Import| self.cluster(import.meta.cluster.as_ref()) == self.own();
+        let of_own =
+            |import: &&Import| self.cluster(import.meta.cluster.as_ref()) == self.own_cluster();
         let imports = imports.filter(of_own);
         imports.map(|import| (key(&import.meta), import))
     }
 
     /// Returns whether a cluster keeps a service to itself. It does if a Service declares it,
     /// or if an invalid Service or namespace may declare it.
-    pub(super) fn is_kept(&self, key: Key<'a>, cluster: &'a str) -> bool {
-        self.kept.contains(&(cluster, key)) || self.unknown.contains(&(cluster, key.0))
+    pub(super) fn is_local(&self, key: Key<'a>, cluster: &'a str) -> bool {
+        self.local_services.contains(&(cluster, key))
+            || self.invalid_namespaces.contains(&(cluster, key.0))
     }
 
     /// Returns the clusters that export a service, those with the oldest ServiceExport first.
     pub(super) fn exporters(&self, key: Key<'a>) -> Vec<&'a str> {
         let services = self.services.get(&key).into_iter().flatten();
-        let services = services.filter(|(cluster, service)| self.exports_by_word(cluster, service));
+        let services = services
+            .filter(|(cluster, service)| self.is_exported_by_label_or_rule(cluster, service));
         let exports = self.exports.get(&key).into_iter().flatten();
         let copies = self.slices(key).filter(|(_, slice)| slice.is_copy);
         let clusters = services.map(|(cluster, _)| *cluster);
         let clusters = clusters.chain(exports.map(|(cluster, _)| *cluster));
         let clusters: BTreeSet<_> = clusters.chain(copies.map(|(cluster, _)| cluster)).collect();
         let clusters = clusters.into_iter();
-        let mut clusters: Vec<_> = clusters.filter(|one| !self.is_kept(key, one)).collect();
+        let mut clusters: Vec<_> = clusters.filter(|one| !self.is_local(key, one)).collect();
         clusters.sort_by_key(|cluster| {
             let created = self.export(key, cluster).and_then(|export| export.created);
             (created.is_none(), created)
@@ -180,8 +192,11 @@ impl<'a> View<'a> {
 
     /// Returns whether a Service is exported by its labels or, in our cluster, by the
     /// configured rules.
-    fn exports_by_word(&self, cluster: &str, service: &Service) -> bool {
-        if matches!(service.declared, Declared::Global | Declared::GlobalOnly) {
+    fn is_exported_by_label_or_rule(&self, cluster: &str, service: &Service) -> bool {
+        if matches!(
+            service.declared,
+            DeclaredScope::Global | DeclaredScope::GlobalOnly
+        ) {
             return true;
         }
         let exposure = &self.config.exposure;
@@ -191,7 +206,7 @@ impl<'a> View<'a> {
                 .iter()
                 .any(|rule| self.is_selected(cluster, service, rule))
         };
-        cluster == self.own() && (exposure.default == DefaultExposure::All || by_rule())
+        cluster == self.own_cluster() && (exposure.default == DefaultExposure::All || by_rule())
     }
 
     fn is_selected(
@@ -220,7 +235,9 @@ impl<'a> View<'a> {
     /// Returns the namespace and name of the waypoint of a Service of our cluster. Its own
     /// label takes precedence over that of its namespace.
     pub(super) fn waypoint(&self, service: &'a Service) -> Option<(&'a str, &'a str)> {
-        let namespace = self.namespaces.get(&(self.own(), &*service.meta.namespace));
+        let namespace = self
+            .namespaces
+            .get(&(self.own_cluster(), &*service.meta.namespace));
         let of_namespace = || namespace.and_then(|meta| meta.waypoint());
         service.meta.waypoint().or_else(of_namespace)?
     }
@@ -232,7 +249,7 @@ impl<'a> View<'a> {
             let root = self.namespaces.get(&(cluster, ROOT_NAMESPACE));
             root.and_then(|meta| meta.network())
         };
-        let by_default = match cluster == self.own() {
+        let by_default = match cluster == self.own_cluster() {
             true => &self.config.gateway.network,
             false => cluster,
         };

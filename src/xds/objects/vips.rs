@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::owners::Owners;
+use super::owners::AddressOwners;
 use super::ports::warning;
 use super::service::Service;
-use super::view::{Key, View};
+use super::view::{Key, ObjectIndex};
 use super::{Import, cut};
 use crate::snapshot::mesh::Mesh;
 use crate::yaml::{Finding, Place};
@@ -39,11 +39,11 @@ struct Claim<'a> {
 type Claims<'a> = BTreeMap<(Source, Key<'a>), Option<&'a Place>>;
 
 /// All claims to virtual addresses.
-pub(super) struct Vips<'a>(BTreeMap<IpAddr, Claims<'a>>);
+pub(super) struct VipClaims<'a>(BTreeMap<IpAddr, Claims<'a>>);
 
-impl<'a> Vips<'a> {
+impl<'a> VipClaims<'a> {
     /// Collects the claims of objects and of a mesh file.
-    pub(super) fn new(view: &View<'a>, mesh: &'a Mesh, owners: &Owners<'a>) -> Self {
+    pub(super) fn new(view: &ObjectIndex<'a>, mesh: &'a Mesh, owners: &AddressOwners<'a>) -> Self {
         let mut vips = Self(BTreeMap::new());
         let network = &*view.config.gateway.network;
         for service in mesh.services.values() {
@@ -54,7 +54,7 @@ impl<'a> Vips<'a> {
             }
         }
         for key in view.keys() {
-            if let Some(service) = view.service(key, view.own()) {
+            if let Some(service) = view.service(key, view.own_cluster()) {
                 for ip in &service.ips {
                     vips.note(*ip, Source::Service, key, Some(&service.meta.place));
                 }
@@ -69,7 +69,7 @@ impl<'a> Vips<'a> {
         vips
     }
 
-    fn note_import(&mut self, key: Key<'a>, import: &'a Import, owners: &Owners<'a>) {
+    fn note_import(&mut self, key: Key<'a>, import: &'a Import, owners: &AddressOwners<'a>) {
         for ip in &import.ips {
             self.note(*ip, Source::Import, key, Some(&import.meta.place));
             if let Some(owner) = owners.proven_elsewhere(*ip, key.0) {
@@ -86,15 +86,15 @@ impl<'a> Vips<'a> {
 
     /// Returns the addresses of a Service that lead to it.
     pub(super) fn of_service(&self, key: Key<'_>, service: &Service) -> Vec<IpAddr> {
-        self.held(&service.ips, Source::Service, key)
+        self.held_addresses(&service.ips, Source::Service, key)
     }
 
     /// Returns the addresses of a ServiceImport that lead to it.
     pub(super) fn of_import(&self, key: Key<'_>, import: &Import) -> Vec<IpAddr> {
-        self.held(&import.ips, Source::Import, key)
+        self.held_addresses(&import.ips, Source::Import, key)
     }
 
-    fn held(&self, ips: &[IpAddr], source: Source, key: Key<'_>) -> Vec<IpAddr> {
+    fn held_addresses(&self, ips: &[IpAddr], source: Source, key: Key<'_>) -> Vec<IpAddr> {
         let holds = |ip: &&IpAddr| {
             let holder = self.0.get(*ip).and_then(holder);
             holder.is_some_and(|one| (one.source, one.key) == (source, key))

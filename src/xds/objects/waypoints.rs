@@ -6,30 +6,30 @@
 //! without a usable waypoint has no endpoint.
 
 use super::cut;
-use super::join::{OWN, name};
+use super::join::{LOCAL_SUFFIX, name};
 use super::meta::WAYPOINT_LABEL;
 use super::ports::warning;
 use super::service::Service;
-use super::view::{Key, View};
+use super::view::{Key, ObjectIndex};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Waypoint};
 use crate::yaml::Finding;
 
 /// Waypoint that a Service of our cluster names.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Named<'a> {
+pub(super) struct NamedWaypoint<'a> {
     key: Key<'a>,
     is_usable: bool,
 }
 
-impl<'a> Named<'a> {
+impl<'a> NamedWaypoint<'a> {
     /// Finds the waypoint that a Service or its namespace names.
-    pub(super) fn find(view: &View<'a>, service: &'a Service) -> Option<Self> {
-        let (key, own) = (view.waypoint(service)?, view.own());
+    pub(super) fn find(view: &ObjectIndex<'a>, service: &'a Service) -> Option<Self> {
+        let (key, own) = (view.waypoint(service)?, view.own_cluster());
         let is_waypoint = view
             .service(key, own)
             .is_some_and(|of| of.meta.is_waypoint());
-        let is_near = *key.0 == *service.meta.namespace && !view.is_kept(key, own);
+        let is_near = *key.0 == *service.meta.namespace && !view.is_local(key, own);
         let is_usable = is_waypoint || is_near;
         Some(Self { key, is_usable })
     }
@@ -38,7 +38,7 @@ impl<'a> Named<'a> {
     /// its service is never dialled directly.
     pub(super) fn waypoint(self) -> Waypoint {
         let gateway = GatewayAddress {
-            place: Place::Name(name(self.key, OWN).to_string()),
+            place: Place::Name(name(self.key, LOCAL_SUFFIX).to_string()),
             port: HBONE_PORT,
         };
         let weight = u32::from(self.is_usable);
@@ -48,14 +48,14 @@ impl<'a> Named<'a> {
 
 /// Returns a finding for each Service with an unusable waypoint. Services of the mesh file are
 /// left out, because their waypoint comes from that file.
-pub(super) fn findings(view: &View<'_>, mesh: &Mesh) -> Vec<Finding> {
+pub(super) fn findings(view: &ObjectIndex<'_>, mesh: &Mesh) -> Vec<Finding> {
     let mut keys = view.keys();
-    keys.retain(|key| !mesh.services.contains_key(&*name(*key, OWN)));
+    keys.retain(|key| !mesh.services.contains_key(&*name(*key, LOCAL_SUFFIX)));
     let services = keys
         .into_iter()
-        .filter_map(|key| view.service(key, view.own()));
+        .filter_map(|key| view.service(key, view.own_cluster()));
     let found = services.filter_map(|service| {
-        let named = Named::find(view, service).filter(|named| !named.is_usable)?;
+        let named = NamedWaypoint::find(view, service).filter(|named| !named.is_usable)?;
         let (namespace, waypoint) = named.key;
         let why = match *namespace == *service.meta.namespace {
             true => "stays in its cluster",

@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::client::{Resource, Resources, Response};
+use super::client::{Resource, ResourceStore, Response};
 use super::count::Count;
 use super::exports::{self, Exports};
 use super::words::Words;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
-use crate::snapshot::authorization::{Policy, Scope};
+use crate::snapshot::authorization::{Policy, PolicyScope};
 use crate::snapshot::mesh::{Mesh, Service, Workload};
 use crate::snapshot::{ExportSet, Policies, Shards};
 
@@ -183,12 +183,12 @@ impl Store {
         };
         let covers = message.as_ref().ok().filter(|message| own(message));
         let covers = covers.map(|message| {
-            let scope = authorization::scope(message.scope).unwrap_or(Scope::Global);
+            let scope = authorization::scope(message.scope).unwrap_or(PolicyScope::Global);
             (scope, message.dry_run)
         });
         let policy = message.and_then(|message| {
             let name = format!("{}/{}", message.namespace, message.name);
-            authorization::known_fields(resource.body.as_deref().unwrap_or_default())?;
+            authorization::reject_unknown_fields(resource.body.as_deref().unwrap_or_default())?;
             let policy = authorization::policy(message)?;
             is_named(resource, "authorization.name", &name)?;
             let old = self.policies.get(&resource.name);
@@ -210,9 +210,9 @@ impl Store {
             Ok(policy) => (policy, Ok(())),
             Err(why) if has_good() => return Err(why),
             Err(why) => {
-                let (scope, dry_run) = covers.unwrap_or((Scope::Global, false));
+                let (scope, dry_run) = covers.unwrap_or((PolicyScope::Global, false));
                 (
-                    authorization::stand_in(&resource.name, scope, dry_run),
+                    authorization::deny_all_placeholder(&resource.name, scope, dry_run),
                     Err(why),
                 )
             }
@@ -237,7 +237,7 @@ impl Store {
     }
 }
 
-impl Resources for Store {
+impl ResourceStore for Store {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         match type_url {
             ADDRESS => self.upsert_address(resource),
@@ -251,20 +251,20 @@ impl Resources for Store {
     }
 
     /// A policy that was sent without a body, say, covers nobody knows what.
-    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+    fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
         if type_url == AUTHORIZATION && !self.policies.contains_key(name) {
-            let policy = authorization::stand_in(name, Scope::Global, false);
+            let policy = authorization::deny_all_placeholder(name, PolicyScope::Global, false);
             self.put_policy(name, Some(policy));
         }
         self.has_stand_in(type_url, name)
     }
 
     /// Clusters have large bodies, and only their names count.
-    fn reads(&self, type_url: &str) -> bool {
+    fn uses_bodies(&self, type_url: &str) -> bool {
         type_url != CLUSTER
     }
 
-    fn is_whole(&self, type_url: &str, response: &Response) -> bool {
+    fn is_complete_state(&self, type_url: &str, response: &Response) -> bool {
         type_url == CLUSTER && exports::is_whole(response)
     }
 

@@ -231,10 +231,10 @@ fn a_policy_that_was_never_readable_refuses_what_it_covers() {
         ..policy(NAMESPACE, 80)
     };
     for (one, scope, dry_run) in [
-        (policy(NAMESPACE, 65536), Scope::Namespace, false),
-        (policy(NAMESPACE, 0), Scope::Namespace, true),
-        (policy(9, 80), Scope::Global, false),
-        (broken.clone(), Scope::Global, false),
+        (policy(NAMESPACE, 65536), PolicyScope::Namespace, false),
+        (policy(NAMESPACE, 0), PolicyScope::Namespace, true),
+        (policy(9, 80), PolicyScope::Global, false),
+        (broken.clone(), PolicyScope::Global, false),
     ] {
         let (is_good, stands_in) = judge(&one);
         assert!(!is_good && stands_in.unreadable);
@@ -250,7 +250,7 @@ fn a_policy_that_was_never_readable_refuses_what_it_covers() {
     let stands_in = &store.policies["app/other"];
     assert_eq!(
         stands_in.scope,
-        Scope::Global,
+        PolicyScope::Global,
         "nobody knows what selects it"
     );
     store.remove(AUTHORIZATION, "app/other");
@@ -267,14 +267,14 @@ fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
     let mut store = Store::default();
     store.told_policies();
     assert_eq!(store.take_policies().unwrap().len(), 0);
-    assert!(!store.rejected(ADDRESS, "a") && store.take_policies().is_none());
-    assert!(store.rejected(AUTHORIZATION, "app/p"));
+    assert!(!store.handle_rejection(ADDRESS, "a") && store.take_policies().is_none());
+    assert!(store.handle_rejection(AUTHORIZATION, "app/p"));
     let policy = Policy::clone(&store.policies["app/p"]);
-    assert!(policy.unreadable && policy.scope == Scope::Global && !policy.dry_run);
+    assert!(policy.unreadable && policy.scope == PolicyScope::Global && !policy.dry_run);
     assert_eq!(store.take_policies().unwrap().len(), 1);
     store.upsert(AUTHORIZATION, &self::policy(1, 80)).unwrap();
     assert!(
-        !store.rejected(AUTHORIZATION, "app/p"),
+        !store.handle_rejection(AUTHORIZATION, "app/p"),
         "the good one stays"
     );
     assert!(!store.policies["app/p"].unreadable);
@@ -292,7 +292,7 @@ fn a_field_of_tomorrow_makes_a_policy_unreadable() {
     let why = store.upsert(AUTHORIZATION, &newer).unwrap_err();
     assert_eq!(why, "authorization: field 99 is not understood");
     let policy = &store.policies["app/p"];
-    assert!(policy.unreadable && policy.scope == Scope::Namespace);
+    assert!(policy.unreadable && policy.scope == PolicyScope::Namespace);
 }
 
 #[test]

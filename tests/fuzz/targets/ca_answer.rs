@@ -7,8 +7,8 @@ use prost::Message;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use strait::grpc::auth::IstioCertificateResponse;
-use strait::tls::issue::istio::accept;
-use strait::tls::{TrustedDomain, dev, server_config};
+use strait::tls::issue::istio::check_answer;
+use strait::tls::{TrustedDomain, dev, endpoint_server_config};
 
 const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 
@@ -41,7 +41,7 @@ pub fn ca_answer(data: &[u8]) {
     let Ok(answer) = answer else {
         return;
     };
-    match accept(&answer, key.clone_key(), ID, SystemTime::now()) {
+    match check_answer(&answer, key.clone_key(), ID, SystemTime::now()) {
         Ok(material) => {
             assert_eq!(&*material.identity.uri, ID);
             assert!((1..=16).contains(&material.chain.len()));
@@ -51,7 +51,7 @@ pub fn ca_answer(data: &[u8]) {
                 issuers: None,
                 roots: None,
             };
-            assert!(server_config(&material, vec![domain]).is_ok());
+            assert!(endpoint_server_config(&material, vec![domain]).is_ok());
         }
         Err(why) => {
             let why = why.to_string();

@@ -10,8 +10,8 @@ use strait::grpc::endpoint::ClusterLoadAssignment;
 use strait::snapshot::Snapshot;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::mesh::Mesh;
-use strait::xds::client::{Resource, Resources};
-use strait::xds::envoy::{Clusters, ENDPOINT};
+use strait::xds::client::{Resource, ResourceStore};
+use strait::xds::envoy::{ClusterStore, ENDPOINT};
 use strait::xds::store::CLUSTER;
 
 /// Cluster of the assignments.
@@ -24,7 +24,7 @@ pub fn eds(data: &[u8]) {
         return;
     };
     let said = ("legacy".to_owned(), ("old.app".to_owned(), 70));
-    let mut clusters = Clusters::new([said]);
+    let mut clusters = ClusterStore::new([said]);
     let (type_url, name, cluster) = if kind & 1 == 1 {
         let name = ClusterLoadAssignment::decode(body).map(|of| of.cluster_name);
         let name = name.ok().filter(|name| !name.is_empty());
@@ -67,7 +67,7 @@ pub fn eds(data: &[u8]) {
 }
 
 fn put(
-    clusters: &mut Clusters,
+    clusters: &mut ClusterStore,
     type_url: &'static str,
     name: &str,
     body: Bytes,

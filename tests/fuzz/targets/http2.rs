@@ -9,19 +9,19 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use strait::datapath::accept::{Held, Load};
+use strait::datapath::accept::{Held, WorkerLoad};
 use strait::datapath::admission::Admission;
-use strait::datapath::budget::Budget;
+use strait::datapath::budget::BufferBudget;
 use strait::datapath::identity::Peer;
 use strait::datapath::pool::Holder;
-use strait::datapath::seal::Plain;
-use strait::datapath::{Gateway, connect, dial};
+use strait::datapath::seal::PlainStream;
+use strait::datapath::{DataPath, connect, dial};
 use strait::lifecycle::Lifecycle;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
 use strait::telemetry::{Metrics, Source};
-use strait::tls::{self, Inbound, Material, PeerTrust, Served, dev};
+use strait::tls::{self, IdentityMaterial, InboundTls, PeerTrust, ServerTls, dev};
 use strait::xds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
 use tokio::net::{TcpListener, TcpStream};
@@ -30,7 +30,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{advance, timeout};
 
 use super::frames::PREFACE;
-use super::script::{self, Mode, Step};
+use super::script::{self, PeerFlags, Step};
 
 /// Limit of buffers in bytes, more than a script can make a gateway hold.
 const BUFFERS: usize = 64 << 20;
@@ -59,7 +59,7 @@ pub fn http2(data: &[u8]) {
     runtime.expect("a runtime").block_on(run(mode, &steps));
 }
 
-async fn run(mode: Mode, steps: &[Step]) {
+async fn run(mode: PeerFlags, steps: &[Step]) {
     let echo = echo().try_clone().expect("a listener");
     let echo = tokio::spawn(answer(TcpListener::from_std(echo).expect("a listener")));
     let gateway = gateway();
@@ -100,24 +100,24 @@ async fn wait(done: impl Fn() -> bool, what: &str) {
     }
 }
 
-fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, has_expired: bool) -> JoinHandle<()> {
+fn serve(gateway: &Arc<DataPath>, stream: DuplexStream, has_expired: bool) -> JoinHandle<()> {
     let gateway = Arc::clone(gateway);
     tokio::spawn(async move {
-        let source = gateway.admission.pool.listener();
+        let source = gateway.admission.pool.register_listener();
         let descriptor = source.source([192, 0, 2, 1].into()).connection();
         let descriptor = descriptor.expect("a descriptor");
         let peer = peer(has_expired, descriptor.holder().clone());
         let held = Held {
-            load: Load::default().add(),
+            load: WorkerLoad::default().add(),
             descriptor,
         };
         // A rejection is a valid end like any other.
-        drop(connect::http2(&gateway, Plain::new(stream), &held, peer).await);
+        drop(connect::serve_stream(&gateway, PlainStream::new(stream), &held, peer).await);
     })
 }
 
 /// Plays the script until its end or that of the connection. Returns the bytes sent.
-async fn send(mode: Mode, steps: &[Step], write: &mut WriteHalf<DuplexStream>) -> usize {
+async fn send(mode: PeerFlags, steps: &[Step], write: &mut WriteHalf<DuplexStream>) -> usize {
     let mut sent = PREFACE.len();
     if write.write_all(PREFACE).await.is_err() {
         return sent;
@@ -165,19 +165,19 @@ async fn count(mut read: ReadHalf<DuplexStream>) -> usize {
 
 /// Returns a gateway with a service that echoes, one that may not be dialled, one whose endpoint is
 /// missing, and one that is not exposed.
-fn gateway() -> Arc<Gateway> {
+fn gateway() -> Arc<DataPath> {
     let publisher = Publisher::new();
     let mut exposure = ExposureTable::new(false);
     let anyone = Exposure {
-        to: vec![Audience {
+        audiences: vec![Audience {
             anyone: true,
             ..Audience::default()
         }],
         ..Exposure::default()
     };
-    exposure.expose("echo.app", &anyone, [("alias.app", Some(80))]);
-    exposure.expose("denied.app", &anyone, []);
-    exposure.expose("refused.app", &anyone, []);
+    exposure.add_entry("echo.app", &anyone, [("alias.app", Some(80))]);
+    exposure.add_entry("denied.app", &anyone, []);
+    exposure.add_entry("refused.app", &anyone, []);
     publisher.update(Change {
         mesh: Some((mesh().clone(), "east".into())),
         trust: Some(TrustSet::new([("west.local", "west")])),
@@ -186,10 +186,13 @@ fn gateway() -> Arc<Gateway> {
     });
     let loopback = "127.0.0.0/8".parse().expect("a network");
     let metrics = Arc::new(Metrics::new());
-    Arc::new(Gateway {
+    Arc::new(DataPath {
         reader: publisher.reader(),
-        tls: Inbound::new(tls().clone()),
-        budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
+        tls: InboundTls::new(tls().clone()),
+        budget: Arc::new(BufferBudget::new(
+            BUFFERS,
+            metrics.set_buffer_limit(BUFFERS),
+        )),
         metrics,
         lifecycle: Lifecycle::new(),
         admission: Admission::new(1024),
@@ -227,16 +230,16 @@ fn mesh() -> &'static Mesh {
     })
 }
 
-fn tls() -> &'static Served {
-    static TLS: OnceLock<Served> = OnceLock::new();
+fn tls() -> &'static ServerTls {
+    static TLS: OnceLock<ServerTls> = OnceLock::new();
     TLS.get_or_init(|| {
         let authority = dev::Authority::new().expect("a root");
         let east = authority.intermediate("east").expect("an intermediate");
         let leaf = east.leaf("spiffe://east.local/ns/n/sa/g").expect("a leaf");
         let roots = authority.root_pem();
-        let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &roots);
+        let material = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &roots);
         let trust = PeerTrust::default();
-        tls::serve(&material.expect("material"), &trust).expect("a configuration")
+        tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration")
     })
 }
 

@@ -18,9 +18,9 @@ pub enum Step {
 
 /// General behaviour of the peer: the bits of the first byte.
 #[derive(Clone, Copy, Debug)]
-pub struct Mode(u8);
+pub struct PeerFlags(u8);
 
-impl Mode {
+impl PeerFlags {
     /// Returns true if the rest are steps, rather than raw bytes.
     fn is_structured(self) -> bool {
         self.0 & 1 == 0
@@ -55,11 +55,11 @@ const WAITS_MAX: usize = 64;
 const WAIT: Duration = Duration::from_millis(200);
 
 /// Returns the peer that `data` encodes.
-pub fn read(data: &[u8]) -> (Mode, Vec<Step>) {
+pub fn read(data: &[u8]) -> (PeerFlags, Vec<Step>) {
     let Some((&mode, rest)) = data.split_first() else {
-        return (Mode(0), Vec::new());
+        return (PeerFlags(0), Vec::new());
     };
-    let mode = Mode(mode);
+    let mode = PeerFlags(mode);
     if !mode.is_structured() {
         return (mode, vec![Step::Send(rest.to_vec())]);
     }

@@ -11,7 +11,7 @@ use strait::snapshot::authorization::{Attributes, PeerIdentity};
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Policies, Snapshot};
-use strait::xds::client::{Resource, Resources};
+use strait::xds::client::{Resource, ResourceStore};
 use strait::xds::store::{ADDRESS, AUTHORIZATION, Store};
 
 /// Reads the type from the first byte, and the message from the rest. An accepted resource yields a

@@ -10,7 +10,7 @@ use super::{ADMITTED, Case, case};
 use crate::der::{self, Name, SIGNATURE_ALGORITHM, SUBJECT_PUBLIC_KEY, URI};
 use crate::pki::{Authority, Key, Pki, Shown};
 use crate::support::CLIENT;
-use crate::weak::{Hash, P224Key, RsaKey, Stubborn};
+use crate::weak::{FixedSchemeKey, Hash, P224Key, RsaKey};
 
 const BAD: &str = "bad_signature";
 const ID: &[Name<'_>] = &[(URI, CLIENT.as_bytes())];
@@ -30,7 +30,9 @@ fn leaves(pki: &Pki) -> Vec<Case> {
     let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).expect("a key");
     let by_hand = |key: RsaKey, scheme| {
         let chain = west.chain_of(&key, ID, |_| ());
-        Shown::nothing().chain(chain).signing(Stubborn(key, scheme))
+        Shown::nothing()
+            .chain(chain)
+            .signing(FixedSchemeKey(key, scheme))
     };
     let good = west.client();
     let wrong = Shown {

@@ -14,7 +14,7 @@ use strait::hbone::{Client, ConnectError, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::{CLIENT, GATEWAY, identities, run, until};
 
 use world::{BY_NAME, ISTIO, NARROW, ROUTES, WAYPOINT, World};
@@ -26,7 +26,7 @@ const STRANGER: &str = "spiffe://north.local/ns/shop/sa/checkout";
 
 /// Tunnel: the listener, by its name and port, and the peer's input.
 #[derive(Clone, Debug)]
-struct Ask {
+struct TunnelRequest {
     listener: (&'static str, u16),
     from: Option<&'static str>,
     to: Option<String>,
@@ -75,7 +75,7 @@ impl Seen {
 }
 
 /// Returns random tunnels, over both kinds of HBONE listeners and all of TLS.
-fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
+fn asks(rng: &mut Rng, world: &World) -> Vec<TunnelRequest> {
     let mut asks = Vec::new();
     for from in [CLIENT, TELLER, OWN, WAYPOINT, UNLINKED, STRANGER] {
         for to in &world.authorities {
@@ -90,7 +90,7 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
             let origins = [None, None, Some("waypoint"), Some("gateway")];
             let other = rng.choice(&world.authorities).expect("an authority");
             let sni = name_of(if rng.u8(..3) == 0 { other } else { to });
-            asks.push(Ask {
+            asks.push(TunnelRequest {
                 listener,
                 from: Some(from),
                 to: Some(to.clone()),
@@ -100,7 +100,7 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
             });
         }
     }
-    let tls = |listener, sni: String, alpn| Ask {
+    let tls = |listener, sni: String, alpn| TunnelRequest {
         listener,
         from: None,
         to: None,
@@ -149,7 +149,7 @@ fn name_of(authority: &str) -> String {
     host.trim_end_matches('.').to_lowercase()
 }
 
-async fn explained(world: &World, ask: &Ask) -> Answer {
+async fn explained(world: &World, ask: &TunnelRequest) -> Answer {
     let mut path = format!(
         "/explain?listener={}&address=127.0.0.1&sni={}",
         ask.listener.0, ask.sni
@@ -171,7 +171,7 @@ async fn explained(world: &World, ask: &Ask) -> Answer {
 
 /// Returns all ends of tunnels, handshakes and connections by their reasons.
 async fn ends(world: &World) -> BTreeMap<String, f64> {
-    let mut ends = world.gateway.ends().await;
+    let mut ends = world.gateway.tunnels_by_reason().await;
     let text = world.gateway.scrape().await;
     let counted = text.lines().filter_map(|line| {
         let names = [
@@ -187,7 +187,7 @@ async fn ends(world: &World) -> BTreeMap<String, f64> {
 }
 
 /// Opens the tunnel. Returns the reason for which it ended.
-async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &Ask) -> Seen {
+async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &TunnelRequest) -> Seen {
     let before = ends(world).await;
     let mut seen = match ask.from {
         Some(from) => match clients.get(&(from, ask.listener.1)) {
@@ -209,7 +209,7 @@ async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &Ask)
 }
 
 /// Connects a peer whose certificate is refused, which its first tunnel reports at the latest.
-async fn refused(world: &World, from: &str, ask: &Ask) -> Seen {
+async fn refused(world: &World, from: &str, ask: &TunnelRequest) -> Seen {
     let tls = identities().client(from, GATEWAY);
     let address = world.net.address(1, ask.listener.1);
     if let Ok(client) = Client::connect(address, &tls).await {
@@ -219,7 +219,7 @@ async fn refused(world: &World, from: &str, ask: &Ask) -> Seen {
     Seen::nothing()
 }
 
-async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
+async fn tunnelled(client: &Client, ask: &TunnelRequest) -> Seen {
     let uri = http::Uri::builder().authority(ask.to.as_deref().expect("a target"));
     let mut request = Request::builder()
         .method(Method::CONNECT)
@@ -229,7 +229,7 @@ async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
     }
     let mut tunnel = match client.request(request.body(()).expect("a request")).await {
         Ok(tunnel) => tunnel,
-        Err(ConnectError::Refused(status)) => {
+        Err(ConnectError::Status(status)) => {
             return Seen {
                 status: Some(status.as_u16()),
                 ..Seen::nothing()
@@ -237,7 +237,7 @@ async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
         }
         Err(error) => panic!("{ask:?}: {error}"),
     };
-    let hello = hello(&ask.sni, &[]);
+    let hello = client_hello(&ask.sni, &[]);
     let mut echoed = Vec::new();
     let echo = async {
         tunnel.write_all(&hello).await?;
@@ -256,7 +256,7 @@ async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
     }
 }
 
-async fn passed_on(world: &World, ask: &Ask) -> Seen {
+async fn passed_on(world: &World, ask: &TunnelRequest) -> Seen {
     let address = world.net.address(1, ask.listener.1);
     let mut stream = match TcpStream::connect(address).await {
         Ok(stream) => stream,
@@ -264,7 +264,7 @@ async fn passed_on(world: &World, ask: &Ask) -> Seen {
         Err(error) if error.kind() == ErrorKind::ConnectionReset => return Seen::nothing(),
         Err(error) => panic!("{ask:?}: {error}"),
     };
-    let hello = hello(&ask.sni, ask.alpn.as_slice());
+    let hello = client_hello(&ask.sni, ask.alpn.as_slice());
     let mut answer = Vec::new();
     let talk = async {
         stream.write_all(&hello).await?;

@@ -35,7 +35,7 @@ pub fn fill(id: u64, offset: u64, mut buffer: &mut [u8]) {
 }
 
 /// Returns bytes `from..to` of stream `id`.
-pub fn of(id: u64, from: u64, to: u64) -> Vec<u8> {
+pub fn range(id: u64, from: u64, to: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(to - from).expect("short")];
     fill(id, from, &mut bytes);
     bytes

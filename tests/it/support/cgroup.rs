@@ -34,7 +34,7 @@ impl Cgroup {
         if made.is_none() {
             // Starts a new line, even if the harness has begun one.
             let why = "no memory cgroup can be made here; run it as root";
-            super::say(&format!("\nSKIPPED {test}: {why}"));
+            super::print_uncaptured(&format!("\nSKIPPED {test}: {why}"));
             assert!(
                 std::env::var_os("STRAIT_CI").is_none_or(|ci| ci != "1"),
                 "nothing may be skipped under STRAIT_CI=1"

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 /// Answer of the server.
 #[derive(Clone, Debug)]
-pub enum Says {
+pub enum Answer {
     /// These addresses, with a TTL in seconds.
     Addresses(Vec<IpAddr>, u32),
     /// A response code (RFC 1035 section 4.1.1).
@@ -18,18 +18,18 @@ pub enum Says {
 }
 
 /// SERVFAIL and NXDOMAIN.
-pub const SERVFAIL: Says = Says::Code(2);
-pub const NXDOMAIN: Says = Says::Code(3);
+pub const SERVFAIL: Answer = Answer::Code(2);
+pub const NXDOMAIN: Answer = Answer::Code(3);
 
 /// Running server; ends on drop.
 pub struct DnsServer {
-    says: Arc<Mutex<(Says, usize)>>,
+    says: Arc<Mutex<(Answer, usize)>>,
     _task: JoinSet<()>,
 }
 
 impl DnsServer {
     /// Serves at an address.
-    pub async fn start(at: SocketAddr, says: Says) -> Self {
+    pub async fn start(at: SocketAddr, says: Answer) -> Self {
         let socket = UdpSocket::bind(at).await.expect("a socket");
         let says = Arc::new(Mutex::new((says, 0)));
         let mut task = JoinSet::new();
@@ -51,7 +51,7 @@ impl DnsServer {
     }
 
     /// Sets the answer from now on.
-    pub fn say(&self, says: Says) {
+    pub fn set_answer(&self, says: Answer) {
         self.locked().0 = says;
     }
 
@@ -60,12 +60,12 @@ impl DnsServer {
         self.locked().1
     }
 
-    fn locked(&self) -> std::sync::MutexGuard<'_, (Says, usize)> {
+    fn locked(&self) -> std::sync::MutexGuard<'_, (Answer, usize)> {
         self.says.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn answer(query: &[u8], says: &Says) -> Option<Vec<u8>> {
+fn answer(query: &[u8], says: &Answer) -> Option<Vec<u8>> {
     // The question: labels up to an empty one, type and class.
     let mut end = 12;
     while query[end] > 0 {
@@ -73,9 +73,9 @@ fn answer(query: &[u8], says: &Says) -> Option<Vec<u8>> {
     }
     let (kind, question) = (&query[end + 1..end + 3], &query[12..end + 5]);
     let (addresses, ttl, code) = match says {
-        Says::Addresses(addresses, ttl) => (addresses.as_slice(), *ttl, 0),
-        Says::Code(code) => (&[][..], 0, *code),
-        Says::Nothing => return None,
+        Answer::Addresses(addresses, ttl) => (addresses.as_slice(), *ttl, 0),
+        Answer::Code(code) => (&[][..], 0, *code),
+        Answer::Nothing => return None,
     };
     let data: Vec<Vec<u8>> = addresses
         .iter()

@@ -244,11 +244,15 @@ impl Gateway {
 
     /// Returns the number of tunnels that ended for a reason.
     pub async fn tunnels(&self, reason: &str) -> f64 {
-        self.ends().await.get(reason).copied().unwrap_or(0.0)
+        self.tunnels_by_reason()
+            .await
+            .get(reason)
+            .copied()
+            .unwrap_or(0.0)
     }
 
     /// Returns the number of tunnels that have ended so far, by reason.
-    pub async fn ends(&self) -> BTreeMap<String, f64> {
+    pub async fn tunnels_by_reason(&self) -> BTreeMap<String, f64> {
         let mut ends = BTreeMap::new();
         for line in self.scrape().await.lines() {
             let rest = line.strip_prefix("strait_tunnels_total{reason=\"");
@@ -265,7 +269,7 @@ impl Gateway {
     }
 
     /// Waits until this many connections and tunnels are open.
-    pub async fn holds(&self, connections: u32, tunnels: u32) {
+    pub async fn wait_until_open(&self, connections: u32, tunnels: u32) {
         let open = async || {
             let connections = self.metric("strait_connections_open").await;
             (connections, self.metric("strait_tunnels_open").await)
@@ -275,7 +279,7 @@ impl Gateway {
     }
 
     /// Returns the number of handshakes that were refused for a reason.
-    pub async fn refused(&self, reason: &str) -> f64 {
+    pub async fn refused_handshakes(&self, reason: &str) -> f64 {
         self.metric(&format!(
             "strait_handshakes_refused_total{{reason=\"{reason}\"}}"
         ))
@@ -304,7 +308,7 @@ impl Gateway {
 
     /// Runs a command of strait against this gateway's admin port. Returns its exit code, stdout
     /// and stderr.
-    pub async fn asked(&self, args: &[&str]) -> (i32, String, String) {
+    pub async fn run_command(&self, args: &[&str]) -> (i32, String, String) {
         let admin = SocketAddr::new(self.address.ip(), 15000).to_string();
         let output = Command::new(env!("CARGO_BIN_EXE_strait"))
             .args(args)

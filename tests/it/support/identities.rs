@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use rustls::{ClientConfig, ServerConfig};
 use strait::tls::dev::{Authority, Issuer, Leaf};
-use strait::tls::{self, Material, TrustedDomain};
+use strait::tls::{self, IdentityMaterial, TrustedDomain};
 
 pub const GATEWAY: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 pub const ENDPOINT: &str = "spiffe://east.local/ns/app/sa/echo";
@@ -25,11 +25,11 @@ pub fn identities() -> &'static Identities {
 
 impl Identities {
     pub fn new() -> Self {
-        Self::of(&Authority::new().expect("a root"))
+        Self::from_authority(&Authority::new().expect("a root"))
     }
 
     /// Returns two clusters under the root of `authority`.
-    pub fn of(authority: &Authority) -> Self {
+    pub fn from_authority(authority: &Authority) -> Self {
         let intermediate = |name| authority.intermediate(name).expect("an intermediate");
         Self {
             root: authority.root_pem(),
@@ -48,8 +48,8 @@ impl Identities {
         issuer.leaf(id).expect("a leaf")
     }
 
-    pub fn material(&self, leaf: &Leaf) -> Material {
-        Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).expect("material")
+    pub fn material(&self, leaf: &Leaf) -> IdentityMaterial {
+        IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).expect("material")
     }
 
     /// Returns the TLS configuration of a client with identity `id` that expects `server`.
@@ -64,6 +64,6 @@ impl Identities {
             issuers: None,
             roots: None,
         };
-        tls::server_config(&self.material(&self.leaf(id)), vec![west]).expect("a server")
+        tls::endpoint_server_config(&self.material(&self.leaf(id)), vec![west]).expect("a server")
     }
 }

@@ -55,7 +55,7 @@ pub fn in_namespaces(name: &str, test: impl FnOnce()) {
             .output()
             .is_ok_and(|done| done.status.success())
     {
-        super::say(&format!(
+        super::print_uncaptured(&format!(
             "\nSKIPPED {name}: namespaces cannot be made here; run it as root"
         ));
         assert!(

@@ -20,7 +20,7 @@ const CHUNKS_MAX: usize = 16;
 
 /// Faults of one direction of a connection.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Toxic {
+pub struct Faults {
     /// Delay of every chunk. Chunks do not wait for earlier ones.
     pub delay: Duration,
     /// Limit of one write, in bytes.
@@ -42,7 +42,7 @@ pub enum Cut {
     Silence,
 }
 
-impl Toxic {
+impl Faults {
     /// Cuts the direction after this number of bytes.
     pub fn cut(after: u64, how: Cut) -> Self {
         Self {
@@ -60,18 +60,18 @@ impl Toxic {
 }
 
 /// Running relay. It ends on drop, with all its connections.
-pub struct Link {
+pub struct FaultyRelay {
     pub address: SocketAddr,
     _tasks: JoinSet<()>,
 }
 
-impl Link {
+impl FaultyRelay {
     /// Relays every connection to `to`. `toxics` maps the number of a connection to the faults of
     /// both directions.
     pub fn new(
         listener: TcpListener,
         to: SocketAddr,
-        toxics: impl Fn(usize) -> [Toxic; 2] + Send + 'static,
+        toxics: impl Fn(usize) -> [Faults; 2] + Send + 'static,
     ) -> Self {
         let address = listener.local_addr().expect("an address");
         let mut tasks = JoinSet::new();
@@ -90,7 +90,7 @@ impl Link {
     }
 }
 
-async fn relay(mut near: TcpStream, to: SocketAddr, [there, back]: [Toxic; 2]) {
+async fn relay(mut near: TcpStream, to: SocketAddr, [there, back]: [Faults; 2]) {
     let Ok(mut far) = TcpStream::connect(to).await else {
         return reset(near);
     };
@@ -126,7 +126,7 @@ type Chunk = (Instant, io::Result<Vec<u8>>);
 pub async fn direction(
     read: impl AsyncRead + Unpin,
     write: impl AsyncWrite + Unpin,
-    toxic: Toxic,
+    toxic: Faults,
 ) -> io::Result<()> {
     let (queue, queued) = channel(CHUNKS_MAX);
     tokio::try_join!(take(read, queue, toxic.delay), give(write, queued, toxic)).map(|_| ())
@@ -153,7 +153,7 @@ async fn take(
 async fn give(
     mut write: impl AsyncWrite + Unpin,
     mut queued: Receiver<Chunk>,
-    toxic: Toxic,
+    toxic: Faults,
 ) -> io::Result<()> {
     let mut left = toxic.cut.map_or(u64::MAX, |(after, _)| after);
     while let Some((due, chunk)) = queued.recv().await {

@@ -51,7 +51,7 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
 }
 
 /// Prints a line that shows although the test passes: cargo captures only the output of macros.
-pub fn say(line: &str) {
+pub fn print_uncaptured(line: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{line}");
 }

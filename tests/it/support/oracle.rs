@@ -53,7 +53,7 @@ pub enum End {
 
 /// Result of one side of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Side {
+pub struct SideResult {
     /// Number of correct bytes from the other side.
     pub received: u64,
     /// End of the received bytes.
@@ -101,9 +101,9 @@ impl Plan {
     }
 }
 
-impl Side {
+impl SideResult {
     /// Returns the result of a complete transfer with a clean end.
-    pub const fn whole(received: u64) -> Self {
+    pub const fn complete(received: u64) -> Self {
         Self {
             received,
             end: End::Clean,
@@ -122,7 +122,7 @@ impl Side {
 
 /// Returns true if the results of both sides are consistent. A side sees a clean end only if the
 /// other one has sent it, and a break otherwise.
-pub fn fits(client: Side, endpoint: Side) -> bool {
+pub fn is_consistent(client: SideResult, endpoint: SideResult) -> bool {
     [(client, endpoint), (endpoint, client)]
         .iter()
         .all(|(one, other)| match one.end {
@@ -133,30 +133,30 @@ pub fn fits(client: Side, endpoint: Side) -> bool {
 }
 
 /// Opens a tunnel and runs the client's side.
-pub async fn tunnel(client: &Client, plan: Plan) -> Side {
+pub async fn tunnel(client: &Client, plan: Plan) -> SideResult {
     let tunnel = client.tunnel(ECHO).await.expect("a tunnel");
     drive(tunnel, plan).await
 }
 
 /// Runs the client's side of an open tunnel to its end.
-pub async fn drive(mut stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> Side {
+pub async fn drive(mut stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> SideResult {
     match stream.write_all(&plan.head()).await {
         Ok(()) => resume(stream, plan).await,
-        Err(error) => Side::broken(&error),
+        Err(error) => SideResult::broken(&error),
     }
 }
 
 /// Runs the client's side after the head was sent.
-pub async fn resume(stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> Side {
+pub async fn resume(stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> SideResult {
     let (sends, receives) = ((plan.id, plan.up), (plan.down_stream(), plan.down));
     side(stream, sends, receives, plan.rest).await
 }
 
 /// Runs the endpoint's side of a tunnel to its end. Returns its plan too, if that arrived.
-pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> (Option<Plan>, Side) {
+pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> (Option<Plan>, SideResult) {
     let mut head = [0; HEAD_BYTES];
     if let Err(error) = stream.read_exact(&mut head).await {
-        let mut side = Side::broken(&error);
+        let mut side = SideResult::broken(&error);
         if error.kind() == io::ErrorKind::UnexpectedEof {
             side.end = End::Short;
         }
@@ -173,7 +173,7 @@ async fn side(
     sends: (u64, u64),
     receives: (u64, u64),
     rest: Duration,
-) -> Side {
+) -> SideResult {
     let (read, write) = tokio::io::split(stream);
     let (mut sending, mut receiving) = (
         pin!(send(write, sends, rest)),
@@ -197,7 +197,7 @@ async fn side(
         (None, End::Clean | End::Short) => sending.await.is_ok(),
         (None, _) => false,
     };
-    Side {
+    SideResult {
         received,
         end,
         finished,
@@ -253,35 +253,37 @@ async fn receive(mut stream: impl AsyncRead + Unpin, (id, length): (u64, u64)) -
 
 /// Results of the endpoints' sides so far.
 #[derive(Clone, Debug)]
-pub struct Oracle(watch::Sender<Told>);
+pub struct Oracle(watch::Sender<Results>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct Results {
     /// Results by the tunnel's name: the address at which it arrived, and its end there.
-    sides: BTreeMap<u64, (SocketAddr, Side)>,
+    sides: BTreeMap<u64, (SocketAddr, SideResult)>,
     /// Errors that belong to no tunnel.
-    strange: Vec<String>,
+    unattributed_errors: Vec<String>,
 }
 
-impl Told {
-    fn add(&mut self, plan: Option<Plan>, ended: (SocketAddr, Side)) {
+impl Results {
+    fn add(&mut self, plan: Option<Plan>, ended: (SocketAddr, SideResult)) {
         let Some(Plan { id, .. }) = plan else {
             // A broken head has no name. A clean end within the head is an error of the path, as in
             // a tunnel.
             if ended.1.end == End::Short {
-                self.strange.push("an early clean end".to_owned());
+                self.unattributed_errors
+                    .push("an early clean end".to_owned());
             }
             return;
         };
         if self.sides.insert(id, ended).is_some() {
-            self.strange.push(format!("tunnel {id} came twice"));
+            self.unattributed_errors
+                .push(format!("tunnel {id} came twice"));
         }
     }
 }
 
 impl Oracle {
     pub fn new() -> Self {
-        Self(watch::Sender::new(Told::default()))
+        Self(watch::Sender::new(Results::default()))
     }
 
     /// Starts an endpoint whose connections all belong to the oracle.
@@ -301,30 +303,35 @@ impl Oracle {
     }
 
     /// Returns the endpoint's side of a tunnel, once it has ended.
-    pub async fn side(&self, id: u64) -> Side {
+    pub async fn side(&self, id: u64) -> SideResult {
         self.ended(id).await.1
     }
 
     /// Returns the address at which a tunnel arrived, and the endpoint's side, once it has ended.
-    pub async fn ended(&self, id: u64) -> (SocketAddr, Side) {
+    pub async fn ended(&self, id: u64) -> (SocketAddr, SideResult) {
         let mut told = self.0.subscribe();
-        let told = told.wait_for(|told| !told.strange.is_empty() || told.sides.contains_key(&id));
+        let told = told
+            .wait_for(|told| !told.unattributed_errors.is_empty() || told.sides.contains_key(&id));
         let told = told.await.expect("an oracle");
-        assert!(told.strange.is_empty(), "{:?}", told.strange);
+        assert!(
+            told.unattributed_errors.is_empty(),
+            "{:?}",
+            told.unattributed_errors
+        );
         told.sides[&id]
     }
 
     /// Asserts that a tunnel was complete: every byte of both directions, and two clean ends.
-    pub async fn whole(&self, plan: Plan, client: Side) {
+    pub async fn whole(&self, plan: Plan, client: SideResult) {
         assert_eq!(
             client,
-            Side::whole(plan.down),
+            SideResult::complete(plan.down),
             "the client's side of {plan:?}"
         );
         let endpoint = self.side(plan.id).await;
         assert_eq!(
             endpoint,
-            Side::whole(plan.up),
+            SideResult::complete(plan.up),
             "the endpoint's side of {plan:?}"
         );
     }

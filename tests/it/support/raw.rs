@@ -135,7 +135,7 @@ impl RawPeer {
 
     /// Ends the connection by FIN, without close_notify. A socket that is closed with unread bytes
     /// would end by RST, and the kernel would drop unsent bytes.
-    pub async fn leave(mut self) {
+    pub async fn close_with_fin(mut self) {
         let socket = socket2::SockRef::from(self.stream.get_ref().0);
         socket
             .shutdown(std::net::Shutdown::Write)

@@ -69,7 +69,7 @@ impl WorkloadApi {
     }
 
     /// Sets an identity with the root of its domain, and the bundles of other domains.
-    pub fn give(&self, id: &str, leaf: &Leaf, root: &str, federated: &[(&str, &str)]) {
+    pub fn set_identity(&self, id: &str, leaf: &Leaf, root: &str, federated: &[(&str, &str)]) {
         let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes()).expect("a key");
         let svid = Svid {
             spiffe_id: id.to_owned(),

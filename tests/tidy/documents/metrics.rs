@@ -41,19 +41,19 @@ fn sampled(metrics: &Arc<Metrics>) {
         pod: Arc::new("echo".to_owned()),
     };
     let mut open = Record::new(metrics, &source, "echo:80");
-    open.routed(DestinationService::default());
-    open.connected(destination, &Arc::new(WorkloadLabels::default()));
+    open.set_service(DestinationService::default());
+    open.set_open(destination, &Arc::new(WorkloadLabels::default()));
     open.finish(Reason::Completed);
     drop(open);
     let mut failed = Record::new(metrics, &source, "echo:80");
     failed.finish(Reason::NoEndpoint);
     drop(failed);
     metrics.baggage_mismatch(&source);
-    metrics.certificates_end("identity", &[("leaf", SystemTime::now())]);
+    metrics.set_certificate_expiry("identity", &[("leaf", SystemTime::now())]);
     let xds = metrics.xds();
-    xds.expect("type");
+    xds.create_type("type");
     xds.accepted("type");
-    xds.holds("type", 1, 0);
+    xds.set_resources("type", 1, 0);
     xds.terminated("Clean");
 }
 

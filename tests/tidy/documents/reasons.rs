@@ -66,7 +66,7 @@ fn the_page_of_reasons_lists_every_reason_of_a_tunnel() {
             format!("{:?}", reason.reset_code()),
             code(reason.response_flags()),
             reason.level().to_string(),
-            if reason.retry_elsewhere() { "yes" } else { "" }.to_owned(),
+            if reason.is_retriable() { "yes" } else { "" }.to_owned(),
         ]
     };
     let head = [

@@ -12,7 +12,7 @@ use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template,
     Waypoint, Workload,
 };
-use crate::snapshot::traffic::{Override, Position, Regions, Rule, Spill, Traffic};
+use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
     Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, NameTable, Snapshot, TrustSet,
 };
@@ -73,7 +73,7 @@ impl Generated {
             ..Change::default()
         };
         let snapshot = build(&Snapshot::default(), change);
-        let tunnels = lived(&mut rng, &snapshot);
+        let tunnels = apply_history(&mut rng, &snapshot);
         let [domain, namespace, account] = PEER;
         Self {
             question: Question {
@@ -225,14 +225,14 @@ fn traffic(rng: &mut Rng) -> Traffic {
         let every = (RegionPattern::parse("*").expect("a pattern"), rng.u32(..3));
         let mut regions = vec![every];
         regions.extend((0..rng.u8(..3)).map(|_| (pattern(rng), rng.u32(..5))));
-        Rule {
+        TrafficRule {
             preferences: one_in(rng, 4).then(|| *rng.choice(&PREFERENCES).expect("some")),
             spill: one_in(rng, 3).then(|| Spill::below(rng.u8(1..=100))),
             regions: match one_in(rng, 4) {
                 true => Regions::new(regions),
                 false => Regions::default(),
             },
-            latency: one_in(rng, 4).then_some(true),
+            by_latency: one_in(rng, 4).then_some(true),
         }
     };
     let services = ["both.example", ECHO, WAYPOINTS[0]];
@@ -250,12 +250,12 @@ fn exposure(rng: &mut Rng) -> ExposureTable {
     }];
     let entry = |index| Exposure {
         index,
-        to: to.clone(),
-        workloads: true,
+        audiences: to.clone(),
+        exposes_workloads: true,
         ..Exposure::default()
     };
-    table.expose(ECHO, &entry(0), [("exposed.example", None)]);
-    table.expose(TWIN, &entry(1), []);
+    table.add_entry(ECHO, &entry(0), [("exposed.example", None)]);
+    table.add_entry(TWIN, &entry(1), []);
     table
 }
 
@@ -282,7 +282,7 @@ fn names(rng: &mut Rng) -> NameTable {
 }
 
 /// Applies random history to the endpoints: open tunnels, dials and ejections.
-fn lived(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
+fn apply_history(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
     let mut services: Vec<_> = snapshot.services.iter().collect();
     services.sort_by_key(|(hostname, _)| Arc::clone(hostname));
     let sets = services
@@ -295,7 +295,7 @@ fn lived(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
         let state = &endpoint.state;
         let open = if is_busy { rng.u8(..6) } else { 0 };
         tunnels.extend((0..open).map(|_| InFlight::new(state)));
-        state.dialled(Duration::from_millis(rng.u64(1..50)));
+        state.record_dial(Duration::from_millis(rng.u64(1..50)));
         if one_in(rng, 6) {
             // The ejections last minutes, so that none ends while picks are counted.
             for _ in 0..8 {

@@ -37,10 +37,10 @@ enum Fault {
 
 fn explained(of: &Generated, now: Instant) -> Answer {
     let deny = DenyList::new(Vec::new(), Vec::new());
-    let listeners = [("cross-network".to_owned(), Rules::default())];
+    let listeners = [("cross-network".to_owned(), ListenerRules::default())];
     let world = World {
         snapshot: &of.snapshot,
-        places: &Places::default(),
+        places: &ConfigPositions::default(),
         deny: &deny,
         listeners: &listeners,
         has_room: true,
@@ -72,11 +72,11 @@ fn distort(answer: &mut Answer, fault: Fault) {
 fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
     let identity = of.identity();
     let from = (([0; 4], 0).into(), Arc::default());
-    let peer = Peer::known(identity, None, from, &of.snapshot).expect("one of the set");
+    let peer = Peer::authenticated(identity, None, from, &of.snapshot).expect("one of the set");
     let route = || {
         let authority = Authority::parse(of.to()).expect("an authority");
         let origin = of.question.origin().expect("an origin");
-        route::run(&of.snapshot, &peer, Target { authority, origin })
+        route::resolve(&of.snapshot, &peer, Target { authority, origin })
     };
     let mut counts: HashMap<*const Endpoint, (Arc<Endpoint>, u32)> = HashMap::new();
     let Ok(mut kept) = route() else {

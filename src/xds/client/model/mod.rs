@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use self::world::World;
 use self::wrong::Fault;
-use super::{Mode, Resource, Resources, Subscription, UNPLACED};
+use super::{Mode, Resource, ResourceStore, Subscription, UNPLACED};
 
 const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
 const POLICY: &str = "type.googleapis.com/istio.security.Authorization";
@@ -64,7 +64,7 @@ events! {
     // Changes at the server.
     Added,
     Updated,
-    Spoilt,
+    MadeInvalid,
     RolledBack,
     Deleted,
     /// The server reads and sends nothing for a while.
@@ -97,9 +97,9 @@ events! {
     // Stream events.
     Connected,
     /// A type holds more than can be claimed.
-    Unclaimed,
+    InitialVersionsOmitted,
     /// The first response after `Unclaimed` does not name a held resource.
-    GoneUnsaid,
+    RemovedByAbsence,
     ConnectFailed,
     EndedCleanly,
     EndedByStatus,
@@ -112,7 +112,7 @@ events! {
     Wanted,
     WantedWithoutStream,
     WantedAgain,
-    Forgotten,
+    Unsubscribed,
     ForgottenWithoutStream,
     /// A resource arrives that is no longer wanted.
     Unwanted,
@@ -130,16 +130,16 @@ struct Store {
     unplaced: bool,
 }
 
-impl Resources for Store {
+impl ResourceStore for Store {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
-        judge(resource)?;
+        validate(resource)?;
         let held = self.held.entry(type_url).or_default();
         held.insert(resource.name.to_string(), resource.version.to_string());
         Ok(())
     }
 
     /// Keeps placeholders for policies only, without a version.
-    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+    fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
         if name == UNPLACED {
             self.unplaced |= type_url == POLICY;
         } else if type_url == POLICY {
@@ -162,7 +162,7 @@ impl Resources for Store {
 }
 
 /// Validates a resource as a decoder would.
-fn judge(resource: &Resource) -> Result<(), String> {
+fn validate(resource: &Resource) -> Result<(), String> {
     match resource.body.as_deref() {
         Some(body) if body.starts_with(b"good") => Ok(()),
         _ => {
@@ -180,7 +180,7 @@ fn whatever_happens_the_machine_holds_what_the_server_has() {
     for seed in 0..SEEDS {
         let mut world = World::new(seed, Fault::Nothing, &mut counts);
         if let Err(error) = world.run() {
-            panic!("seed {seed}, {}: {error:#}", world.place());
+            panic!("seed {seed}, {}: {error:#}", world.position());
         }
     }
     let count = |event: &&Event| counts.get(event).copied().unwrap_or(0);

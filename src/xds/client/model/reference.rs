@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, judge, subscription};
-use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
+use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, subscription, validate};
+use crate::xds::client::{Client, Mode, Request, Resource, Response, StreamEnd};
 
 /// Expected record of a held resource.
 #[derive(Clone, Debug)]
-pub(super) struct Kept {
+pub(super) struct ExpectedResource {
     pub(super) version: String,
     /// Bytes of the body; 0 for a resource restored from disk.
     body: usize,
@@ -20,7 +20,7 @@ pub(super) struct Kept {
 
 #[derive(Debug, Default)]
 pub(super) struct Reference {
-    pub(super) held: BTreeMap<&'static str, BTreeMap<String, Kept>>,
+    pub(super) held: BTreeMap<&'static str, BTreeMap<String, ExpectedResource>>,
     /// Wanted names of the on-demand type.
     pub(super) wanted: BTreeSet<String>,
     /// Wanted names without an answer so far.
@@ -117,7 +117,7 @@ impl Reference {
                 let version = resource.version.to_string();
                 let body = resource.body.as_ref().map_or(0, Bytes::len);
                 if type_url != DEMAND || self.wanted.contains(&**name) {
-                    held.insert(name.to_string(), Kept { version, body });
+                    held.insert(name.to_string(), ExpectedResource { version, body });
                 }
             } else {
                 now.insert(name.to_string());
@@ -136,7 +136,7 @@ impl Reference {
         let usable = |name: &&String| !["", "*"].contains(&name.as_str()) && name.len() <= 2048;
         self.unplaced |= type_url == POLICY && !now.iter().all(|name| usable(&name));
         for name in now.iter().filter(usable).filter(|_| type_url == POLICY) {
-            held.entry(name.clone()).or_insert(Kept {
+            held.entry(name.clone()).or_insert(ExpectedResource {
                 version: String::new(),
                 body: 0,
             });
@@ -188,8 +188,8 @@ impl Reference {
     }
 
     /// Returns the expected delay after an end.
-    pub(super) fn wait(&mut self, end: End) -> Duration {
-        if !matches!(end, End::Connect | End::Status) {
+    pub(super) fn wait(&mut self, end: StreamEnd) -> Duration {
+        if !matches!(end, StreamEnd::Connect | StreamEnd::Status) {
             self.failures = 0;
         }
         let wait = Duration::from_millis(10) * 2_u32.pow(self.failures.min(20));
@@ -259,7 +259,7 @@ fn is_good(response: &Response, resource: &Resource) -> bool {
         && name.len() <= 2048
         && resource.body.is_some()
         && resource.body_type == response.type_url
-        && judge(resource).is_ok()
+        && validate(resource).is_ok()
 }
 
 /// Checks the answer to a response with these rejected names. Returns whether it is an ACK.

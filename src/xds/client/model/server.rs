@@ -44,7 +44,7 @@ struct Watch {
     /// Names that the next response has to mention, as a resource or as removed.
     asked: BTreeSet<String>,
     /// Versions that the client has, as far as the server can tell.
-    told: BTreeMap<String, String>,
+    sent_versions: BTreeMap<String, String>,
     answered: bool,
 }
 
@@ -145,7 +145,7 @@ impl Server {
     pub(super) fn respond(&mut self, type_url: &'static str) -> Option<Response> {
         let watch = self.stream.as_mut()?.watches.get_mut(type_url)?;
         let items = self.items.entry(type_url).or_default();
-        let (resources, removed) = watch.news(type_url, items);
+        let (resources, removed) = watch.take_changes(type_url, items);
         let first = !std::mem::replace(&mut watch.answered, true);
         if resources.is_empty() && removed.is_empty() && !first {
             return None;
@@ -196,7 +196,7 @@ impl Watch {
         });
         Self {
             wildcard: request.subscribe.is_empty() || names.contains("*"),
-            told: told.collect(),
+            sent_versions: told.collect(),
             asked: names.clone(),
             names,
             answered: false,
@@ -208,31 +208,31 @@ impl Watch {
             self.names.insert(name.clone());
             self.asked.insert(name.clone());
             // A subscription implies that the client has no version, whatever was sent before.
-            self.told.remove(name);
+            self.sent_versions.remove(name);
         }
         for name in &request.unsubscribe {
             self.names.remove(name);
             self.asked.remove(name);
-            self.told.remove(name);
+            self.sent_versions.remove(name);
         }
     }
 
     /// Returns changed resources and removed names, and records them as sent.
-    fn news(
+    fn take_changes(
         &mut self,
         type_url: &str,
         items: &BTreeMap<String, Item>,
     ) -> (Vec<Resource>, Vec<String>) {
         let mut resources = Vec::new();
         for (name, item) in items {
-            let told = self.told.get(name);
+            let told = self.sent_versions.get(name);
             let wanted = self.wildcard || told.is_some() || self.names.contains(name);
             if wanted && told != Some(&item.version) {
                 resources.push(resource(type_url, name, item));
             }
         }
         let gone = |name: &&String| !items.contains_key(*name);
-        let mut removed: Vec<String> = self.told.keys().filter(gone).cloned().collect();
+        let mut removed: Vec<String> = self.sent_versions.keys().filter(gone).cloned().collect();
         for name in std::mem::take(&mut self.asked) {
             let is_missing = !items.contains_key(&name) && !removed.contains(&name);
             if type_url == DEMAND && is_missing {
@@ -240,10 +240,10 @@ impl Watch {
             }
         }
         for name in &removed {
-            self.told.remove(name);
+            self.sent_versions.remove(name);
         }
         let sent = resources.iter();
-        self.told
+        self.sent_versions
             .extend(sent.map(|sent| (sent.name.to_string(), sent.version.to_string())));
         (resources, removed)
     }

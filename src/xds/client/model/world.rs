@@ -8,9 +8,9 @@ use fastrand::Rng;
 
 use super::reference::{Reference, check_answer};
 use super::server::Server;
-use super::wrong::{Fault, Machine};
-use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, judge, subscription};
-use crate::xds::client::{End, Mode, Request, Resource, Response, UNPLACED};
+use super::wrong::{Fault, FaultyClient};
+use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, subscription, validate};
+use crate::xds::client::{Mode, Request, Resource, Response, StreamEnd, UNPLACED};
 
 const STEPS: usize = 1_100;
 /// Number of names of one type, without those of a huge push.
@@ -24,7 +24,7 @@ pub(super) struct World<'a> {
     rng: Rng,
     step: usize,
     server: Server,
-    machine: Machine,
+    machine: FaultyClient,
     store: Store,
     reference: Reference,
     connected: bool,
@@ -46,7 +46,7 @@ impl<'a> World<'a> {
             rng: Rng::with_seed(seed),
             step: 0,
             server: Server::default(),
-            machine: Machine::new(fault),
+            machine: FaultyClient::new(fault),
             store: Store::default(),
             reference: Reference::default(),
             connected: false,
@@ -60,7 +60,7 @@ impl<'a> World<'a> {
     }
 
     /// Returns the position in the schedule.
-    pub(super) fn place(&self) -> String {
+    pub(super) fn position(&self) -> String {
         format!("step {}", self.step)
     }
 
@@ -125,7 +125,7 @@ impl<'a> World<'a> {
             }
             7..11 => {
                 self.server.put(type_url, &name, false);
-                self.count(Event::Spoilt);
+                self.count(Event::MadeInvalid);
             }
             11..15 => {
                 let mut names = (0..NAMES).map(|at| format!("pod-{at}"));
@@ -256,7 +256,7 @@ impl<'a> World<'a> {
             ),
             (Event::Good, !sent.is_empty() && bad == 0),
             (Event::HalfBad, bad > 0 && bad < sent.len()),
-            (Event::GoneUnsaid, unsaid),
+            (Event::RemovedByAbsence, unsaid),
             (Event::WithRemovals, removed.iter().any(is_held)),
             (Event::RemovesUnknown, !removed.iter().all(is_held)),
             (Event::UnknownType, !is_known),
@@ -283,7 +283,7 @@ impl<'a> World<'a> {
     fn has_unwanted(&self, response: &Response) -> bool {
         let wanted = |one: &Resource| self.reference.wanted.contains(&*one.name);
         let mut sent = response.resources.iter();
-        response.type_url == DEMAND && sent.any(|one| judge(one).is_ok() && !wanted(one))
+        response.type_url == DEMAND && sent.any(|one| validate(one).is_ok() && !wanted(one))
     }
 
     fn want(&mut self) -> Result<()> {
@@ -295,7 +295,7 @@ impl<'a> World<'a> {
             (true, true) => Event::Wanted,
             (true, false) => Event::WantedWithoutStream,
         });
-        self.change_of_names(names)
+        self.set_wanted(names)
     }
 
     fn forget(&mut self) -> Result<()> {
@@ -305,14 +305,14 @@ impl<'a> World<'a> {
             names.remove(&name);
         }
         self.count(match self.connected {
-            true => Event::Forgotten,
+            true => Event::Unsubscribed,
             false => Event::ForgottenWithoutStream,
         });
-        self.change_of_names(names)
+        self.set_wanted(names)
     }
 
     /// Replaces the wanted names, and checks that the changes are sent while connected.
-    fn change_of_names(&mut self, names: BTreeSet<String>) -> Result<()> {
+    fn set_wanted(&mut self, names: BTreeSet<String>) -> Result<()> {
         let sent = self.machine.want(&names, &mut self.store);
         let (new, gone) = self.reference.want(names);
         let change = |subscribe: Vec<String>, unsubscribe: Vec<String>| Request {
@@ -336,13 +336,13 @@ impl<'a> World<'a> {
     fn connect(&mut self) -> Result<()> {
         if self.rng.u8(..4) == 0 {
             self.count(Event::ConnectFailed);
-            return self.ended(End::Connect);
+            return self.ended(StreamEnd::Connect);
         }
         self.count(Event::Connected);
         let requests = self.machine.connected();
         self.reference.check_first(&requests)?;
         for _ in 0..self.reference.unclaimed.len() {
-            self.count(Event::Unclaimed);
+            self.count(Event::InitialVersionsOmitted);
         }
         self.up.extend(requests);
         self.connected = true;
@@ -354,12 +354,12 @@ impl<'a> World<'a> {
     /// Ends the stream. Messages in flight are lost.
     fn end(&mut self) -> Result<()> {
         let (end, event) = match self.rng.u8(..8) {
-            0 => (End::Clean, Event::EndedCleanly),
-            1 => (End::GoAway, Event::EndedCleanly),
-            2 => (End::TransportClosing, Event::EndedCleanly),
-            3 => (End::Cancelled, Event::EndedCleanly),
-            4 => (End::Unknown, Event::EndedCleanly),
-            _ => (End::Status, Event::EndedByStatus),
+            0 => (StreamEnd::Clean, Event::EndedCleanly),
+            1 => (StreamEnd::GoAway, Event::EndedCleanly),
+            2 => (StreamEnd::TransportClosing, Event::EndedCleanly),
+            3 => (StreamEnd::Cancelled, Event::EndedCleanly),
+            4 => (StreamEnd::Unknown, Event::EndedCleanly),
+            _ => (StreamEnd::Status, Event::EndedByStatus),
         };
         self.count(event);
         let is_answer = |request: &Request| !request.nonce.is_empty();
@@ -380,7 +380,7 @@ impl<'a> World<'a> {
         self.ended(end)
     }
 
-    fn ended(&mut self, end: End) -> Result<()> {
+    fn ended(&mut self, end: StreamEnd) -> Result<()> {
         let wait = self.machine.disconnected(end);
         let expected = self.reference.wait(end);
         ensure!(wait == expected, "{wait:?} instead of {expected:?}");
@@ -425,7 +425,7 @@ impl<'a> World<'a> {
             let client = &mut self.machine.client;
             ensure!(!client.restore(POLICY, UNPLACED, "", 0), "it has no place");
         }
-        self.change_of_names(wanted)
+        self.set_wanted(wanted)
     }
 
     fn check(&self) -> Result<()> {
@@ -438,14 +438,14 @@ impl<'a> World<'a> {
     fn settle(&mut self) -> Result<()> {
         (self.silent, self.slow) = (0, 0);
         if self.connected {
-            self.quiet()?;
+            self.deliver_all()?;
             ensure!(self.server.unanswered() == 0, "a response has no answer");
             self.end()?;
         }
         for again in [false, true] {
             self.reconnect()?;
             let claimed = !self.reference.unclaimed.contains(ADDRESS);
-            let sent = self.quiet()?;
+            let sent = self.deliver_all()?;
             let good = |one: &Resource| one.body.as_deref() == Some(b"good");
             let sent = sent.iter().filter(|sent| sent.type_url == ADDRESS);
             let twice = sent.flat_map(|sent| &sent.resources).any(good);
@@ -465,7 +465,7 @@ impl<'a> World<'a> {
     }
 
     /// Delivers all messages, and returns the responses that the server sent meanwhile.
-    fn quiet(&mut self) -> Result<Vec<Response>> {
+    fn deliver_all(&mut self) -> Result<Vec<Response>> {
         let mut sent = Vec::new();
         for _ in 0..20 {
             let before = sent.len();

@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{CLAIMS_MAX, DEMAND, Store, TYPES};
-use crate::xds::client::known::claim_bytes;
+use crate::xds::client::known::initial_version_bytes;
 use crate::xds::client::usage::Limits;
-use crate::xds::client::{Client, End, Request, Response};
+use crate::xds::client::{Client, Request, Response, StreamEnd};
 
 /// Fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Fault {
 }
 
 /// Client with a fault.
-pub(super) struct Machine {
+pub(super) struct FaultyClient {
     pub(super) client: Client,
     fault: Fault,
     connected: bool,
@@ -72,12 +72,12 @@ pub(super) struct Machine {
     wanted: BTreeSet<String>,
 }
 
-impl Machine {
+impl FaultyClient {
     pub(super) fn new(fault: Fault) -> Self {
         let limits = match fault {
             Fault::KeepsWhatIsUnsaid => Limits::default(),
             _ => Limits {
-                claims: CLAIMS_MAX,
+                initial_versions_bytes: CLAIMS_MAX,
                 ..Limits::default()
             },
         };
@@ -116,7 +116,7 @@ impl Machine {
                 let wildcard = |request: &&mut Request| request.type_url != DEMAND;
                 for request in requests.iter_mut().filter(wildcard) {
                     let claims = request.initial_versions.iter();
-                    let claims = claims.map(|(name, version)| claim_bytes(name, version));
+                    let claims = claims.map(|(name, version)| initial_version_bytes(name, version));
                     if claims.sum::<usize>() > CLAIMS_MAX {
                         request.initial_versions.clear();
                     }
@@ -180,7 +180,7 @@ impl Machine {
             Fault::NeverForgets => names.union(&self.wanted).cloned().collect(),
             _ => names.clone(),
         };
-        let mut requests = self.client.want(DEMAND, &names, store);
+        let mut requests = self.client.set_wanted(DEMAND, &names, store);
         self.wanted = names;
         if self.fault == Fault::NamesInAnAnswer {
             for request in requests.extract_if(.., |request| request.unsubscribe.is_empty()) {
@@ -190,7 +190,7 @@ impl Machine {
         requests
     }
 
-    pub(super) fn disconnected(&mut self, end: End) -> Duration {
+    pub(super) fn disconnected(&mut self, end: StreamEnd) -> Duration {
         self.connected = false;
         let wait = self.client.disconnected(end);
         match self.fault {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::grpc::security;
 use crate::snapshot::authorization::Attributes;
-use crate::snapshot::{Policies, Refusal, mesh};
+use crate::snapshot::{Policies, PolicyRejection, mesh};
 use crate::xds::client::usage::Limits;
 use crate::xds::store::{AUTHORIZATION, Store};
 use prost::Message as _;
@@ -11,18 +11,18 @@ use prost::Message as _;
 #[test]
 fn what_would_be_too_much_to_claim_is_told_anew_and_nothing_is_dropped_before() {
     let limits = Limits {
-        claims: 30,
+        initial_versions_bytes: 30,
         ..Limits::default()
     };
     let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
-    let mut taken = Taken::default();
+    let mut taken = LoggingStore::default();
     client.connected();
     want(&mut client, &mut taken, &["wanted"]);
     let sent = ["a", "b", "c"].map(|name| resource(ALL, name, "1"));
     client.received(response(ALL, sent), &mut taken);
     for _ in 0..2 {
         // The second stream breaks before its first response.
-        client.disconnected(End::Clean);
+        client.disconnected(StreamEnd::Clean);
         let first = client.connected();
         assert_eq!(first[0].initial_versions, versions(&[]));
         assert_eq!(first[1].initial_versions, versions(&[("wanted", "")]));
@@ -42,7 +42,7 @@ fn what_would_be_too_much_to_claim_is_told_anew_and_nothing_is_dropped_before() 
         2,
         "only the first response has all there is"
     );
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     client.received(response(ALL, []), &mut taken);
     assert_eq!(client.held(ALL), 2);
     let first = client.connected();
@@ -60,7 +60,7 @@ fn what_is_beyond_the_limits_is_rejected_and_what_is_held_can_change() {
         ..Limits::default()
     };
     let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
-    let mut taken = Taken::default();
+    let mut taken = LoggingStore::default();
     client.connected();
     want(&mut client, &mut taken, &["wanted"]);
     let sent = [
@@ -96,17 +96,17 @@ fn what_is_beyond_the_limits_is_rejected_and_what_is_held_can_change() {
 fn no_more_names_are_wanted_than_a_first_request_has_room_for() {
     let limits = Limits {
         wanted: 50,
-        claims: 30,
+        initial_versions_bytes: 30,
         ..Limits::default()
     };
     let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
-    let mut taken = Taken::default();
+    let mut taken = LoggingStore::default();
     want(&mut client, &mut taken, &["a1", "a2", "a3", "a4"]);
     let first = &client.connected()[1];
     assert_eq!(first.subscribe, ["a1", "a2", "a3"]);
     assert_eq!(first.initial_versions, versions(&[]), "too much to claim");
     want(&mut client, &mut taken, &["a2", "a3", "a4"]);
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     assert_eq!(client.connected()[1].subscribe, ["a2", "a3", "a4"]);
 }
 
@@ -126,7 +126,7 @@ fn changes_of_a_subscription_are_cut_for_a_server_to_take_them() {
 #[test]
 fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
     let mut client = Client::new(SUBSCRIPTIONS.to_vec());
-    let mut taken = Taken::default();
+    let mut taken = LoggingStore::default();
     client.connected();
     let many = |count: usize| Response {
         resources: (0..count)
@@ -138,12 +138,18 @@ fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
     for count in [1000, 1002, 1003, 1001] {
         client.received(many(count), &mut taken);
     }
-    assert_eq!((client.rejected().count(), client.unlisted(ALL)), (1000, 3));
-    client.disconnected(End::Clean);
-    assert_eq!(client.unlisted(ALL), 3);
+    assert_eq!(
+        (client.rejected().count(), client.unlisted_rejections(ALL)),
+        (1000, 3)
+    );
+    client.disconnected(StreamEnd::Clean);
+    assert_eq!(client.unlisted_rejections(ALL), 3);
     client.connected();
     client.received(many(1), &mut taken);
-    assert_eq!((client.rejected().count(), client.unlisted(ALL)), (1, 0));
+    assert_eq!(
+        (client.rejected().count(), client.unlisted_rejections(ALL)),
+        (1, 0)
+    );
 }
 
 /// Returns a client for policies with a limit of entries, and its store.
@@ -189,9 +195,9 @@ fn publish(client: &Client, store: &mut Store, policies: &mut Policies) -> bool 
         destination: [10, 0, 0, 2].into(),
         port: None,
     };
-    let verdict = policies.judge(&mesh::Workload::default(), &asked);
+    let verdict = policies.evaluate(&mesh::Workload::default(), &asked);
     assert_eq!(
-        verdict.refusal == Some(Refusal::Untold),
+        verdict.refusal == Some(PolicyRejection::NotReceived),
         !client.is_synced()
     );
     verdict.refusal.is_some()
@@ -216,7 +222,7 @@ fn a_policy_that_has_no_place_refuses_everything_until_a_stream_tells_all_withou
         let quiet = response(AUTHORIZATION, []);
         assert_eq!(told(&mut client, quiet.clone()), (false, true));
         for (again, refuses) in [(true, true), (false, false), (false, false)] {
-            client.disconnected(End::Clean);
+            client.disconnected(StreamEnd::Clean);
             client.connected();
             let response = match again {
                 true => response(AUTHORIZATION, [policy(name)]),

@@ -12,14 +12,14 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::rejected::{LISTED_MAX, NACK_BYTES_MAX, NAME_BYTES_MAX};
-use super::{Client, End, Mode, Request, Resource, Resources, Response, Subscription};
+use super::{Client, Mode, Request, Resource, ResourceStore, Response, StreamEnd, Subscription};
 
 const ALL: &str = "type.googleapis.com/all";
 const SOME: &str = "type.googleapis.com/some";
 
 /// Store that logs all calls. It rejects the body `bad` and bodies that start with `long`.
 #[derive(Default)]
-struct Taken {
+struct LoggingStore {
     /// True if rejected resources have placeholders.
     stands_in: bool,
     /// True if bodies are not used.
@@ -30,7 +30,7 @@ struct Taken {
     log: Vec<String>,
 }
 
-impl Resources for Taken {
+impl ResourceStore for LoggingStore {
     fn upsert(&mut self, _: &'static str, resource: &Resource) -> Result<(), String> {
         let name = &resource.name;
         match resource.body.as_deref() {
@@ -45,18 +45,18 @@ impl Resources for Taken {
         Ok(())
     }
 
-    fn rejected(&mut self, _: &'static str, name: &str) -> bool {
+    fn handle_rejection(&mut self, _: &'static str, name: &str) -> bool {
         if self.stands_in {
             self.log.push(format!("?{name}"));
         }
         self.stands_in
     }
 
-    fn reads(&self, _: &str) -> bool {
+    fn uses_bodies(&self, _: &str) -> bool {
         !self.unread
     }
 
-    fn is_whole(&self, _: &str, _: &Response) -> bool {
+    fn is_complete_state(&self, _: &str, _: &Response) -> bool {
         self.whole
     }
 
@@ -77,20 +77,20 @@ const SUBSCRIPTIONS: [Subscription; 2] = [
     },
 ];
 
-fn client() -> (Client, Taken) {
-    (Client::new(SUBSCRIPTIONS.to_vec()), Taken::default())
+fn client() -> (Client, LoggingStore) {
+    (Client::new(SUBSCRIPTIONS.to_vec()), LoggingStore::default())
 }
 
-fn connected() -> (Client, Taken) {
+fn connected() -> (Client, LoggingStore) {
     let (mut client, taken) = client();
     assert_eq!(client.connected().len(), 2);
     (client, taken)
 }
 
 /// Wants these names of the on-demand type.
-fn want(client: &mut Client, taken: &mut Taken, names: &[&str]) -> Vec<Request> {
+fn want(client: &mut Client, taken: &mut LoggingStore, names: &[&str]) -> Vec<Request> {
     let names = names.iter().map(|name| (*name).to_owned());
-    client.want(SOME, &names.collect(), taken)
+    client.set_wanted(SOME, &names.collect(), taken)
 }
 
 fn resource(type_url: &str, name: &str, version: &str) -> Resource {
@@ -149,7 +149,7 @@ fn first_requests_carry_the_node_and_what_was_accepted() {
     client.received(response(ALL, sent), &mut taken);
     let sent = [bad(ALL, "a", "2"), resource(ALL, "b", "2")];
     client.received(response(ALL, sent), &mut taken);
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     let expected = Request {
         type_url: ALL.into(),
         initial_versions: versions(&[("a", "1"), ("b", "2")]),
@@ -179,7 +179,7 @@ fn each_response_has_one_answer_with_its_own_nonce() {
         };
         assert_eq!(*answer, expected);
     }
-    client.disconnected(End::Status);
+    client.disconnected(StreamEnd::Status);
     assert!(
         client
             .connected()
@@ -263,7 +263,7 @@ fn what_a_response_gets_wrong_is_rejected_by_name() {
         assert_eq!(error(&answers), Some(&*format!("{named}: {reason}")));
         assert_eq!(client.rejected().count(), 1);
         assert_eq!(taken.log, ["+a"], "{reason}");
-        client.disconnected(End::Clean);
+        client.disconnected(StreamEnd::Clean);
         let held = &client.connected()[0].initial_versions;
         assert_eq!(*held, versions(&[("a", "1")]), "{reason}");
     }
@@ -322,7 +322,7 @@ fn a_good_version_a_removal_or_a_new_stream_clears_a_rejection() {
         assert_eq!(client.rejected().count(), 0);
     }
     let (mut client, mut taken) = rejecting();
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     client.connected();
     assert_eq!(client.rejected().count(), 1, "nothing came yet");
     client.received(response(ALL, []), &mut taken);
@@ -363,7 +363,7 @@ fn a_type_that_we_did_not_subscribe_to_is_nacked_and_changes_nothing() {
 fn nothing_is_dropped_because_a_stream_ended() {
     let (mut client, mut taken) = connected();
     client.received(response(ALL, [resource(ALL, "a", "1")]), &mut taken);
-    client.disconnected(End::Status);
+    client.disconnected(StreamEnd::Status);
     let late = client.received(removal(ALL, "a"), &mut taken);
     assert_eq!(late, [], "its stream is over");
     assert_eq!(
@@ -386,7 +386,7 @@ fn synced_is_after_the_first_useful_response_of_each_wildcard_type() {
     client.received(response(ALL, half_bad), &mut taken);
     assert!(client.is_synced() && client.pending().next().is_none());
     client.received(response(ALL, [bad(ALL, "a", "3")]), &mut taken);
-    client.disconnected(End::Connect);
+    client.disconnected(StreamEnd::Connect);
     assert!(client.is_synced());
 }
 
@@ -412,39 +412,49 @@ fn a_type_is_subscribed_to_once() {
 fn waits_double_up_to_15_s_until_an_end_is_harmless() {
     let (mut client, _) = client();
     let mut wait = |end| u64::try_from(client.disconnected(end).as_millis()).unwrap();
-    let growing: Vec<_> = (0..13).map(|_| wait(End::Connect)).collect();
+    let growing: Vec<_> = (0..13).map(|_| wait(StreamEnd::Connect)).collect();
     let expected = [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10_240];
     assert_eq!(growing[..11], expected);
     assert_eq!(growing[11..], [15_000; 2]);
     for end in [
-        End::Cancelled,
-        End::Unknown,
-        End::DeadlineExceeded,
-        End::TransportClosing,
-        End::GoAway,
-        End::Clean,
+        StreamEnd::Cancelled,
+        StreamEnd::Unknown,
+        StreamEnd::DeadlineExceeded,
+        StreamEnd::TransportClosing,
+        StreamEnd::GoAway,
+        StreamEnd::Clean,
     ] {
-        assert_eq!([wait(end), wait(end), wait(End::Status)], [10, 10, 20]);
-        assert_eq!(wait(End::Connect), 40);
+        assert_eq!(
+            [wait(end), wait(end), wait(StreamEnd::Status)],
+            [10, 10, 20]
+        );
+        assert_eq!(wait(StreamEnd::Connect), 40);
     }
     // A stream does not reset the backoff by having been useful (contract 3.1).
     client.connected();
-    assert_eq!(client.disconnected(End::Status), Duration::from_millis(80));
+    assert_eq!(
+        client.disconnected(StreamEnd::Status),
+        Duration::from_millis(80)
+    );
 }
 
 #[test]
 fn a_grpc_status_is_an_end_by_its_code_and_message() {
     for (code, message, end) in [
-        (0, "", End::Clean),
-        (1, "", End::Cancelled),
-        (2, "", End::Unknown),
-        (4, "", End::DeadlineExceeded),
-        (14, "x: transport is closing", End::TransportClosing),
-        (14, "received prior goaway: NO_ERROR", End::GoAway),
-        (14, "no such host", End::Status),
-        (16, "transport is closing", End::Status),
-        (99, "", End::Status),
+        (0, "", StreamEnd::Clean),
+        (1, "", StreamEnd::Cancelled),
+        (2, "", StreamEnd::Unknown),
+        (4, "", StreamEnd::DeadlineExceeded),
+        (14, "x: transport is closing", StreamEnd::TransportClosing),
+        (14, "received prior goaway: NO_ERROR", StreamEnd::GoAway),
+        (14, "no such host", StreamEnd::Status),
+        (16, "transport is closing", StreamEnd::Status),
+        (99, "", StreamEnd::Status),
     ] {
-        assert_eq!(End::of_status(code, message), end, "{code} {message}");
+        assert_eq!(
+            StreamEnd::from_status(code, message),
+            end,
+            "{code} {message}"
+        );
     }
 }

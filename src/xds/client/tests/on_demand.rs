@@ -28,7 +28,7 @@ fn names_are_wanted_by_requests_of_their_own() {
     assert_eq!(again, [], "it is wanted already, and those have no use");
     for type_url in [ALL, "other"] {
         let names = ["a".to_owned()].into();
-        assert_eq!(client.want(type_url, &names, &mut taken), []);
+        assert_eq!(client.set_wanted(type_url, &names, &mut taken), []);
     }
     let answers = client.received(response(SOME, [resource(SOME, "a", "1")]), &mut taken);
     assert!(answers[0].subscribe.is_empty());
@@ -51,7 +51,7 @@ fn what_is_wanted_without_a_stream_is_asked_for_on_the_next_one() {
     assert_eq!(want(&mut client, &mut taken, &names), []);
     client.connected();
     client.received(response(SOME, [resource(SOME, "a", "1")]), &mut taken);
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     assert_eq!(want(&mut client, &mut taken, &names[..2]), []);
     let expected = Request {
         initial_versions: versions(&[("a", "1"), ("b", "")]),
@@ -72,7 +72,7 @@ fn a_name_is_answered_by_a_resource_by_a_removal_and_by_a_rejection() {
     };
     client.received(sent, &mut taken);
     assert_eq!(client.unanswered(SOME), 1);
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     assert_eq!(client.unanswered(SOME), 1);
     want(&mut client, &mut taken, &["here"]);
     assert_eq!(client.unanswered(SOME), 0);

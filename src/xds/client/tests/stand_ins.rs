@@ -21,7 +21,7 @@ fn what_stands_in_for_a_rejected_resource_is_held_until_the_server_says_it_is_go
     assert_eq!(taken.log, ["?twice", "?empty", "?other", "?bad", "?"]);
     assert_eq!(client.held(ALL), 4);
 
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     let first = client.connected();
     let claimed = versions(&[("bad", ""), ("empty", ""), ("other", ""), ("twice", "")]);
     assert_eq!(first[0].initial_versions, claimed);
@@ -39,7 +39,7 @@ fn a_good_version_stays_when_a_bad_one_comes_and_nothing_stands_in_for_it() {
     client.received(response(ALL, [resource(ALL, "a", "1")]), &mut taken);
     client.received(response(ALL, [bad(ALL, "a", "2")]), &mut taken);
     assert_eq!(taken.log, ["+a"]);
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));
 }
@@ -47,11 +47,11 @@ fn a_good_version_stays_when_a_bad_one_comes_and_nothing_stands_in_for_it() {
 #[test]
 fn what_stands_in_for_all_that_was_rejected_is_of_use_too() {
     struct StandsIn;
-    impl Resources for StandsIn {
+    impl ResourceStore for StandsIn {
         fn upsert(&mut self, _: &'static str, _: &Resource) -> Result<(), String> {
             Err("not readable".to_owned())
         }
-        fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+        fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
             (type_url, name) == (ALL, "policy")
         }
         fn remove(&mut self, _: &'static str, _: &str) {}

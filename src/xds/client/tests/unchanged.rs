@@ -32,7 +32,7 @@ fn istiod_10_a_resource_that_is_sent_again_unchanged_is_not_decoded() {
     assert_eq!(send("one"), (None, nothing.map(String::from).into()));
     assert_eq!(client.rejected().count(), 0);
     let held = client.usage.held();
-    client.disconnected(End::Clean);
+    client.disconnected(StreamEnd::Clean);
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", ""), ("b", "")]));
     let sent = ["a", "b"].map(|name| unversioned(ALL, name, "one"));

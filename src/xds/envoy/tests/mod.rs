@@ -93,7 +93,7 @@ fn named_by_eds(name: &str, service: &str) -> Cluster {
 }
 
 fn put(
-    clusters: &mut Clusters,
+    clusters: &mut ClusterStore,
     of: &'static str,
     name: &str,
     body: &impl Message,
@@ -109,7 +109,7 @@ fn put(
 
 /// Returns the addresses or hostnames of the mesh's workloads, with their weights and target
 /// ports.
-fn served(clusters: &Clusters, port: u16) -> Vec<(String, u32, u16)> {
+fn served(clusters: &ClusterStore, port: u16) -> Vec<(String, u32, u16)> {
     let mesh = clusters.mesh();
     let workloads = mesh.workloads.sorted().into_iter();
     let served = workloads.filter_map(|one| {
@@ -160,14 +160,14 @@ fn a_mistake_in_a_cluster_is_named() {
             "cluster.type: 9 is not understood",
         ),
     ] {
-        let mut clusters = Clusters::default();
+        let mut clusters = ClusterStore::default();
         assert_eq!(
             put(&mut clusters, CLUSTER, ECHO, &cluster).expect_err(want),
             want
         );
         assert!(clusters.mesh().services.is_empty());
     }
-    let mut clusters = Clusters::default();
+    let mut clusters = ClusterStore::default();
     let own = from(ConfigSourceSpecifier::Self_(SelfConfigSource {}));
     put(&mut clusters, CLUSTER, ECHO, &own).expect("the same stream");
     let misnamed = put(&mut clusters, ENDPOINT, "a", &assignment("b", Vec::new()));
@@ -187,7 +187,7 @@ fn a_mistake_in_a_cluster_is_named() {
 
 #[test]
 fn more_localities_and_endpoints_than_are_taken_are_not_decoded() {
-    let mut clusters = Clusters::default();
+    let mut clusters = ClusterStore::default();
     let many = assignment("x", vec![LbEndpoint::default(); ENDPOINTS_MAX + 1]);
     let told = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
     assert_eq!(told, "endpoints: at most 100000 of them are taken");
@@ -217,7 +217,7 @@ fn more_localities_and_endpoints_than_are_taken_are_not_decoded() {
 
 #[test]
 fn endpoints_come_with_eds_and_stay_until_others_come_or_the_cluster_goes() {
-    let mut clusters = Clusters::new([]);
+    let mut clusters = ClusterStore::new([]);
     assert_eq!(clusters.take_wanted(), Some([].into()));
     put(&mut clusters, CLUSTER, ECHO, &named_by_eds(ECHO, "first")).expect("a cluster");
     assert_eq!(clusters.take_wanted(), Some(["first".to_owned()].into()));
@@ -275,19 +275,19 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
         "legacy".to_owned(),
         ("echo.app.svc.cluster.local".to_owned(), 80),
     );
-    let mut clusters = Clusters::new([said]);
+    let mut clusters = ClusterStore::new([said]);
     let own = |name: &str, address: &str| Cluster {
         load_assignment: Some(assignment("", vec![at(socket(address, 80))])),
         ..of_type(name, DiscoveryType::Static)
     };
-    let serves = |clusters: &Clusters, port| {
+    let serves = |clusters: &ClusterStore, port| {
         let served = served(clusters, port).into_iter();
         served.map(|(address, ..)| address).collect::<Vec<_>>()
     };
     for (name, address) in [(ECHO, "10.0.0.1"), (second_port, "10.0.0.2")] {
         put(&mut clusters, CLUSTER, name, &own(name, address)).expect("a cluster");
     }
-    let ports = |clusters: &Clusters| {
+    let ports = |clusters: &ClusterStore| {
         let mesh = clusters.mesh();
         mesh.services
             .get(KEY)
@@ -325,7 +325,7 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
 
 #[test]
 fn host_names_are_kept_for_whoever_resolves_them() {
-    let mut clusters = Clusters::default();
+    let mut clusters = ClusterStore::default();
     for (index, kind) in [DiscoveryType::StrictDns, DiscoveryType::LogicalDns]
         .into_iter()
         .enumerate()
@@ -346,7 +346,7 @@ fn host_names_are_kept_for_whoever_resolves_them() {
 
 #[test]
 fn what_is_not_used_of_clusters_is_counted_and_said() {
-    let mut clusters = Clusters::default();
+    let mut clusters = ClusterStore::default();
     let tls = Cluster {
         transport_socket: Some(TransportSocket {
             name: "envoy.transport_sockets.tls".into(),
@@ -411,7 +411,7 @@ fn what_is_not_used_of_clusters_is_counted_and_said() {
 
 #[test]
 fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
-    let mut clusters = Clusters::new([]);
+    let mut clusters = ClusterStore::new([]);
     let mut add = |name: &str| put(&mut clusters, CLUSTER, name, &named_by_eds(name, "one"));
     for port in 1..=PORTS_MAX {
         assert_eq!(add(&format!("echo.app:{port}")), Ok(()));
@@ -441,7 +441,7 @@ fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
 
 #[test]
 fn istiod_3_a_whole_push_of_istiod_takes_the_other_clusters_away() {
-    let mut clusters = Clusters::default();
+    let mut clusters = ClusterStore::default();
     let types = [Subscription {
         type_url: CLUSTER,
         mode: Mode::Wildcard,

@@ -7,7 +7,7 @@ use crate::snapshot::mesh::{GatewayAddress, Place, Protocol, Scope};
 use crate::xds::file;
 
 /// Joins `text` with a mesh file in which one workload serves the service.
-fn with_mesh_file(text: &str) -> Joined {
+fn with_mesh_file(text: &str) -> JoinResult {
     let mesh = "services: [{name: hello, namespace: app, hostname: hello.app.svc.cluster.local,
   vips: [], ports: {80: 8080}}]
 workloads: [{uid: \"east//Pod/app/hello-a\", workloadIps: [10.0.0.1], namespace: app, network: east,
@@ -68,7 +68,7 @@ fn what_is_told_twice_is_one_endpoint_and_weighs_once() {
         // Each address is an endpoint.
         let mut want = vec!["10.0.0.1:8080".to_owned()];
         want.extend(text.contains("IPv6").then(|| "[fd00::1]:8080".to_owned()));
-        assert_eq!(dialled(&joined, OWN), Some(want), "{what}");
+        assert_eq!(endpoints_of_host(&joined, OWN), Some(want), "{what}");
         assert!(joined.warnings.is_empty(), "{what}: {}", joined.warnings);
     }
     for (what, backend) in [
@@ -93,9 +93,9 @@ fn workloads_of_the_mesh_file_are_part_of_the_global_service() {
     let joined = with_mesh_file(&text);
     assert!(joined.warnings.is_empty(), "{}", joined.warnings);
     let both = vec!["10.0.0.1:8080".to_owned(), "10.0.0.2:8080".to_owned()];
-    assert_eq!(dialled(&joined, GLOBAL), Some(both));
+    assert_eq!(endpoints_of_host(&joined, GLOBAL), Some(both));
     assert_eq!(
-        dialled(&joined, OWN),
+        endpoints_of_host(&joined, OWN),
         Some(vec!["10.0.0.1:8080".to_owned()])
     );
 }
@@ -107,7 +107,7 @@ fn conditions_say_who_is_dialled() {
     };
     let dialled = |backends: &[String]| {
         let text = service("east", "") + &slice("east", "", &backends.join(", "));
-        dialled(&joined(&text), OWN).unwrap_or_default()
+        endpoints_of_host(&joined(&text), OWN).unwrap_or_default()
     };
     let ready = backend(1, "ready: true");
     for (conditions, want) in [
@@ -210,7 +210,7 @@ fn an_import_brings_ports_and_an_address_and_copied_slices_its_endpoints() {
         assert!(joined.warnings.is_empty(), "{}", joined.warnings);
         for host in ["hello.app.svc.clusterset.local", GLOBAL] {
             assert_eq!(
-                dialled(&joined, host),
+                endpoints_of_host(&joined, host),
                 Some(vec!["10.0.0.2:8080".to_owned()]),
                 "{host}"
             );

@@ -8,8 +8,8 @@ use crate::config::{Config, SUFFIXES};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
-    Audience, Caller, Exposure, ExposureTable, NameTable, Service as Built, Snapshot, TrustSet,
-    Verdict,
+    Audience, Caller, Exposure, ExposureTable, ExposureVerdict, NameTable, Service as Built,
+    Snapshot, TrustSet,
 };
 use crate::wire::Authority;
 
@@ -40,18 +40,18 @@ fn objects(text: &str) -> Objects {
     parse(Path::new("o.yaml"), text).unwrap_or_else(|findings| panic!("{findings}\n{text}"))
 }
 
-fn joined_with(mesh: &Mesh, text: &str, exposure: &str) -> Joined {
+fn joined_with(mesh: &Mesh, text: &str, exposure: &str) -> JoinResult {
     join(mesh, &objects(text), &config(exposure))
 }
 
-fn joined(text: &str) -> Joined {
+fn joined(text: &str) -> JoinResult {
     joined_with(&Mesh::default(), text, "{}")
 }
 
-fn snapshot(joined: &Joined) -> Snapshot {
+fn snapshot(joined: &JoinResult) -> Snapshot {
     let change = Change {
         mesh: Some((joined.mesh.clone(), "east".into())),
-        scope: Some(crate::snapshot::Scope {
+        scope: Some(crate::snapshot::ServiceVisibility {
             exported: joined.exported.clone(),
             local: joined.local.clone(),
             linked: None,
@@ -72,7 +72,7 @@ fn endpoints_of(service: &Built) -> Vec<String> {
 }
 
 /// Returns the endpoints of the service with this hostname, if it exists.
-fn dialled(joined: &Joined, host: &str) -> Option<Vec<String>> {
+fn endpoints_of_host(joined: &JoinResult, host: &str) -> Option<Vec<String>> {
     snapshot(joined)
         .services
         .get(host)
@@ -80,9 +80,9 @@ fn dialled(joined: &Joined, host: &str) -> Option<Vec<String>> {
 }
 
 /// Returns the endpoints of the service that peers reach by this name, if it is exported.
-fn reached(joined: &Joined, host: &str) -> Option<Vec<String>> {
+fn exposed_endpoints(joined: &JoinResult, host: &str) -> Option<Vec<String>> {
     let snapshot = snapshot(joined);
-    let service = snapshot.called(host)?;
+    let service = snapshot.service_by_name(host)?;
     let is_exported = snapshot.is_exported(&service.hostname, 80);
     is_exported.then(|| endpoints_of(service))
 }
@@ -160,16 +160,16 @@ fn acceptance_3_s4_six_row_scope_table() {
                 let near = all.iter().filter(is_near).map(ToString::to_string);
                 near.collect::<Vec<_>>()
             });
-            assert_eq!(reached(&joined, GLOBAL), want, "{row}");
+            assert_eq!(exposed_endpoints(&joined, GLOBAL), want, "{row}");
             // The Service itself is unchanged, and exported only if it declares so. Without a
             // Service, its name leads to the global one.
             let own = local.map(|_| vec![LOCAL.to_owned()]);
-            assert_eq!(dialled(&joined, OWN), own, "{row}");
+            assert_eq!(endpoints_of_host(&joined, OWN), own, "{row}");
             let own = match local {
                 None => want.clone(),
                 Some(label) => own.filter(|_| label == GLOBALLY),
             };
-            assert_eq!(reached(&joined, OWN), own, "{row}");
+            assert_eq!(exposed_endpoints(&joined, OWN), own, "{row}");
             let remote = joined
                 .mesh
                 .workloads
@@ -190,7 +190,7 @@ fn a_global_only_service_has_the_endpoints_of_all_under_its_own_name() {
     text += &slice("west", "topology.istio.io/network: east", &at("10.0.0.2"));
     let joined = joined(&text);
     let both = vec!["10.0.0.1:8080".to_owned(), "10.0.0.2:8080".to_owned()];
-    assert_eq!(dialled(&joined, OWN), Some(both));
+    assert_eq!(endpoints_of_host(&joined, OWN), Some(both));
     assert_eq!(joined.mesh.services.len(), 1);
     assert!(joined.exported.contains(OWN) && joined.exported.contains(GLOBAL));
 }
@@ -210,10 +210,10 @@ fn an_entry_narrows_an_export_under_all_its_names() {
                 ..Audience::default()
             }];
             let exposure = Exposure {
-                to,
+                audiences: to,
                 ..Exposure::default()
             };
-            table.expose(host, &exposure, []);
+            table.add_entry(host, &exposure, []);
         }
         let change = Change {
             exposure: Some(table),
@@ -236,10 +236,10 @@ fn an_entry_narrows_an_export_under_all_its_names() {
             let asked = Authority::parse(&format!("{host}:80")).unwrap();
             let found = snapshot.find(caller, &asked).unwrap();
             assert_eq!(&*found.service.hostname, host);
-            let verdict = snapshot.judge(caller, &asked, (host, 80), &found.means);
+            let verdict = snapshot.evaluate_exposure(caller, &asked, (host, 80), &found.matched_by);
             let want = match entry.is_none() || namespace == "shop" {
-                true => Verdict::Allowed,
-                false => Verdict::NotForPeer,
+                true => ExposureVerdict::Allowed,
+                false => ExposureVerdict::NotForPeer,
             };
             assert_eq!(verdict, want, "{entry:?}: {namespace} asks for {host}");
         }
@@ -458,8 +458,11 @@ fn many_clusters_share_one_service() {
         );
     }
     let joined = joined(&text);
-    assert_eq!(dialled(&joined, GLOBAL).map(|all| all.len()), Some(50));
-    assert_eq!(dialled(&joined, OWN), None);
+    assert_eq!(
+        endpoints_of_host(&joined, GLOBAL).map(|all| all.len()),
+        Some(50)
+    );
+    assert_eq!(endpoints_of_host(&joined, OWN), None);
 }
 
 #[test]

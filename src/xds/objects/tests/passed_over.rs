@@ -18,7 +18,7 @@ fn loaded(text: &str) -> (Objects, String) {
     (objects, told.join("\n"))
 }
 
-fn join_with(text: &str, exposure: &str) -> Joined {
+fn join_with(text: &str, exposure: &str) -> JoinResult {
     let (objects, told) = loaded(text);
     assert!(!told.is_empty(), "no mistake in {text}");
     join(&Mesh::default(), &objects, &config(exposure))
@@ -71,7 +71,11 @@ fn review_1_a_mistake_in_one_object_passes_over_that_object_alone() {
             let (objects, told) = loaded(&text);
             assert!(told.contains(want), "{want}: {told}");
             let joined = join(&Mesh::default(), &objects, &config("{}"));
-            assert_eq!(dialled(&joined, OWN), Some(vec![ONE.to_owned()]), "{bad}");
+            assert_eq!(
+                endpoints_of_host(&joined, OWN),
+                Some(vec![ONE.to_owned()]),
+                "{bad}"
+            );
             assert!(joined.exported.contains(OWN), "{bad}");
             let names = joined.exported.iter().chain(&joined.local);
             let mut evil = names.filter(|name| name.contains("Foo_Bar") || name.contains("a.b"));
@@ -128,7 +132,7 @@ fn review_1_an_address_of_a_slice_with_a_mistake_is_not_for_another_namespace() 
         let own = format!("service-name: {mistake}");
         let victim = victim.replace("service-name: hello", &own);
         let joined = join_with(&format!("{thief}{victim}"), "{}");
-        let stolen = dialled(&joined, "hello.thief.svc.cluster.local");
+        let stolen = endpoints_of_host(&joined, "hello.thief.svc.cluster.local");
         assert_eq!(stolen, Some(Vec::new()), "{mistake}");
         let said = joined.conflicts.to_string();
         assert!(

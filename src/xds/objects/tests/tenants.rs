@@ -27,14 +27,14 @@ fn pod_at(namespace: &str, name: &str, ip: &str) -> String {
 }
 
 /// Returns the endpoints for the hostname of a namespace's Service.
-fn dialled_in(joined: &Joined, namespace: &str) -> Vec<String> {
+fn dialled_in(joined: &JoinResult, namespace: &str) -> Vec<String> {
     let host = format!("hello.{namespace}.svc.cluster.local");
-    dialled(joined, &host).unwrap_or_default()
+    endpoints_of_host(joined, &host).unwrap_or_default()
 }
 
 /// Joins a Service and a slice of each of `a` and `b`. Also returns the endpoints dialled for
 /// each.
-fn both(a: [String; 2], b: [String; 2]) -> (Joined, [Vec<String>; 2]) {
+fn both(a: [String; 2], b: [String; 2]) -> (JoinResult, [Vec<String>; 2]) {
     let joined = joined(&[a.concat(), b.concat()].concat());
     let dialled = ["a", "b"].map(|namespace| dialled_in(&joined, namespace));
     (joined, dialled)
@@ -165,7 +165,7 @@ fn a_managed_slice_that_the_controller_never_sees_proves_nothing() {
         let service = service.replace("cluster: east", &format!("cluster: {cluster}"));
         let joined = joined(&(victim.clone() + &service + &slice));
         assert_eq!(
-            reached(&joined, "hello.evil.mesh.internal").unwrap_or_default(),
+            exposed_endpoints(&joined, "hello.evil.mesh.internal").unwrap_or_default(),
             [""; 0]
         );
         assert!(dialled_in(&joined, "evil").is_empty(), "{what}");
@@ -217,7 +217,10 @@ fn clusters_do_not_hide_that_an_address_is_of_another_namespace() {
         + &slice("west", near, &at("10.0.0.1")).replace("namespace: app", "namespace: evil");
     let own = service("east", KEPT) + &slice("east", "", &at("10.0.0.1"));
     let joined = joined(&(evil + &own));
-    assert_eq!(reached(&joined, "hello.evil.mesh.internal"), Some(vec![]));
+    assert_eq!(
+        exposed_endpoints(&joined, "hello.evil.mesh.internal"),
+        Some(vec![])
+    );
 }
 
 #[test]
@@ -292,7 +295,7 @@ fn services_of_one_namespace_share_pods() {
     let joined = joined(&text);
     assert_eq!(dialled_in(&joined, "app"), [ONE]);
     assert_eq!(
-        reached(&joined, "other.app.svc.cluster.local"),
+        exposed_endpoints(&joined, "other.app.svc.cluster.local"),
         Some(vec![ONE.into()])
     );
     assert_eq!(joined.mesh.workloads.len(), 1);
@@ -378,7 +381,7 @@ fn import(namespace: &str, ip: &str) -> String {
 }
 
 /// Returns the hostnames that a virtual address leads to.
-fn holders(joined: &Joined, ip: &str) -> Vec<String> {
+fn holders(joined: &JoinResult, ip: &str) -> Vec<String> {
     let vip = ("east".to_owned(), ip.parse().expect("an address"));
     let services = joined.mesh.services.values();
     let holders = services.filter(|service| service.vips.contains(&vip));

@@ -55,16 +55,16 @@ pub struct Istiod {
 
 /// Behaviour towards callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Manner {
+pub enum Behaviour {
     /// Normal.
     #[default]
-    Well,
+    Normal,
     /// Accepts the call and never answers.
     Silent,
     /// Rejects the call.
     Refusing,
     /// Sends nothing of this type, until the behaviour changes.
-    Withholding(&'static str),
+    OmitsType(&'static str),
 }
 
 /// Running server. On drop it ends, with all its connections.
@@ -91,7 +91,7 @@ impl Drop for Serving {
 
 impl Istiod {
     /// Returns a control plane that sends deltas of every type, as one of Envoys.
-    pub fn of_envoys() -> Self {
+    pub fn envoy_dialect() -> Self {
         let control = Self::default();
         control.state().dialect = Dialect::Envoy;
         control
@@ -104,7 +104,7 @@ impl Istiod {
     }
 
     /// Serves at `address` in plaintext, and requires no token from now on.
-    pub async fn serve_plainly(&self, address: SocketAddr) -> Serving {
+    pub async fn serve_plaintext(&self, address: SocketAddr) -> Serving {
         self.state().open = true;
         self.listen(address, None).await
     }
@@ -185,13 +185,13 @@ impl Istiod {
     }
 
     /// Sets the behaviour towards calls and requests from now on.
-    pub fn behave(&self, manner: Manner) {
+    pub fn set_behaviour(&self, manner: Behaviour) {
         self.state().manner = manner;
     }
 
     /// Sends this response to all subscribers, without storing its resources.
-    pub fn say(&self, response: &DeltaDiscoveryResponse) {
-        self.state().say(response);
+    pub fn push_unstored(&self, response: &DeltaDiscoveryResponse) {
+        self.state().print_uncaptured(response);
     }
 
     /// Returns all requests of clients so far.
@@ -240,14 +240,14 @@ impl AggregatedDiscoveryService for Istiod {
             check_token(call.metadata())?;
         }
         self.state().calls.push(call.metadata().clone());
-        if self.state().manner == Manner::Refusing {
+        if self.state().manner == Behaviour::Refusing {
             return Err(Status::unavailable("out for lunch"));
         }
         let (pushes, responses) = mpsc::channel(256);
         let istiod = self.clone();
         let mut requests = call.into_inner();
         tokio::spawn(async move {
-            istiod.state().opened(Stream::new(pushes.clone()));
+            istiod.state().add_stream(Stream::new(pushes.clone()));
             while let Ok(Some(request)) = requests.message().await {
                 istiod.state().received(request, &pushes);
             }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-use super::Manner;
+use super::Behaviour;
 
 /// Clusters of an east-west gateway that exports nothing.
 pub const BUILT_IN: [&str; 4] = [
@@ -38,9 +38,9 @@ pub(super) enum Dialect {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) dialect: Dialect,
-    pub(super) manner: Manner,
+    pub(super) manner: Behaviour,
     /// Resources by type and name.
-    resources: BTreeMap<(String, String), Held>,
+    resources: BTreeMap<(String, String), StoredResource>,
     /// Decoded services, from which the clusters are derived.
     services: BTreeMap<String, Service>,
     /// Services with the label `istio.io/global=true`, by `NAMESPACE/HOSTNAME`.
@@ -61,7 +61,7 @@ pub(super) struct State {
     pub(super) open: bool,
 }
 
-struct Held {
+struct StoredResource {
     version: u64,
     body: Vec<u8>,
     /// Services of a workload.
@@ -109,7 +109,7 @@ impl State {
     }
 
     fn hold(&mut self, type_url: &str, name: &str, body: &[u8]) {
-        let mut held = Held {
+        let mut held = StoredResource {
             version: self.version,
             body: body.to_vec(),
             services: BTreeSet::new(),
@@ -134,7 +134,7 @@ impl State {
         self.resources.insert(key, held);
     }
 
-    fn is_visible(&self, held: &Held) -> bool {
+    fn is_visible(&self, held: &StoredResource) -> bool {
         self.dialect == Dialect::Envoy || self.sends_dry_run || !held.is_dry_run
     }
 
@@ -149,7 +149,7 @@ impl State {
     }
 
     /// Sends a response to every stream, regardless of its subscriptions.
-    pub(super) fn say(&mut self, response: &DeltaDiscoveryResponse) {
+    pub(super) fn print_uncaptured(&mut self, response: &DeltaDiscoveryResponse) {
         self.streams.retain(|stream| !stream.pushes.is_closed());
         for stream in &self.streams {
             let pushed = stream.pushes.try_send(Ok(response.clone()));
@@ -343,16 +343,16 @@ impl State {
     }
 
     /// Adds a stream.
-    pub(super) fn opened(&mut self, stream: Stream) {
+    pub(super) fn add_stream(&mut self, stream: Stream) {
         self.streams.push(stream);
     }
 
     /// Answers a request of the stream with these pushes.
     pub(super) fn received(&mut self, request: DeltaDiscoveryRequest, pushes: &Pushes) {
         let withheld = match self.manner {
-            Manner::Silent => true,
-            Manner::Withholding(of) => request.type_url == of,
-            Manner::Well | Manner::Refusing => false,
+            Behaviour::Silent => true,
+            Behaviour::OmitsType(of) => request.type_url == of,
+            Behaviour::Normal | Behaviour::Refusing => false,
         };
         // Requests of Envoy that acknowledge a response can change its subscription too.
         let asks =
@@ -415,7 +415,7 @@ impl State {
 
 /// Returns true if these names request a resource: by its own name, or a workload by one of its
 /// services.
-fn belongs(name: &str, held: &Held, names: &BTreeSet<String>) -> bool {
+fn belongs(name: &str, held: &StoredResource, names: &BTreeSet<String>) -> bool {
     names.contains(name) || !held.services.is_disjoint(names)
 }
 
