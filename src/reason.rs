@@ -280,7 +280,7 @@ impl Reason {
         }
     }
 
-    /// Returns the value of Istio's `response_flags` label (contract 6).
+    /// Returns the value of Istio's `response_flags` label (docs/wire-contract.md 6.1).
     pub const fn response_flags(self) -> &'static str {
         match self {
             Self::NotExposed
@@ -408,8 +408,8 @@ impl HandshakeRefusal {
         Self::Other,
     ];
 
-    /// Returns the metric label, which is also the `reason` field of the log (contract 10,
-    /// Identity).
+    /// Returns the metric label, which is also the `reason` field of the log
+    /// (docs/wire-contract.md 4.2).
     pub const fn label(self) -> &'static str {
         match self {
             Self::NoCertificate => "no_certificate",

@@ -1,6 +1,6 @@
 //! GET `/config_dump`: state of the data path in the format of ztunnel's dump, which `istioctl
-//! ztunnel-config` reads (contract 6). Data that is specific to this gateway is under `strait`
-//! and in additional keys of istioctl's objects.
+//! ztunnel-config` reads (docs/wire-contract.md 6.3). Data that is specific to this gateway is
+//! under `strait` and in additional keys of istioctl's objects.
 //!
 //! A mesh can have 100,000 workloads, so the answer is written while it is sent.
 

@@ -1,6 +1,5 @@
-//! Test of the dump with the types that `istioctl ztunnel-config` unmarshals. Go rejects values
-//! of another type than its struct fields, and ignores missing keys (contract 6, dependencies
-//! 2.2).
+//! Test of the dump with the types that `istioctl ztunnel-config` unmarshals. Go rejects values of
+//! another type than its struct fields, and ignores missing keys (docs/wire-contract.md 6.3).
 #![expect(
     dead_code,
     reason = "that a field can be read with its type is what is tested"

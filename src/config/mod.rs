@@ -73,7 +73,7 @@ pub const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
 pub const TRUST_DOMAIN: &str = "cluster.local";
 
 /// Default of `identity.ttl`, Istio's `SECRET_TTL`. Istio's authority rejects requests for longer
-/// lifetimes than it allows, rather than to shorten them (contract 4).
+/// lifetimes than it allows, rather than to shorten them (docs/wire-contract.md 4.3).
 pub const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 section! {

@@ -6,8 +6,8 @@
 //! endpoint may also be a waypoint. This stage therefore refuses only what the destination refuses
 //! for any port and source. The destination evaluates the rest.
 //!
-//! Tunnels to a waypoint are not evaluated. Policies of its namespace and selectors do not apply
-//! to its pods, and the waypoint evaluates those that are attached to it (contract 11).
+//! Tunnels to a waypoint are not evaluated. Policies of its namespace and selectors do not apply to
+//! its pods, and the waypoint evaluates those that are attached to it (docs/wire-contract.md 5.1).
 
 use tracing::{info, warn};
 
@@ -94,7 +94,8 @@ pub fn evaluate(
     endpoint: &Endpoint,
     by_waypoint: bool,
 ) -> Option<PolicyVerdict> {
-    // Only the endpoint of a passthrough tunnel learns the identity of the peer (contract 2.6).
+    // Only the endpoint of a passthrough tunnel learns the identity of the peer
+    // (docs/wire-contract.md 1.9).
     let looks =
         snapshot.enforcement != Enforcement::Off && !peer.is_unauthenticated() && !by_waypoint;
     looks.then(|| evaluate_policies(snapshot, peer, endpoint))

@@ -58,7 +58,7 @@ const BAGGAGE_HEADER: &str = "baggage";
 /// allocation.
 const HEADER_FIELDS_MAX: usize = 64;
 
-/// Returns h2's settings, all of them by contract 10.
+/// Returns h2's settings, all of them by docs/wire-contract.md 1.2.
 fn settings() -> Builder {
     let mut builder = Builder::new();
     builder

@@ -176,8 +176,8 @@ pub fn may_bypass_waypoints(
     service.is_none_or(|service| !uses_waypoint(snapshot, peer, (service, means), origin))
 }
 
-/// Returns whether a tunnel goes to a waypoint of the service instead of its endpoints (contract
-/// 11, `x-istio-source`).
+/// Returns whether a tunnel goes to a waypoint of the service instead of its endpoints
+/// (docs/wire-contract.md 2.3).
 ///
 /// Any client can send the header. It is trusted from two kinds of peers:
 /// - identities in `trust.waypoints`;

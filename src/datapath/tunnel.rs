@@ -28,8 +28,8 @@ const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// frame's head.
 pub const RECORD_DATA_BYTES: usize = 16 * 1024 - 9;
 
-/// Reset code of a tunnel that was answered and then rejected. It is the same for all reasons,
-/// to disclose nothing to the peer (RFC 9113 section 8.5, contract 10).
+/// Reset code of a tunnel that was answered and then rejected. It is the same for all reasons, to
+/// disclose nothing to the peer (RFC 9113 section 8.5, docs/wire-contract.md 1.5).
 pub const REJECTED_TUNNEL_RESET: h2::Reason = h2::Reason::CONNECT_ERROR;
 
 /// Target of a tunnel.
@@ -429,7 +429,7 @@ fn reason_of(error: &h2::Error) -> Reason {
     }
 }
 
-/// Peers reset by CANCEL or NO_ERROR when they abandon a tunnel (contract 1.5).
+/// Peers reset by CANCEL or NO_ERROR when they abandon a tunnel (docs/wire-contract.md 1.6).
 fn reason_of_code(code: h2::Reason) -> Reason {
     match code {
         h2::Reason::CANCEL | h2::Reason::NO_ERROR => Reason::DownstreamCancelled,

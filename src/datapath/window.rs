@@ -22,7 +22,7 @@ pub const STREAM_WINDOW_MAX: u32 = 4 * 1024 * 1024;
 /// it.
 pub const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
 /// Limit of streams of a connection. ztunnel opens up to 100, and needs at least as many
-/// (contract 1.2).
+/// (docs/wire-contract.md 1.2).
 pub const STREAMS_MAX: u32 = 256;
 
 /// Limit of streams × window for growth.

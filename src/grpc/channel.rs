@@ -29,13 +29,13 @@ use tower::service_fn;
 use super::goaway::{GoAwayCode, GoAwayObserver};
 use crate::config::{ControlPlane, Roots};
 
-/// Deadline for TCP connect and TLS handshake together (contract 3.1).
+/// Deadline for TCP connect and TLS handshake together (docs/wire-contract.md 3.1).
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// Idle time before a PING, and the deadline for its acknowledgement; then the connection is
-/// closed (contract 3.1).
+/// Idle time before a PING, and the deadline for its acknowledgement; then the connection is closed
+/// (docs/wire-contract.md 3.1).
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_DEADLINE: Duration = Duration::from_secs(10);
-/// TCP keepalive: idle time, interval and number of probes (contract 3.1).
+/// TCP keepalive: idle time, interval and number of probes (docs/wire-contract.md 3.1).
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(300), Duration::from_secs(75), 9);
 /// Limit of a token's size; a larger file is not a token.
 const TOKEN_BYTES_MAX: u64 = 64 * 1024;

@@ -20,7 +20,7 @@ pub struct Policy {
     /// True if the policy only logs.
     pub dry_run: bool,
     /// True if it replaces a policy that could not be read. It then rejects everything in its scope
-    /// (contract 10).
+    /// (docs/wire-contract.md 5.3).
     pub unreadable: bool,
 }
 

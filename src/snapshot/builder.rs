@@ -11,7 +11,7 @@ use super::{
     TrustSet,
 };
 
-/// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
+/// The port of HBONE (docs/wire-contract.md 1.8): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
 
 /// Parts of a snapshot that may change at once. A part that is none stays as it was.

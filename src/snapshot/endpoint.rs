@@ -38,7 +38,7 @@ pub struct EndpointState {
     epoch: Instant,
 }
 
-/// Duration of the first ejection; each further one doubles it (architecture 5).
+/// Duration of the first ejection; each further one doubles it.
 const EJECTION_FIRST: Duration = Duration::from_secs(5);
 /// Maximum duration of an ejection.
 const EJECTION_MAX: Duration = Duration::from_secs(5 * 60);

@@ -29,7 +29,8 @@ struct Edit {
 
 impl Edits {
     /// Counts workloads that come and that go, all of the template and the services of `like`,
-    /// whether they can be dialled or not: they may be of another network. A source without service accounts has no identities.
+    /// whether they can be dialled or not: they may be of another network. A source without
+    /// service accounts has no identities.
     pub(super) fn change(&mut self, like: &mesh::Workload, come: usize, gone: usize) {
         if like.service_account.is_empty() || come == gone {
             return;

@@ -22,7 +22,7 @@ pub struct Mesh {
     pub services: Shards<Arc<str>, Arc<Service>>,
     /// The workloads, local and remote, by uid.
     pub workloads: Shards<Arc<str>, Arc<Workload>>,
-    /// Whether endpoints without HBONE are passed over, as under Istio (contract 10, Dialling):
+    /// Whether endpoints without HBONE are passed over, as under Istio (docs/wire-contract.md 1.8):
     /// there a peer's bytes are for a ztunnel and mean nothing to the application.
     pub hbone_only: bool,
 }

@@ -138,8 +138,8 @@ pub struct Service {
     /// Endpoints per service port, as HBONE listeners dial them. If the service has waypoints, only
     /// tunnels that come from a waypoint use them.
     pub ports: HashMap<u16, Arc<EndpointSet>>,
-    /// Endpoints per service port for TLS listeners, always at the target port (contract 10,
-    /// Dialling). Empty if there is no such listener.
+    /// Endpoints per service port for TLS listeners, always at the target port
+    /// (docs/wire-contract.md 1.8). Empty if there is no such listener.
     pub passthrough_ports: HashMap<u16, Arc<EndpointSet>>,
 }
 

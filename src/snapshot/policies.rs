@@ -93,14 +93,14 @@ impl Policies {
     }
 
     /// Returns a policy that the workload names and that does not exist. Such a name is ignored
-    /// (contract 5).
+    /// (docs/wire-contract.md 5.1).
     pub fn missing<'a>(&self, workload: &'a Workload) -> Option<&'a str> {
         let mut names = workload.policies.iter().map(|name| &**name);
         names.find(|name| !self.by_name.contains_key(*name))
     }
 
-    /// Evaluates the policies that apply to `workload` (contract 5): the global ones, those of its
-    /// namespace, and those that it names.
+    /// Evaluates the policies that apply to `workload` (docs/wire-contract.md 5.1): the global
+    /// ones, those of its namespace, and those that it names.
     pub fn evaluate(&self, workload: &Workload, attributes: &Attributes<'_>) -> Verdict {
         if !self.received {
             return Verdict {

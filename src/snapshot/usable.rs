@@ -21,7 +21,7 @@ pub enum ExclusionReason {
     NoServicePort,
     /// The workload does not serve this port of the service.
     NotServed,
-    /// The record represents the gateway of another network (contract 8.3).
+    /// The record represents the gateway of another network (docs/wire-contract.md 3.3).
     RepresentsGateway,
     /// The workload is in this network, which is not ours.
     OtherNetwork(String),
@@ -149,8 +149,8 @@ fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16>
     ports.get(&port).copied()
 }
 
-/// Evaluates the part of [`exclusion_reason`] that depends on the workload alone and excludes it from all
-/// services (contract 8.3).
+/// Evaluates the part of [`exclusion_reason`] that depends on the workload alone and excludes it
+/// from all services (docs/wire-contract.md 3.3).
 pub(super) fn workload_exclusion(
     workload: &Workload,
     network: &str,

@@ -135,10 +135,10 @@ impl TcpLabels {
         }
     }
 
-    /// Returns names and values in the order of contract 6.
+    /// Returns names and values in the order of docs/wire-contract.md 6.1.
     ///
     /// The source's workload labels stay unknown: a certificate names a service account, not a
-    /// workload (contract 10, Labels). As in ztunnel, app and version are the canonical ones.
+    /// workload (docs/wire-contract.md 6.1). As in ztunnel, app and version are the canonical ones.
     fn pairs(&self) -> [(&'static str, &str); 27] {
         let Self {
             service, workload, ..

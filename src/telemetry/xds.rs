@@ -1,4 +1,5 @@
-//! Metrics of discovery by a control plane, under Istio's names if it has one (contract 6).
+//! Metrics of discovery by a control plane, under Istio's names if it has one
+//! (docs/wire-contract.md 6.1).
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 

@@ -27,8 +27,8 @@ pub struct Identity {
 
 /// Parses the identity in a leaf certificate.
 ///
-/// The certificate must be a leaf with exactly one SAN of the URI type. The URI must be a SPIFFE
-/// ID with the path `/ns/NAMESPACE/sa/ACCOUNT` (contract 10, Identity). This function does not
+/// The certificate must be a leaf with exactly one SAN of the URI type. The URI must be a SPIFFE ID
+/// with the path `/ns/NAMESPACE/sa/ACCOUNT` (docs/wire-contract.md 4.1). This function does not
 /// check the certificate's signature.
 ///
 /// # Errors

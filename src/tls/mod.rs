@@ -38,8 +38,8 @@ pub use verifier::{explain_error, refusal_for_error};
 /// The only application protocol of HBONE listeners.
 pub const ALPN_H2: &[u8] = b"h2";
 
-/// Returns the algorithms of contract 1.1: both AES-GCM suites, and the four groups that peers
-/// use.
+/// Returns the algorithms of docs/wire-contract.md 1.1: both AES-GCM suites, and the four groups
+/// that peers use.
 ///
 /// A rustls server follows the client's order of groups. The post-quantum group first therefore
 /// costs a client that did not send its key share no extra round trip.

@@ -50,11 +50,12 @@ pub enum AuthorityError {
     BadIpv4,
 }
 
-/// Limit of an authority's length (contract 10). A DNS name has at most 253 characters.
+/// Limit of an authority's length (docs/wire-contract.md 1.4). A DNS name has at most 253
+/// characters.
 pub const LENGTH_BYTES_MAX: usize = 255;
 
 impl Authority {
-    /// Parses `text` by the rules of contract 10, "Authorities".
+    /// Parses `text` by the rules of docs/wire-contract.md 1.4.
     pub fn parse(text: &str) -> Result<Self, AuthorityError> {
         if text.len() > LENGTH_BYTES_MAX {
             return Err(AuthorityError::TooLong);

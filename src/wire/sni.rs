@@ -59,7 +59,7 @@ pub fn normalise(name: &str) -> Option<Box<str>> {
     }
 }
 
-/// Server name in the form that Istio's sidecars send to a gateway (contract 2.6):
+/// Server name in the form that Istio's sidecars send to a gateway (docs/wire-contract.md 1.9):
 /// `outbound_.PORT_.SUBSET_.HOST`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IstioName {

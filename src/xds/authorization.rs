@@ -3,8 +3,8 @@
 //! A partially understood policy could allow too much, so anything unknown rejects the whole
 //! policy: fields, enum values, kinds of conditions, prefix lengths beyond the address, and
 //! extensions. The extensions of a match narrow or widen it, and those of a policy can have any
-//! effect, so neither can be skipped. ztunnel drops addresses with invalid lengths, which can
-//! leave a list empty, and an empty list matches everything (contract 5). A value that no
+//! effect, so neither can be skipped. ztunnel drops addresses with invalid lengths, which can leave
+//! a list empty, and an empty list matches everything (docs/wire-contract.md 5.2). A value that no
 //! connection can have, such as port 0, is valid and matches nothing.
 
 use std::net::IpAddr;

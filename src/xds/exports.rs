@@ -54,7 +54,8 @@ impl Exports {
     }
 }
 
-/// Parses the export of a cluster from its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
+/// Parses the export of a cluster from its name, `inbound-vip|PORT|tcp|HOST`
+/// (docs/wire-contract.md 2.2).
 fn exported(name: &str) -> Option<(String, u16)> {
     let parts: Vec<_> = name.splitn(5, '|').collect();
     match parts[..] {

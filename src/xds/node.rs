@@ -7,8 +7,8 @@ use crate::config::pod::Pod;
 use crate::config::{self, NodeNames};
 use crate::grpc::core::{Locality, Node};
 
-/// Returns the node of the first requests to istiod. To istiod an `istio-east-west` gateway is
-/// a waypoint with the label of the controller that manages it (contract 2.5).
+/// Returns the node of the first requests to istiod. To istiod an `istio-east-west` gateway is a
+/// waypoint with the label of the controller that manages it (docs/wire-contract.md 2.1).
 pub(super) fn istio_node(pod: &Pod) -> Node {
     let Pod {
         name,

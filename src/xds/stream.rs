@@ -31,10 +31,10 @@ use crate::telemetry::Metrics;
 
 pub use super::source::ControlPlaneKind;
 
-/// The delta form of ADS (contract 3.1).
+/// The delta form of ADS (docs/wire-contract.md 3.1).
 const METHOD: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-/// The largest message that is taken (contract 3.1).
+/// The largest message that is taken (docs/wire-contract.md 3.1).
 const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
 /// Requests that may wait for the server to take them. Each response has one answer.
 const REQUESTS_MAX: usize = 16;

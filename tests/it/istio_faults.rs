@@ -149,8 +149,8 @@ fn a_response_that_cannot_be_answered_ends_its_stream_only() {
         let istiod = istiod(net);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
-        // The first has a nonce of 1 MiB, and the second exceeds the limit of a message. The third is
-        // small, but its entries are large when decoded.
+        // The first has a nonce of 1 MiB, and the second exceeds the limit of a message. The third
+        // is small, but its entries are large when decoded.
         let nonce = DeltaDiscoveryResponse {
             nonce: "n".repeat(1 << 20),
             ..response(ADDRESS, Vec::new())

@@ -12,7 +12,7 @@ use super::drive::RunCost;
 use super::slot::Run;
 use super::units::{bytes, three_digits};
 
-/// Results of a run. README.md lists the fields; they are stable.
+/// Results of a run. docs/load-testing.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     work: &'static str,

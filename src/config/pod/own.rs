@@ -14,7 +14,7 @@ const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 /// Default socket of a SPIFFE Workload API, where Istio mounts it.
 const WORKLOAD_API: &str = "/var/run/secrets/workload-spiffe-uds/socket";
 
-/// The pod towards the control plane (contract 2.5 and 3.1).
+/// The pod towards the control plane (docs/wire-contract.md 2.1 and 3.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// The pod's name.

@@ -105,8 +105,9 @@ pub async fn run(
         Err(reason) if matches!(reason.blame(), Fault::Nobody | Fault::Downstream)
     );
     if peer_gone && !upload.done {
-        // A peer that disconnects after END_STREAM was promised delivery (contract 10, Ends). h2
-        // still holds its bytes; without END_STREAM this fails at once.
+        // A peer that disconnects after END_STREAM was promised delivery
+        // (docs/wire-contract.md 1.6). h2 still holds its bytes; without END_STREAM this fails at
+        // once.
         let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
         // Boxed: few tunnels end like this, and all of them would have room for it.
         let rest = Box::pin(timeout_at(deadline, rest));

@@ -2,7 +2,8 @@
 //! peer resets the tunnel.
 //!
 //! Clients of double HBONE end every tunnel by a reset once its inner connection has closed:
-//! ztunnel by CANCEL, and Envoy by INTERNAL_ERROR after the inner close_notify (contract 11).
+//! ztunnel by CANCEL, and Envoy by INTERNAL_ERROR after the inner close_notify
+//! (docs/wire-contract.md 1.6).
 
 use crate::reason::Reason;
 

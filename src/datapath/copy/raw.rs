@@ -126,7 +126,8 @@ pub async fn run(
     let gone = matches!(ended, Err(reason) if reason.blame() != Fault::Upstream);
     if gone && !upload.done && (end_unread || upload.ended) {
         // Bytes that a peer sent before its FIN are delivered even if it reset the connection
-        // afterwards (contract 10, Ends). Without FIN this fails when everything has been read.
+        // afterwards (docs/wire-contract.md 1.6). Without FIN this fails when everything has been
+        // read.
         let rest = poll_fn(|cx| {
             let count = |bytes| record.add_received(bytes);
             let rest = upload.poll(cx, &mut peer, to_endpoint, count);

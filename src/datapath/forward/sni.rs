@@ -1,8 +1,8 @@
 //! Tunnels that are routed by the server name of the TLS inside them, or whose server name has to
 //! agree with the authority.
 //!
-//! A client sends its ClientHello once it has read 200, so 200 is answered first and later
-//! failures are resets (contract 10). The ClientHello is kept and replayed unchanged.
+//! A client sends its ClientHello once it has read 200, so 200 is answered first and later failures
+//! are resets (docs/wire-contract.md 1.5). The ClientHello is kept and replayed unchanged.
 
 use bytes::Bytes;
 use tokio::time::timeout;

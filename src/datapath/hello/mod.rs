@@ -26,7 +26,8 @@ pub const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
 /// Deadline for a ClientHello, the same as for a handshake that the gateway terminates.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
-/// ALPN protocols by which Istio's sidecars mark traffic for another sidecar (contract 2.6).
+/// ALPN protocols by which Istio's sidecars mark traffic for another sidecar
+/// (docs/wire-contract.md 1.9).
 const ISTIO_ALPN: [&[u8]; 5] = [
     b"istio",
     b"istio-peer-exchange",

@@ -294,9 +294,10 @@ impl<'a> Ranking<'a> {
     }
 
     /// Returns the tier of a workload, by its priority or by the number of preferences that it
-    /// matches. As in ztunnel's ranking, the first mismatch ends the count (contract 7). NODE has
-    /// no rank, because the node of a gateway is arbitrary. Only workloads of this network are
-    /// dialled, so ztunnel's rules for other networks do not matter here.
+    /// matches. As in ztunnel's ranking, the first mismatch ends the count
+    /// (docs/wire-contract.md 7). NODE has no rank, because the node of a gateway is arbitrary.
+    /// Only workloads of this network are dialled, so ztunnel's rules for other networks do not
+    /// matter here.
     fn tier(&self, workload: &Workload) -> Result<(u32, Tier), ExclusionReason> {
         if self.assignment.is_some() {
             let priority = workload.priority;

@@ -1,4 +1,4 @@
-//! Client of Istio's certificate authority: `CreateCertificate` (contract 4).
+//! Client of Istio's certificate authority: `CreateCertificate` (docs/wire-contract.md 4.3).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! Schedule of certificate renewals (contract 4).
+//! Schedule of certificate renewals (docs/wire-contract.md 4.3).
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Delay between two streams, which depends on how the last one ended (contract 3.1).
+//! Delay between two streams, which depends on how the last one ended (docs/wire-contract.md 3.1).
 
 use std::time::Duration;
 

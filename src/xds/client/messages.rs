@@ -68,8 +68,8 @@ impl Request {
         }
     }
 
-    /// Builds a change of the subscription. It never answers a response, because a server
-    /// treats names in an answer as an error (contract 3.1).
+    /// Builds a change of the subscription. It never answers a response, because a server treats
+    /// names in an answer as an error (docs/wire-contract.md 3.1).
     pub(super) fn subscription_change(
         type_url: &'static str,
         subscribe: Vec<String>,

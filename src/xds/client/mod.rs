@@ -1,4 +1,4 @@
-//! Delta ADS client as a state machine without I/O (rules: `contract.md` 3.1).
+//! Delta ADS client as a state machine without I/O (rules: docs/wire-contract.md 3.1).
 //!
 //! The caller owns the stream. It reports [`connected`](Client::connected),
 //! [`received`](Client::received) and [`disconnected`](Client::disconnected), and sends the
@@ -152,10 +152,9 @@ impl Client {
         new.chain(gone).collect()
     }
 
-    /// Ends the stream, or reports that it could not be opened. Held resources stay. Returns
-    /// the delay before the next attempt: 10 ms at first, doubled after each failure up to 15
-    /// s, and 10 ms again after an end that contract 3.1 calls harmless. The caller adds
-    /// jitter.
+    /// Ends the stream, or reports that it could not be opened. Held resources stay. Returns the
+    /// delay before the next attempt: 10 ms at first, doubled after each failure up to 15 s, and 10
+    /// ms again after an end that docs/wire-contract.md 3.1 calls harmless. The caller adds jitter.
     pub fn disconnected(&mut self, end: StreamEnd) -> Duration {
         self.connected = false;
         self.backoff.next_delay(end)

@@ -40,8 +40,8 @@ pub const ENDPOINT: &str = "type.googleapis.com/envoy.config.endpoint.v3.Cluster
 const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Limit of the endpoints of all clusters together, of some 500 bytes each.
 const ALL_ENDPOINTS_MAX: usize = 1_000_000;
-/// Limit of the ports of a service, as for Istio's (contract 3.1). Each added port rebuilds the
-/// service.
+/// Limit of the ports of a service, as for Istio's (docs/wire-contract.md 3.2). Each added port
+/// rebuilds the service.
 const PORTS_MAX: usize = 1024;
 /// Limit of the clusters of one port. A change of one of them visits all of them.
 const RANKS_MAX: usize = 64;

@@ -20,8 +20,8 @@ pub(super) enum ClusterTarget {
 }
 
 /// Returns the target of a cluster. An entry of `said` for the cluster's name takes precedence.
-/// Otherwise the name is parsed in Istio's forms (contract 2.5), `outbound|PORT||HOST` and
-/// `inbound-vip|PORT|tcp|HOST`, or as `HOST:PORT`.
+/// Otherwise the name is parsed in Istio's forms (docs/wire-contract.md 2.2), `outbound|PORT||HOST`
+/// and `inbound-vip|PORT|tcp|HOST`, or as `HOST:PORT`.
 pub(super) fn cluster_target(name: &str, said: &BTreeMap<String, Target>) -> ClusterTarget {
     if let Some(target) = said.get(name) {
         let target = target.clone();

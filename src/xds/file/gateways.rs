@@ -49,7 +49,7 @@ pub(super) fn balancer(value: Value<'_>) -> Option<LoadBalancer> {
     let allow_unhealthy = choice_or(&mut fields, "healthPolicy", false, &policies);
     fields.finish();
     let (mode, mut preferences) = (mode?, preferences?);
-    // The other modes rank nothing (contract 7).
+    // The other modes rank nothing (docs/wire-contract.md 7).
     if !matches!(mode, Mode::Strict | Mode::Failover) {
         preferences.clear();
     }

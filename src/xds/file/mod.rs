@@ -120,12 +120,8 @@ fn workload_fields(
     let protocol = choice_or(fields, "protocol", Protocol::Tcp, &words);
     let words = [("Standard", false), ("HostNetwork", true)];
     let host_network = choice_or(fields, "networkMode", false, &words);
-    let healthy = choice_or(
-        fields,
-        "status",
-        true,
-        &[("Healthy", true), ("Unhealthy", false)],
-    );
+    let words = [("Healthy", true), ("Unhealthy", false)];
+    let healthy = choice_or(fields, "status", true, &words);
     let capacity = fields
         .get("capacity")
         .map_or(Some(1), |v| v.number(0, u32::MAX));

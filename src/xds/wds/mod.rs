@@ -1,4 +1,5 @@
-//! From the messages of WDS to services and workloads, by the ingestion rules of contract 3.
+//! From the messages of WDS to services and workloads, by the ingestion rules of
+//! docs/wire-contract.md 3.2.
 //!
 //! Everything that ztunnel accepts is accepted, but for lists beyond our limits and namespaces
 //! with a slash. A field that only dialing or finding needs makes its endpoint or name unreachable,
@@ -12,7 +13,7 @@
 //! | `status` | unhealthy |
 //! | `network_mode` | host network: the address is not this workload's alone |
 //! | `workload_type` | no type, which only labels have |
-//! | `visibility` | public (contract 3) |
+//! | `visibility` | public (docs/wire-contract.md 3.2) |
 //! | `load_balancing.mode` | no ranking |
 //! | `load_balancing.routing_preference` | the preferences end before it |
 //! | `load_balancing.health_policy` | healthy endpoints only |

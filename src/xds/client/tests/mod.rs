@@ -430,7 +430,7 @@ fn waits_double_up_to_15_s_until_an_end_is_harmless() {
         );
         assert_eq!(wait(StreamEnd::Connect), 40);
     }
-    // A stream does not reset the backoff by having been useful (contract 3.1).
+    // A stream does not reset the backoff by having been useful (docs/wire-contract.md 3.1).
     client.connected();
     assert_eq!(
         client.disconnected(StreamEnd::Status),

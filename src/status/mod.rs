@@ -4,6 +4,8 @@
 //! Plain structs, each behind a lock of its own. Their owners write them and the admin pages read
 //! them; the data path waits for neither.
 
+mod workload;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -13,39 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Serialize, Serializer};
 
-/// Labels of a workload in metrics and logs. Empty means unknown.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct WorkloadLabels {
-    /// The workload's name, such as the Deployment's.
-    pub workload: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its SPIFFE identity, as claimed by the source of the mesh.
-    pub principal: String,
-    /// The cluster that it runs in.
-    pub cluster: String,
-    /// `service.istio.io/canonical-name`.
-    pub canonical_name: String,
-    /// `service.istio.io/canonical-revision`.
-    pub canonical_revision: String,
-    /// The region that it runs in.
-    pub region: String,
-    /// The zone that it runs in.
-    pub zone: String,
-}
-
-/// Owner of a pod's name. The log reads it from there, because a copy for each tunnel would cost
-/// memory.
-pub trait PodName: fmt::Debug + Send + Sync {
-    /// Returns the name; empty if it is unknown.
-    fn pod_name(&self) -> &str;
-}
-
-impl PodName for String {
-    fn pod_name(&self) -> &str {
-        self
-    }
-}
+pub use self::workload::{PodName, WorkloadLabels};
 
 /// Source that is read at the start and again after every change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
