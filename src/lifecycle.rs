@@ -35,19 +35,19 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 pub struct Lifecycle {
     phase: Arc<watch::Sender<Phase>>,
     stops: Arc<watch::Sender<u32>>,
-    root_scope: Part,
+    root_scope: DrainScope,
     tasks: TaskTracker,
 }
 
 /// Drain of a part of the process, such as one listener with its connections. A part drains and
 /// closes at the latest with the process.
 #[derive(Clone, Debug, Default)]
-pub struct Part {
+pub struct DrainScope {
     draining: CancellationToken,
     closing: CancellationToken,
 }
 
-impl Part {
+impl DrainScope {
     fn child(&self) -> Self {
         Self {
             draining: self.draining.child_token(),
@@ -88,7 +88,7 @@ impl Lifecycle {
         Self {
             phase: Arc::new(watch::Sender::new(Phase::Running)),
             stops: Arc::new(watch::Sender::new(0)),
-            root_scope: Part::default(),
+            root_scope: DrainScope::default(),
             tasks: TaskTracker::new(),
         }
     }
@@ -110,7 +110,7 @@ impl Lifecycle {
     }
 
     /// Returns a new part that can be drained separately.
-    pub fn part(&self) -> Part {
+    pub fn drain_scope(&self) -> DrainScope {
         self.root_scope.child()
     }
 
@@ -205,7 +205,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_part_drains_by_itself_and_with_the_process() {
         let life = Lifecycle::new();
-        let (one, other) = (life.part(), life.part());
+        let (one, other) = (life.drain_scope(), life.drain_scope());
         one.drain();
         assert!(one.is_draining() && !other.is_draining());
         one.close();
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(life.run(LAG, DEADLINE).await, 0);
         assert!(other.is_draining());
         other.closing().await;
-        assert!(life.part().is_draining(), "one that comes too late");
+        assert!(life.drain_scope().is_draining(), "one that comes too late");
     }
 
     #[tokio::test(start_paused = true)]

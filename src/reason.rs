@@ -96,7 +96,7 @@ pub enum Fault {
     /// Endpoint that this gateway dialled.
     Upstream,
     /// This gateway or its operator.
-    Us,
+    Gateway,
 }
 
 impl Reason {
@@ -216,7 +216,7 @@ impl Reason {
             | Self::BuffersFull
             | Self::DrainDeadline
             | Self::Revoked
-            | Self::Panic => Fault::Us,
+            | Self::Panic => Fault::Gateway,
         }
     }
 
@@ -276,7 +276,7 @@ impl Reason {
         match self.blame() {
             _ if self == Self::Malformed => h2::Reason::PROTOCOL_ERROR,
             Fault::Upstream => h2::Reason::CONNECT_ERROR,
-            Fault::Nobody | Fault::Downstream | Fault::Us => h2::Reason::INTERNAL_ERROR,
+            Fault::Nobody | Fault::Downstream | Fault::Gateway => h2::Reason::INTERNAL_ERROR,
         }
     }
 
@@ -440,7 +440,7 @@ impl HandshakeRefusal {
 
 impl HandshakeRefusal {
     /// Returns a description for the operator.
-    pub const fn words(self) -> &'static str {
+    pub const fn description(self) -> &'static str {
         match self {
             Self::NoCertificate => "the peer presented no certificate",
             Self::BadEncoding => "the certificate cannot be read",

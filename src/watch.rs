@@ -63,9 +63,9 @@ impl FileWatcher {
     pub fn new(files: &[PathBuf]) -> notify::Result<Self> {
         let (sender, events) = watch::channel(0_u64);
         let steps = Arc::new(Mutex::new(RelevantPaths::default()));
-        let mattering = Arc::clone(&steps);
+        let relevant = Arc::clone(&steps);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-            if event.map_or(true, |event| is_relevant(&event, &mattering)) {
+            if event.map_or(true, |event| is_relevant(&event, &relevant)) {
                 sender.send_modify(|count| *count = count.wrapping_add(1));
             }
         })?;
@@ -88,7 +88,7 @@ impl FileWatcher {
     pub fn replace(&mut self, files: &[PathBuf]) -> notify::Result<()> {
         let absolute: std::io::Result<_> = files.iter().map(std::path::absolute).collect();
         self.files = absolute?;
-        self.arm();
+        self.update_watches();
         Ok(())
     }
 
@@ -102,10 +102,10 @@ impl FileWatcher {
         sleep(DEBOUNCE).await;
         self.events.mark_unchanged();
         // The change may have swapped a symlink, or created, removed or replaced a directory.
-        self.arm();
+        self.update_watches();
     }
 
-    fn arm(&mut self) {
+    fn update_watches(&mut self) {
         for _ in 0..ROUNDS_MAX {
             let wanted = resolve_paths(&self.files);
             self.update_watches_once(&wanted);

@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use strait::config::{self, HostPort, Line, ListenerProtocol, TlsRouting};
 use strait::datapath::listener::Listener;
 use strait::hbone::{Client, ConnectError};
-use strait::lifecycle::Part;
+use strait::lifecycle::DrainScope;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Service};
 use strait::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
@@ -238,7 +238,7 @@ fn listeners() -> Vec<Listener> {
             sources: Vec::new(),
             protocol: ListenerProtocol::Tls(routing),
         };
-        Listener::new(&listener, Part::default())
+        Listener::new(&listener, DrainScope::default())
     };
     let route = config::SniRoute {
         sni: vec![SniPattern::Exact("gone.example".into())],

@@ -44,7 +44,7 @@ pub(super) async fn explain(
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
-    let made = tokio::task::spawn_blocking(move || (state.explains.0)(&parameters));
+    let made = tokio::task::spawn_blocking(move || (state.explain.0)(&parameters));
     match made.await {
         Ok(Ok(written)) => {
             let body = stream::body(move |pieces| written(pieces));

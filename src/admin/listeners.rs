@@ -148,7 +148,7 @@ impl<'a> AnonymousAccess<'a> {
         let listeners = in_use().map(|row| &row.listener);
         for listener in listeners.clone() {
             for route in listener.routes() {
-                for (host, port) in behind(snapshot, route) {
+                for (host, port) in targets_of(snapshot, route) {
                     let asked = format!("sni {}", names(route));
                     let line = line(listener, &port.to_string(), &asked);
                     by_route.entry(host).or_default().push(line);
@@ -206,7 +206,7 @@ fn line(listener: &Listener, ports: &str, asked: &str) -> String {
 }
 
 /// Returns the services and ports that a route leads to.
-fn behind<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16)> {
+fn targets_of<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16)> {
     let asked = Authority {
         host: Host::Name(route.to.host.as_str().into()),
         port: route.to.port.unwrap_or_default(),

@@ -72,7 +72,7 @@ pub struct AdminState {
     /// Issuers of peers' certificates.
     pub issuers: IssuerSource,
     /// Explanations of the outcome of a tunnel.
-    pub explains: ExplainHandler,
+    pub explain: ExplainHandler,
     /// Listeners of the data path.
     pub listeners: ListenerSource,
 }

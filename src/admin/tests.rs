@@ -60,7 +60,7 @@ pub(super) fn fixture() -> Fixture {
         }),
         holders: DescriptorUsageSource::new(|_| DescriptorUsage::default()),
         issuers: IssuerSource::new(Vec::new),
-        explains: ExplainHandler::new(|asked| {
+        explain: ExplainHandler::new(|asked| {
             let asked = format!("{asked:?}");
             match asked.contains("wrong") {
                 true => Err("write it right".to_owned()),

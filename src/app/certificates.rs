@@ -83,7 +83,7 @@ impl SharedCertificates {
 
     /// Logs the trusted roots without a revocation list, given the certificate and the trust in
     /// use. A reload replaces both under one lock. Returns the next expiry.
-    fn look_at_trust(&self) -> Option<SystemTime> {
+    fn check_trust(&self) -> Option<SystemTime> {
         let mut certificates = self.lock();
         certificates.report_roots_without_crl();
         certificates.next_expiry()
@@ -91,7 +91,7 @@ impl SharedCertificates {
 
     async fn run(self, mut news: mpsc::Receiver<CertificateEvent>, replaced: Arc<Notify>) {
         loop {
-            let end = self.look_at_trust();
+            let end = self.check_trust();
             tokio::select! {
                 Some(news) = news.recv() => self.lock().handle_news(news),
                 () = wait_until(end) => self.lock().check_expiry(),
@@ -331,7 +331,7 @@ impl Certificates {
             .inspect(|list| warn!(%list, "a revocation list is stale"))
             .count();
         let fresh = lists.len() - stale.len();
-        self.gateway.metrics.crls(fresh, stale.len());
+        self.gateway.metrics.set_crls(fresh, stale.len());
         self.gateway
             .metrics
             .set_validation_skipped(self.trust.skip_validation);

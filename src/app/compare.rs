@@ -20,7 +20,7 @@ pub(super) fn run(
     policies: &Policies,
 ) -> Vec<String> {
     let snapshot = snapshot_of(config, mesh, scope);
-    let mut warnings = names::out_of_reach(config, &snapshot);
+    let mut warnings = names::check_aliases(config, &snapshot);
     let Discovery::File { path } = &config.discovery else {
         return warnings;
     };
@@ -44,7 +44,7 @@ pub(super) fn run(
             ));
         }
     }
-    warnings.extend(traffic::unknown(config, mesh));
+    warnings.extend(traffic::unknown_names(config, mesh));
     warnings.extend(check_dialable(config, &snapshot));
     warnings.extend(routes::check_routes(config, &snapshot));
     warnings.extend(names::check_names(config, &snapshot));

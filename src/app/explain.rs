@@ -9,7 +9,7 @@ use crate::admin::{AnswerWriter, ExplainHandler};
 use crate::config::{Config, Discovery};
 use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
-use crate::datapath::explain::{self, Answer, ConfigPositions, Question, World};
+use crate::datapath::explain::{self, Answer, ConfigPositions, ExplainState, Question};
 use crate::datapath::listener::ListenerRules;
 use crate::snapshot::{Snapshot, builder};
 
@@ -32,7 +32,7 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     let snapshot = builder::build(&Snapshot::default(), inputs.change());
     let own = config.listeners.iter().map(|listener| listener.bind);
     let deny = DenyList::new(config.dial.allow.clone(), own.collect());
-    let world = World {
+    let world = ExplainState {
         snapshot: &snapshot,
         deny: &deny,
         listeners: &listeners(config),
@@ -52,7 +52,7 @@ pub(super) fn for_gateway(
     ExplainHandler::new(move |parameters| {
         let question = Question::parse(parameters)?;
         let config = config.load();
-        let world = World {
+        let world = ExplainState {
             snapshot: &gateway.reader.snapshot(),
             deny: &gateway.deny,
             listeners: &listeners(&config),

@@ -6,7 +6,7 @@ use crate::admin::{DescriptorUsage, DescriptorUsageSource};
 use crate::datapath::DataPath;
 
 /// Returns the source of the descriptor usage of the running gateway.
-pub(super) fn running(gateway: &Arc<DataPath>) -> DescriptorUsageSource {
+pub(super) fn for_gateway(gateway: &Arc<DataPath>) -> DescriptorUsageSource {
     let gateway = Arc::clone(gateway);
     DescriptorUsageSource::new(move |most| {
         let usage = gateway.admission.pool.usage(most);

@@ -294,11 +294,11 @@ impl Report {
     /// part.
     fn check_identity(&mut self, source: &Source, config: &Config, ca: &IstioCa) {
         let id = source.who(config).identity(&ca.trust_domain);
-        for (said, key, variable) in [
+        for (configured, key, variable) in [
             (&ca.namespace, "namespace", "POD_NAMESPACE"),
             (&ca.service_account, "service_account", "SERVICE_ACCOUNT"),
         ] {
-            if said.is_none() && !source.environment().says(variable) {
+            if configured.is_none() && !source.environment().says(variable) {
                 self.warnings.push(format!(
                     "{}: warning: neither `identity.{key}` nor {variable} is set: a certificate \
                      is asked for as {id}; write the one that the token belongs to",

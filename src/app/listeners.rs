@@ -316,7 +316,7 @@ fn open(
         let _runtime = threads.acceptors.enter();
         Arc::new(accept::register(socket)?)
     };
-    let listener = Arc::new(Listener::new(config, gateway.lifecycle.part()));
+    let listener = Arc::new(Listener::new(config, gateway.lifecycle.drain_scope()));
     let (socket, gateway) = (Arc::clone(&registered), Arc::clone(gateway));
     let (accepting, workers) = (Arc::clone(&listener), threads.workers.clone());
     threads.acceptors.spawn(async move {

@@ -39,10 +39,10 @@ struct MemoryLimits {
 impl Memory {
     /// Measures limit and use. `root` is `/`, except in tests.
     pub(super) fn measure(root: &Path) -> Self {
-        let machine = kib_of(&root.join("proc/meminfo"), "MemTotal:");
+        let machine = read_kib(&root.join("proc/meminfo"), "MemTotal:");
         let cgroups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
         let groups = cgroups.lines().filter_map(|line| Cgroup::parse(root, line));
-        let resident = || kib_of(&root.join("proc/self/status"), "VmRSS:").unwrap_or(0);
+        let resident = || read_kib(&root.join("proc/self/status"), "VmRSS:").unwrap_or(0);
         let limited = groups.flat_map(|group| group.measure(resident));
         let limited = limited.filter(|own| machine.is_none_or(|machine| own.limit < machine));
         // Of several limits the one with the least left counts: other processes share the limits
@@ -189,7 +189,7 @@ impl Cgroup {
 }
 
 /// Returns the value of a line `KEY VALUE kB`, in bytes.
-fn kib_of(path: &Path, key: &str) -> Option<u64> {
+fn read_kib(path: &Path, key: &str) -> Option<u64> {
     let text = read(path)?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;

@@ -417,9 +417,9 @@ impl Sockets {
                 let gateway = Arc::clone(gateway);
                 move |address| gateway.deny.denies(address)
             }),
-            holders: holders::running(gateway),
+            holders: holders::for_gateway(gateway),
             issuers: trust::issuers(gateway),
-            explains: explain::for_gateway(gateway, &app.config),
+            explain: explain::for_gateway(gateway, &app.config),
             listeners: admin::ListenerSource::new({
                 let listeners = Arc::clone(&app.listeners);
                 move || listeners.rows()

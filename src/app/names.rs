@@ -38,7 +38,7 @@ pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 
 /// Returns warnings about aliases whose consumers may not reach a service behind them. A control
 /// plane may export a service, so under one only services with an entry of their own are checked.
-pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_aliases(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let is_from_file = matches!(config.discovery, Discovery::File { .. });
     let aliases = config.names.aliases.iter();
     let good = aliases.filter(|alias| !is_from_file || missing_targets(alias, snapshot).is_empty());
@@ -46,7 +46,7 @@ pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> 
         let at = format!("{}:{}", config.file.display(), alias.line.0);
         let name = &alias.name.host;
         let wrong = unlinked_consumers(config, alias, snapshot).into_iter();
-        let wrong = wrong.chain(shut_out(config, alias, snapshot, is_from_file));
+        let wrong = wrong.chain(unexposed_targets(config, alias, snapshot, is_from_file));
         let warn = |wrong| format!("{at}: warning: the alias {name} {wrong}");
         wrong.map(warn).collect::<Vec<_>>()
     });
@@ -70,7 +70,12 @@ fn unlinked_consumers(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Ve
 }
 
 /// Returns the problems of services behind an alias that are exposed to no peer of a consumer.
-fn shut_out(config: &Config, alias: &Alias, snapshot: &Snapshot, is_told: bool) -> Vec<String> {
+fn unexposed_targets(
+    config: &Config,
+    alias: &Alias,
+    snapshot: &Snapshot,
+    is_told: bool,
+) -> Vec<String> {
     let consumers: Vec<_> = match &alias.consumers {
         Some(consumers) => consumers.iter().map(|of| Some(of.as_str())).collect(),
         None => vec![None],

@@ -164,7 +164,7 @@ impl Reloader {
             own.any(|file| changed.contains(&file))
         };
         let is_due = |what: &ReloadSource| has_changed(*what) || self.failed.contains_key(what);
-        let is_news = |what| !is_second_pass && has_changed(what);
+        let is_new_change = |what| !is_second_pass && has_changed(what);
         let mut due: Vec<_> = ReloadSource::ALL.into_iter().filter(is_due).collect();
         loop {
             let tried = due.len();
@@ -172,13 +172,15 @@ impl Reloader {
             for what in std::mem::take(&mut due) {
                 match self.reload(what) {
                     Ok(unused) if unused.is_empty() => self.record_success(what),
-                    Ok(left) => self.record_partial_success(what, left.join("\n"), is_news(what)),
+                    Ok(left) => {
+                        self.record_partial_success(what, left.join("\n"), is_new_change(what))
+                    }
                     Err(error) => failures.push((what, format!("{error:#}"))),
                 }
             }
             if failures.is_empty() || failures.len() == tried {
                 for (what, error) in failures {
-                    self.record_failure(what, error, is_news(what));
+                    self.record_failure(what, error, is_new_change(what));
                 }
                 return true;
             }

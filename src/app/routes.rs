@@ -16,7 +16,7 @@ pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> 
     let routes = config.listeners.iter().flat_map(|one| one.routes());
     let gateways = Gateways::new(config, snapshot);
     let wrong = routes.filter_map(|route| {
-        let wrong = wrong(snapshot, route).or_else(|| gateways.reached_by(snapshot, route));
+        let wrong = check_target(snapshot, route).or_else(|| gateways.reached_by(snapshot, route));
         Some((route.line.0, wrong?))
     });
     let file = config.file.display();
@@ -93,7 +93,7 @@ impl Gateways {
     }
 }
 
-fn wrong(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
+fn check_target(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
     let host = route.to.host.as_str();
     let asked = |port| Authority {
         host: Host::Name(host.into()),

@@ -37,7 +37,7 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
 
 /// Returns the balancing rules of the configuration.
 pub(super) fn traffic_rules(config: &Config) -> Traffic {
-    let (mut services, mut every) = (Vec::new(), TrafficRule::default());
+    let (mut services, mut default_rule) = (Vec::new(), TrafficRule::default());
     for entry in &config.traffic {
         let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
             Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
@@ -54,14 +54,14 @@ pub(super) fn traffic_rules(config: &Config) -> Traffic {
         };
         match &entry.service {
             Some(service) => services.push((service.as_str().into(), rule)),
-            None => every = rule,
+            None => default_rule = rule,
         }
     }
-    Traffic::new(services, every)
+    Traffic::new(services, default_rule)
 }
 
 /// Returns warnings about entries for services and regions that the mesh file does not have.
-pub(super) fn unknown(config: &Config, mesh: &Mesh) -> Vec<String> {
+pub(super) fn unknown_names(config: &Config, mesh: &Mesh) -> Vec<String> {
     let Discovery::File { path } = &config.discovery else {
         return Vec::new();
     };

@@ -68,7 +68,7 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
     query.extend(args.json.then(|| "format=json".to_owned()));
     query.extend((color && !args.json).then(|| "color".to_owned()));
     let path = format!("/status?{}", query.join("&"));
-    answered(async {
+    run_admin_command(async {
         let page = args.admin.request(Method::GET, &path).await?;
         // The body of a 404 names the missing service; a 404 without a body is not from strait.
         if page.status == StatusCode::NOT_FOUND && args.service.is_some() {
@@ -84,7 +84,7 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
 }
 
 pub(super) fn dump(args: &DumpArgs) -> ExitCode {
-    answered(async {
+    run_admin_command(async {
         let dump = args.admin.request(Method::GET, "/config_dump").await?;
         dump.print_success().await?;
         Ok(ExitCode::SUCCESS)
@@ -98,7 +98,7 @@ pub(super) fn fetch_whole(
     path: &str,
     done: impl FnOnce(Result<Vec<u8>, String>) -> anyhow::Result<ExitCode>,
 ) -> ExitCode {
-    answered(async {
+    run_admin_command(async {
         let answer = admin.request(Method::GET, path).await?;
         let status = answer.status;
         match status {
@@ -113,7 +113,9 @@ pub(super) fn fetch_whole(
 }
 
 /// Runs `asking` to its exit code. An error, such as no answer, is printed and exits 2.
-pub(super) fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+pub(super) fn run_admin_command(
+    asking: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

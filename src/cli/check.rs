@@ -41,7 +41,7 @@ pub(super) fn print_report(source: &Source, report: &Report) -> ExitCode {
                 count(config.listeners.len(), "listener"),
                 count(config.trust.domains.len(), "trust domain"),
                 count(config.exposure.services.len(), "exposed service"),
-                by_objects(inputs),
+                describe_exported(inputs),
             );
             ExitCode::SUCCESS
         }
@@ -54,7 +54,7 @@ pub(super) fn print_report(source: &Source, report: &Report) -> ExitCode {
 
 /// Describes the number of services that objects export; empty without object files. Each service
 /// has several hostnames, which share their first two labels.
-fn by_objects(Inputs { config, scope, .. }: &Inputs) -> String {
+fn describe_exported(Inputs { config, scope, .. }: &Inputs) -> String {
     if config.exposure.files.is_empty() {
         return String::new();
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use http::{Method, StatusCode};
 
-use super::ask::{Admin, answered, percent_encode};
+use super::ask::{Admin, percent_encode, run_admin_command};
 use crate::wire::RegionPattern;
 
 #[derive(Debug, Subcommand)]
@@ -65,7 +65,7 @@ pub(super) fn run(command: &Command) -> ExitCode {
         true => Method::GET,
         false => Method::POST,
     };
-    answered(async {
+    run_admin_command(async {
         let answer = args.admin.request(method, &path).await?;
         // The body of a refusal has its reason; a refusal without a body is not from strait.
         match answer.status {

@@ -33,14 +33,14 @@ pub struct AcceptedConnection {
     /// Handshake slot, held until the handshake of the connection has completed.
     pub handshake: HandshakeSlot,
     /// Load and descriptor, held while the connection lives.
-    pub resources: Held,
+    pub resources: ConnectionResources,
     /// Listener that accepted the connection.
     pub listener: Arc<Listener>,
 }
 
 /// Resources that a connection holds while it lives.
 #[derive(Debug)]
-pub struct Held {
+pub struct ConnectionResources {
     /// Entry in the load of the worker.
     pub load: LoadGuard,
     /// Descriptor that the pool counts for the connection.
@@ -239,7 +239,7 @@ pub async fn run(
                 dispatch(gateway, (&listener, &share), &workers, stream, address);
             }
             Err(_) if listener.drain.is_draining() => {}
-            Err(error) if is_of_one_connection(&error) => {
+            Err(error) if is_connection_error(&error) => {
                 gateway.metrics.accept_error(AcceptError::Connection);
                 debug!(%error, "a connection failed before it was accepted");
             }
@@ -262,7 +262,7 @@ fn accept(socket: &tokio::net::TcpStream) -> io::Result<(TcpStream, SocketAddr)>
 
 /// Returns true if an accept error concerns one connection, so that the next accept may succeed.
 /// Linux passes pending network errors of the new socket on (`accept(2)`).
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::*;
     matches!(
         error.kind(),
@@ -299,7 +299,7 @@ fn dispatch(
     let Some(handshake) = gateway.admission.acquire_handshake(address.ip()) else {
         return reject(gateway, &stream, "source", None);
     };
-    let held = Held {
+    let held = ConnectionResources {
         load: worker.load.add(),
         descriptor,
     };

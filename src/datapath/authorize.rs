@@ -45,7 +45,7 @@ pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (P
     let Some(PolicyVerdict { refusal, dry_run }) = verdict else {
         return Ok(Authorized(pick));
     };
-    warn_of_missing(&snapshot, gateway, endpoint);
+    warn_missing_policy(&snapshot, gateway, endpoint);
     if let Some(why) = dry_run {
         record_outcome(gateway, peer, endpoint, PolicyOutcome::DryRun, &why);
     }
@@ -129,10 +129,10 @@ fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload 
         .unwrap_or(&endpoint.definition)
 }
 
-fn warn_of_missing(snapshot: &Snapshot, gateway: &DataPath, endpoint: &Endpoint) {
+fn warn_missing_policy(snapshot: &Snapshot, gateway: &DataPath, endpoint: &Endpoint) {
     let workload = workload(snapshot, endpoint);
     if let Some(name) = snapshot.policies.missing(workload)
-        && gateway.metrics.may_log_policy()
+        && gateway.metrics.admit_policy_line()
     {
         let workload = &*workload.uid;
         warn!(
@@ -152,7 +152,7 @@ fn record_outcome(
     refusal: &PolicyRejection,
 ) {
     gateway.metrics.policy_refused(outcome);
-    if gateway.metrics.may_log_policy() {
+    if gateway.metrics.admit_policy_line() {
         let (peer, why) = (&*peer.source.principal, refusal.to_string());
         let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());
         info!(

@@ -69,7 +69,7 @@ pub fn draw_drop_category(route: &Route) -> Option<&Arc<str>> {
 }
 
 /// Returns the probability that [`draw_drop_category`] rejects a tunnel.
-pub fn dropped_part(route: &Route) -> f64 {
+pub fn drop_probability(route: &Route) -> f64 {
     combined_drop_probability(route.drops())
 }
 

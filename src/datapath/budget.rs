@@ -276,12 +276,12 @@ impl BufferAccount {
         self.held.store(held, Ordering::Relaxed);
         if held >= self.reported.load(Ordering::Relaxed) + UNREPORTED_MAX {
             self.report(held);
-            self.enlist();
+            self.register_once();
             self.budget.notify_if_over_limit();
         }
     }
 
-    fn enlist(self: &Arc<Self>) {
+    fn register_once(self: &Arc<Self>) {
         if !self.is_registered.swap(true, Ordering::Relaxed) {
             self.budget.register(self);
         }
@@ -294,14 +294,14 @@ impl BufferAccount {
             return false;
         }
         self.paused.store(true, Ordering::SeqCst);
-        self.enlist();
+        self.register_once();
         self.budget.notify_if_over_limit();
         // Room that was made before the store has woken no task.
         self.budget.is_exhausted()
     }
 
     /// Removes bytes that the tunnel no longer holds.
-    pub fn give_back(&self, bytes: usize) {
+    pub fn release(&self, bytes: usize) {
         let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
         self.held.store(held, Ordering::Relaxed);
         let moved = self.released.load(Ordering::Relaxed).wrapping_add(bytes);
@@ -341,7 +341,7 @@ impl BufferAccount {
 
     /// Adds bytes for the peer to the account. `size` is the memory that they keep, which is
     /// charged as long as they live.
-    pub fn hold(self: &Arc<Self>, bytes: Bytes, size: usize) -> ChargedBytes {
+    pub fn charge_bytes(self: &Arc<Self>, bytes: Bytes, size: usize) -> ChargedBytes {
         self.charge(size);
         ChargedBytes {
             bytes,
@@ -405,7 +405,7 @@ impl Drop for ChargedBytes {
         if self.bytes.has_remaining() {
             self.account.dropped.store(true, Ordering::Relaxed);
         }
-        self.account.give_back(self.size);
+        self.account.release(self.size);
     }
 }
 
@@ -427,7 +427,7 @@ impl Buf for ChargedBytes {
 mod tests {
     use super::*;
 
-    const FAT: usize = 16 * 1024;
+    const UNIT_BYTES: usize = 16 * 1024;
 
     fn evicted(account: &Arc<BufferAccount>) -> bool {
         let never = |_: &mut Context<'_>| Poll::<()>::Pending;
@@ -444,10 +444,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn past_the_limit_the_fattest_stalled_tunnels_go_and_the_others_stay() {
-        let budget = budget(10 * FAT);
+        let budget = budget(10 * UNIT_BYTES);
         let [fattest, fat, moving, thin] = [4, 3, 4, 1].map(|units| {
             let account = budget.account();
-            account.charge(units * FAT);
+            account.charge(units * UNIT_BYTES);
             account
         });
         assert!(!budget.has_room());
@@ -455,8 +455,8 @@ mod tests {
         tokio::spawn(async move {
             loop {
                 sleep(STALL_PERIOD / 10).await;
-                moves.give_back(FAT);
-                moves.charge(FAT);
+                moves.release(UNIT_BYTES);
+                moves.charge(UNIT_BYTES);
             }
         });
         sleep(STALL_PERIOD / 2).await;
@@ -467,20 +467,20 @@ mod tests {
             "12 - 4 units are under seven eighths of 10"
         );
         assert!(!evicted(&fat) && !evicted(&moving) && !evicted(&thin));
-        fattest.give_back(4 * FAT);
+        fattest.release(4 * UNIT_BYTES);
         assert!(budget.has_room());
 
-        thin.charge(3 * FAT);
+        thin.charge(3 * UNIT_BYTES);
         sleep(3 * STALL_PERIOD).await;
         assert!(evicted(&thin) && !evicted(&fat) && !evicted(&moving));
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_everything_moves_a_little_the_fattest_go_in_the_end() {
-        let budget = budget(10 * FAT);
+        let budget = budget(10 * UNIT_BYTES);
         let accounts: Vec<_> = (0..50).map(|_| budget.account()).collect();
         for account in &accounts {
-            account.charge(FAT / 10);
+            account.charge(UNIT_BYTES / 10);
             account.charge(UNREPORTED_MAX);
         }
         assert!(!budget.has_room());
@@ -489,7 +489,7 @@ mod tests {
             loop {
                 sleep(STALL_PERIOD / 10).await;
                 for account in &moving {
-                    account.give_back(1000);
+                    account.release(1000);
                     account.charge(1000);
                 }
             }
@@ -503,22 +503,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn far_past_the_limit_nobody_is_waited_for() {
-        let budget = budget(10 * FAT);
+        let budget = budget(10 * UNIT_BYTES);
         let account = budget.account();
-        account.charge(13 * FAT);
+        account.charge(13 * UNIT_BYTES);
         sleep(STALL_PERIOD / 5).await;
         assert!(evicted(&account));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_tunnel_that_has_ended_stays_until_its_last_bytes_have_left() {
-        let budget = budget(100 * FAT);
+        let budget = budget(100 * UNIT_BYTES);
         let account = budget.account();
         assert!(
             account.wait_until_released().await.is_ok(),
             "nothing to wait for"
         );
-        let held = account.hold(Bytes::from(vec![7; FAT]), FAT);
+        let held = account.charge_bytes(Bytes::from(vec![7; UNIT_BYTES]), UNIT_BYTES);
         let waits = Arc::clone(&account);
         let waits = tokio::spawn(async move { waits.wait_until_released().await });
         sleep(STALL_PERIOD).await;
@@ -526,7 +526,7 @@ mod tests {
         drop(held);
         assert!(waits.await.expect("no panic").is_ok());
 
-        let _held = account.hold(Bytes::from(vec![7; 101 * FAT]), 101 * FAT);
+        let _held = account.charge_bytes(Bytes::from(vec![7; 101 * UNIT_BYTES]), 101 * UNIT_BYTES);
         assert!(
             account.wait_until_released().await.is_err(),
             "it is evicted like any other"
@@ -535,10 +535,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_tunnel_that_has_gone_is_forgotten_and_small_ones_are_never_listed() {
-        let budget = budget(FAT);
+        let budget = budget(UNIT_BYTES);
         for _ in 0..1000 {
             let account = budget.account();
-            drop(account.hold(Bytes::from(vec![0; FAT]), FAT));
+            drop(account.charge_bytes(Bytes::from(vec![0; UNIT_BYTES]), UNIT_BYTES));
             budget.account().charge(0);
         }
         assert_eq!(budget.held(), 0);
@@ -550,11 +550,11 @@ mod tests {
     #[test]
     fn what_h2_has_written_or_dropped_is_given_back_once() {
         let budget = Arc::new(BufferBudget::new(100, Gauge::default()));
-        let bytes = Bytes::from(vec![7; FAT]);
-        let mut held = budget.account().hold(bytes, FAT);
-        held.advance(FAT - 1);
+        let bytes = Bytes::from(vec![7; UNIT_BYTES]);
+        let mut held = budget.account().charge_bytes(bytes, UNIT_BYTES);
+        held.advance(UNIT_BYTES - 1);
         assert_eq!((held.chunk(), held.remaining()), (&[7][..], 1));
-        assert_eq!(budget.held(), FAT, "the buffer is there as a whole");
+        assert_eq!(budget.held(), UNIT_BYTES, "the buffer is there as a whole");
         drop(held);
         assert_eq!(budget.held(), 0);
     }
@@ -568,9 +568,9 @@ mod tests {
         account.charge(1);
         assert_eq!(budget.held(), UNREPORTED_MAX);
         account.charge(UNREPORTED_MAX - 1);
-        account.give_back(UNREPORTED_MAX);
+        account.release(UNREPORTED_MAX);
         assert_eq!(budget.held(), UNREPORTED_MAX);
-        account.give_back(UNREPORTED_MAX - 1);
+        account.release(UNREPORTED_MAX - 1);
         assert_eq!(budget.held(), 0, "nothing is nothing");
     }
 }

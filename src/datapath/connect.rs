@@ -17,12 +17,12 @@ use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
 use crate::wire::{Authority, baggage};
 
-use super::accept::Held;
+use super::accept::ConnectionResources;
 use super::forward::{self, ConnectRequest};
 use super::gate::WakeGate;
 use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
-use super::seal::Seal;
+use super::seal::BufferedWrite;
 use super::seam::{BufferedTls, BufferedTlsOwner};
 use super::tunnel::{Origin, PendingConnect, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
@@ -88,7 +88,7 @@ pub async fn run(
 ) -> Result<(), HandshakeError> {
     let stream = serve_stream(gateway, session.stream, &session.resources, peer).await?;
     if let Some(stream) = stream {
-        linger::close(
+        linger::close_gracefully(
             stream.into_inner().0.into_inner(),
             linger::PEER_DRAIN_LIMITS,
         )
@@ -102,14 +102,14 @@ pub async fn run(
 pub async fn serve_stream<S>(
     gateway: &Arc<DataPath>,
     stream: S,
-    held: &Held,
+    held: &ConnectionResources,
     peer: Arc<Peer>,
 ) -> Result<Option<S>, HandshakeError>
 where
-    S: AsyncRead + Seal,
+    S: AsyncRead + BufferedWrite,
 {
-    let (seam, owner) = BufferedTls::new(stream);
-    let handshake = timeout(PREFACE_DEADLINE, settings().handshake(seam));
+    let (buffered, owner) = BufferedTls::new(stream);
+    let handshake = timeout(PREFACE_DEADLINE, settings().handshake(buffered));
     let connection = Box::pin(owner.run(handshake))
         .await
         .map_err(|_| {
@@ -174,14 +174,14 @@ async fn wait_for_window_retry(settled: bool) {
 struct Server<'a, S> {
     gateway: &'a Arc<DataPath>,
     peer: Arc<Peer>,
-    held: &'a Held,
+    held: &'a ConnectionResources,
     window: Arc<StreamWindow>,
     owner: &'a BufferedTlsOwner<S>,
     /// Generation of the snapshot that the cluster of the peer was last looked up in.
     generation: u64,
 }
 
-impl<S: AsyncRead + Seal> Server<'_, S> {
+impl<S: AsyncRead + BufferedWrite> Server<'_, S> {
     async fn run(mut self, mut connection: Box<Connection<BufferedTls<S>, budget::ChargedBytes>>) {
         let gate = Arc::new(WakeGate::default());
         let mut events = self.events(connection.ping_pong());
@@ -211,7 +211,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                     }
                     ConnectionEvent::Untrusted(refusal) => {
                         self.gateway.metrics.connection_untrusted(refusal);
-                        self.log_end(&refusal.words());
+                        self.log_end(&refusal.description());
                         connection.graceful_shutdown();
                         events.0.push(Box::pin(async {
                             sleep(UNTRUSTED_CLOSE_DELAY).await;

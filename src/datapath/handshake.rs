@@ -13,7 +13,7 @@ use crate::reason::HandshakeRefusal;
 use crate::tls::{ALPN_H2, explain_error};
 
 use super::DataPath;
-use super::accept::{AcceptedConnection, Held};
+use super::accept::{AcceptedConnection, ConnectionResources};
 use super::admission::HandshakeSlot;
 use super::readahead::ReadAhead;
 
@@ -23,7 +23,7 @@ pub struct Session {
     /// Decrypted stream. Boxed: it is large and moves through many functions.
     pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
     /// Resources that the connection holds while it lives.
-    pub resources: Held,
+    pub resources: ConnectionResources,
 }
 
 /// Failure of a handshake: the refusal, and details for the operator.
@@ -35,7 +35,7 @@ pub struct HandshakeError {
     pub detail: String,
     /// Socket that is closed only after the peer has read its alert, and the resources held until
     /// then.
-    pub alerted: Option<(TcpStream, HandshakeSlot, Held)>,
+    pub alerted: Option<(TcpStream, HandshakeSlot, ConnectionResources)>,
 }
 
 impl HandshakeError {

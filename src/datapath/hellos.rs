@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
-use crate::wire::hello::{Random, client_random};
+use crate::wire::hello::{ClientRandom, client_random};
 
 /// Limit of tunnels in flight with the same random: a valid chain may pass one gateway three
 /// times.
@@ -20,11 +20,11 @@ pub const SAME_RANDOM_MAX: u32 = 3;
 /// Number of tunnels in flight by random. An entry takes about 64 bytes and is removed with its
 /// last tunnel, so there are no more entries than tunnels. The table is global so that a tunnel
 /// carries no reference to it.
-static RANDOMS: LazyLock<Mutex<HashMap<Random, u32>>> = LazyLock::new(Mutex::default);
+static RANDOMS: LazyLock<Mutex<HashMap<ClientRandom, u32>>> = LazyLock::new(Mutex::default);
 
 /// ClientHello in flight, removed on drop.
 #[derive(Debug)]
-pub struct InFlight(Random);
+pub struct InFlight(ClientRandom);
 
 /// ClientHello with too many tunnels in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub fn register(bytes: &[u8]) -> Result<Option<InFlight>, ForwardingLoop> {
 }
 
 /// Locks the table. Each critical section is a single step, so poisoning leaves it consistent.
-fn randoms() -> MutexGuard<'static, HashMap<Random, u32>> {
+fn randoms() -> MutexGuard<'static, HashMap<ClientRandom, u32>> {
     RANDOMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -67,7 +67,7 @@ impl Drop for InFlight {
 impl ForwardingLoop {
     /// Adds the explanation to the tunnel's record, and returns the reason.
     pub fn record(self, record: &mut Record) -> Reason {
-        record.detail(self.to_string());
+        record.set_detail(self.to_string());
         Reason::Loop
     }
 }

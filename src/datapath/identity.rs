@@ -169,7 +169,7 @@ pub fn run(
         .first()
         .ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
-    let chain = tls.admit(certificates)?;
+    let chain = tls.register_chain(certificates)?;
     let issuer = Some(Arc::clone(chain.issuer()));
     let peer = Peer::authenticated(identity, issuer, from, snapshot)?;
     Ok(Peer {

@@ -40,13 +40,13 @@ const PAUSE_MAX: Duration = Duration::from_millis(256);
 const UNOBSERVED_DELIVERY: Duration = Duration::from_secs(1);
 
 /// Disables the reset on close: the socket closes by FIN, and delivers the bytes written before.
-pub fn gently(stream: &TcpStream) {
+pub fn disable_reset_on_close(stream: &TcpStream) {
     // Fails only if the socket is gone.
     let _: io::Result<()> = SockRef::from(stream).set_linger(None);
 }
 
 /// Sends FIN, then discards input until the other side closes or a limit of `patience` is reached.
-pub async fn close(mut stream: TcpStream, patience: DrainLimits) {
+pub async fn close_gracefully(mut stream: TcpStream, patience: DrainLimits) {
     let drain = async {
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(patience.bytes_max), &mut tokio::io::sink()).await
@@ -65,7 +65,7 @@ pub async fn close(mut stream: TcpStream, patience: DrainLimits) {
 /// second.
 pub async fn deliver(stream: TcpStream, deadline: Instant) {
     // FIN is correct from here on: if the process is stopped, the kernel still delivers.
-    gently(&stream);
+    disable_reset_on_close(&stream);
     let unobserved = deadline.min(Instant::now() + UNOBSERVED_DELIVERY);
     let (mut pause, mut room) = (PAUSE_MIN, DISCARDED_MAX);
     loop {

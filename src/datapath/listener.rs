@@ -9,7 +9,7 @@ use arc_swap::{ArcSwap, Guard};
 use ipnet::IpNet;
 
 use crate::config::{self, ListenerProtocol, TlsRouting};
-use crate::lifecycle::Part;
+use crate::lifecycle::DrainScope;
 use crate::reason::Reason;
 use crate::wire::sni::{IstioName, RouteBy, SniPattern};
 use crate::wire::{Authority, Host};
@@ -21,7 +21,7 @@ use super::hello::ClientHello;
 pub struct Listener {
     rules: ArcSwap<ListenerRules>,
     /// Drain of the listener and of its connections.
-    pub drain: Part,
+    pub drain: DrainScope,
 }
 
 /// Rules for the connections of one listener. The default is an HBONE listener that is open to
@@ -65,12 +65,12 @@ pub struct ListenerTarget {
     /// Requested service.
     pub authority: Authority,
     /// True if the listener's own route grants the tunnel.
-    pub granted: bool,
+    pub granted_by_listener: bool,
 }
 
 impl Listener {
     /// Creates the listener that the configuration describes.
-    pub fn new(listener: &config::Listener, stop: Part) -> Self {
+    pub fn new(listener: &config::Listener, stop: DrainScope) -> Self {
         Self {
             rules: ArcSwap::from_pointee(ListenerRules::new(listener)),
             drain: stop,
@@ -90,7 +90,7 @@ impl Listener {
 
     /// Returns true for a TLS passthrough listener.
     pub fn is_passthrough(&self) -> bool {
-        self.rules().is_tls()
+        self.rules().is_passthrough()
     }
 }
 
@@ -126,7 +126,7 @@ impl ListenerRules {
     }
 
     /// Returns true for a TLS passthrough listener.
-    pub fn is_tls(&self) -> bool {
+    pub fn is_passthrough(&self) -> bool {
         self.routing.is_some()
     }
 
@@ -157,7 +157,7 @@ impl ListenerRules {
         // A tunnel that no route granted has offered Istio's protocols.
         let wanted = self.resolve(name, !granted)?;
         match wanted.authority == *authority {
-            true => Ok(wanted.granted),
+            true => Ok(wanted.granted_by_listener),
             false => Err(Reason::UnknownSni),
         }
     }
@@ -171,7 +171,7 @@ impl ListenerRules {
                     .ok_or(Reason::UnknownSni)?
                     .1
                     .clone(),
-                granted: true,
+                granted_by_listener: true,
             }),
             None => Err(Reason::UnknownSni),
         }
@@ -191,7 +191,7 @@ impl ListenerRules {
     }
 
     /// Describes the rule of a TLS listener that decides about a server name, for display.
-    pub fn matched(&self, name: Option<&str>) -> String {
+    pub fn describe_match(&self, name: Option<&str>) -> String {
         match &self.routing {
             Some(Routing::Istio) => "by Istio's form of a server name".to_owned(),
             Some(Routing::Routes(routes)) => match routes.longest_match(name) {
@@ -215,7 +215,7 @@ fn resolve_istio_name(name: Option<&str>, offers_istio: bool) -> Result<Listener
     }
     Ok(ListenerTarget {
         authority: name.authority,
-        granted: false,
+        granted_by_listener: false,
     })
 }
 
@@ -330,7 +330,7 @@ mod tests {
         for (name, want) in cases {
             let got = |from: &ListenerRules| {
                 let wanted = from.target(&hello(name, false));
-                wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted))
+                wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted_by_listener))
             };
             assert_eq!(got(&with), Ok((want.to_owned(), true)), "{name:?}");
             let lost = want == "any:1";
@@ -344,7 +344,7 @@ mod tests {
         let istio = listener(ListenerProtocol::Tls(routing), &[]);
         let target = |name, alpn| {
             let wanted = istio.target(&hello(name, alpn));
-            wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted))
+            wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted_by_listener))
         };
         let good = Some("outbound_.80_._.echo.app");
         assert_eq!(target(good, true), Ok(("echo.app:80".to_owned(), false)));
@@ -382,7 +382,7 @@ mod tests {
             route_by: RouteBy::default(),
         };
         let open = listener(hbone.clone(), &[]);
-        assert!(open.admits(ip("192.0.2.1")) && open.admits(ip("::1")) && !open.is_tls());
+        assert!(open.admits(ip("192.0.2.1")) && open.admits(ip("::1")) && !open.is_passthrough());
         let narrow = listener(hbone, &["10.0.0.0/8", "2001:db8::/32"]);
         assert!(narrow.admits(ip("10.1.2.3")) && narrow.admits(ip("2001:db8::1")));
         assert!(!narrow.admits(ip("192.0.2.1")) && !narrow.admits(ip("2001:db9::1")));

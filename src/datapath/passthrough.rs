@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::reason::HandshakeRefusal;
 use crate::telemetry::{Record, handshake_refused};
 
-use super::accept::{AcceptedConnection, Held};
+use super::accept::{AcceptedConnection, ConnectionResources};
 use super::admission::HandshakeSlot;
 use super::forward::raw::{self, PassthroughConnection};
 use super::hello::{self, ClientHelloError};
@@ -66,7 +66,7 @@ async fn read_client_hello(
                 authority: wanted.authority,
                 origin: Origin::Workload,
             };
-            (target, wanted.granted)
+            (target, wanted.granted_by_listener)
         }),
         client_hello: hello.bytes,
         held: (accepted.resources, gateway.metrics.connection_opened()),
@@ -91,13 +91,17 @@ async fn read(
 }
 
 /// Sends an alert, and closes once the peer has read it.
-async fn send_alert(mut stream: TcpStream, alert: &[u8], _held: (HandshakeSlot, Held)) {
-    linger::gently(&stream);
+async fn send_alert(
+    mut stream: TcpStream,
+    alert: &[u8],
+    _held: (HandshakeSlot, ConnectionResources),
+) {
+    linger::disable_reset_on_close(&stream);
     if alert.is_empty() {
         return;
     }
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(alert)).await {
-        linger::close(stream, linger::PEER_DRAIN_LIMITS).await;
+        linger::close_gracefully(stream, linger::PEER_DRAIN_LIMITS).await;
     }
 }
 

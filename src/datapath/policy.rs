@@ -30,7 +30,7 @@ impl Permit {
         let route = &self.route;
         let waypoint = match (route.is_by_waypoint(), route.bypasses_waypoints()) {
             (true, _) => Waypoint::Endpoint,
-            (false, true) => Waypoint::Past(route.origin()),
+            (false, true) => Waypoint::Bypassed(route.origin()),
             (false, false) => Waypoint::None,
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
@@ -67,7 +67,7 @@ enum Waypoint {
     /// The endpoint belongs to a waypoint.
     Endpoint,
     /// The tunnel bypassed the waypoints, as the peer's `x-istio-source` requested.
-    Past(Origin),
+    Bypassed(Origin),
 }
 
 impl Grant {
@@ -123,13 +123,13 @@ pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason
 /// links, or of the peers whose `x-istio-source` is trusted.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<(), &'static str> {
     if let Some(refusal) = peer.lost_trust() {
-        return Err(refusal.words());
+        return Err(refusal.description());
     }
     if !peer.is_admitted() {
         return Err("the listener's `sources` do not have the peer's address any more");
     }
     let rules = peer.listener.rules();
-    if rules.is_tls() {
+    if rules.is_passthrough() {
         let name = peer.server_name.as_deref();
         match rules.still_grants(name, &right.authority, right.granted) {
             Ok(true) => return Ok(()),
@@ -152,9 +152,9 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
     evaluate(snapshot, peer, asked, of, means).map_err(Reason::label)?;
     let endpoint = &right.endpoint.definition;
     let gone = snapshot.evaluate_removed_target(peer.policy_source(), asked, means, endpoint);
-    reason(gone).map_err(Reason::label)?;
+    verdict_to_result(gone).map_err(Reason::label)?;
     match right.waypoint {
-        Waypoint::Past(origin)
+        Waypoint::Bypassed(origin)
             if !route::may_bypass_waypoints(snapshot, peer, (host, means), origin) =>
         {
             Err("the peer's x-istio-source is not believed any more")
@@ -167,7 +167,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
 /// the requested name or any other that resolves to it.
 pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, right: &Grant, name: &str) -> bool {
     let leads_there = |port: u16| {
-        let asked = sni::target(name, port)?;
+        let asked = sni::authority_of(name, port)?;
         let found = snapshot.find(peer.policy_source(), &asked)?;
         let is_same = found.service.hostname == right.service.hostname;
         Some(is_same && found.port == right.port)
@@ -189,10 +189,10 @@ fn evaluate(
     if !snapshot.is_linked(peer.policy_source()) {
         return Err(Reason::NotLinked);
     }
-    reason(snapshot.evaluate_exposure(peer.policy_source(), asked, of, means))
+    verdict_to_result(snapshot.evaluate_exposure(peer.policy_source(), asked, of, means))
 }
 
-fn reason(verdict: ExposureVerdict) -> Result<(), Reason> {
+fn verdict_to_result(verdict: ExposureVerdict) -> Result<(), Reason> {
     match verdict {
         ExposureVerdict::Allowed => Ok(()),
         ExposureVerdict::NotForPeer => Err(Reason::NotForPeer),

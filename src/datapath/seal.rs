@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
 /// Stream that buffers written bytes until the next flush.
-pub trait Seal: AsyncWrite + Unpin {
+pub trait BufferedWrite: AsyncWrite + Unpin {
     /// Buffers all bytes, without a limit.
     ///
     /// # Errors
@@ -20,7 +20,7 @@ pub trait Seal: AsyncWrite + Unpin {
     fn write_buffered(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()>;
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Seal for Box<TlsStream<S>> {
+impl<S: AsyncRead + AsyncWrite + Unpin> BufferedWrite for Box<TlsStream<S>> {
     fn write_buffered(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
         let (_, session) = self.get_mut();
         // The caller bounds the buffered bytes; rustls' own limit would cause partial writes.
@@ -50,7 +50,7 @@ impl<S> PlainStream<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> Seal for PlainStream<S> {
+impl<S: AsyncWrite + Unpin> BufferedWrite for PlainStream<S> {
     fn write_buffered(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
         for slice in slices {
             self.sealed.extend_from_slice(slice);

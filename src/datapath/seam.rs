@@ -20,7 +20,7 @@ use tokio::task::coop;
 
 use super::buffer::{BUFFER_BYTES, Buffer};
 use super::meter::FrameMeter;
-use super::seal::Seal;
+use super::seal::BufferedWrite;
 
 /// TLS stream as used by h2.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct WriteBuffer {
 }
 
 /// Limit of a write that is copied in order to share a TLS record with other frames.
-const GATHERED_MAX: usize = 2 * 1024;
+const COALESCED_WRITE_MAX: usize = 2 * 1024;
 /// Limit of bytes that are sealed in one poll before they are sent.
 const SEALED_BYTES_MAX: usize = 256 * 1024;
 /// Limit of slices in one write: h2 writes the head of a frame and its payload.
@@ -99,7 +99,7 @@ impl<S> BufferedTlsOwner<S> {
     pub async fn run<F>(&self, future: F) -> F::Output
     where
         F: Future,
-        S: Seal,
+        S: BufferedWrite,
     {
         let mut future = pin!(future);
         poll_fn(|cx| {
@@ -180,7 +180,7 @@ fn spend_budget(cx: &mut Context<'_>, units: u32) {
     }
 }
 
-impl<S: Seal> BufferedTlsState<S> {
+impl<S: BufferedWrite> BufferedTlsState<S> {
     /// Accepts all bytes: gathers small writes in the buffer, and seals large ones at once.
     fn poll_write(
         &mut self,
@@ -195,7 +195,7 @@ impl<S: Seal> BufferedTlsState<S> {
         for slice in slices {
             self.meter.sent(slice);
         }
-        if count > GATHERED_MAX || self.gathered() + count > BUFFER_BYTES {
+        if count > COALESCED_WRITE_MAX || self.gathered() + count > BUFFER_BYTES {
             self.seal(slices)?;
         } else {
             self.gather(slices);
@@ -258,7 +258,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for BufferedTls<S> {
     }
 }
 
-impl<S: Seal> AsyncWrite for BufferedTls<S> {
+impl<S: BufferedWrite> AsyncWrite for BufferedTls<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -48,19 +48,19 @@ async fn serve_hbone(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     let address = accepted.address;
     let served = async {
         // Boxed: a handshake needs far more memory than the connection that follows.
-        let (session, peer) = Box::pin(meet(&gateway, accepted)).await?;
+        let (session, peer) = Box::pin(authenticate(&gateway, accepted)).await?;
         connect::run(&gateway, session, peer).await
     };
     if let Err(refused) = served.await {
         handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
         if let Some((socket, _slot, _held)) = refused.alerted {
-            linger::close(socket, linger::PEER_DRAIN_LIMITS).await;
+            linger::close_gracefully(socket, linger::PEER_DRAIN_LIMITS).await;
         }
     }
 }
 
 /// Performs the handshake and authenticates the peer.
-async fn meet(
+async fn authenticate(
     gateway: &DataPath,
     accepted: AcceptedConnection,
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {

@@ -14,7 +14,7 @@ use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
 use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, dev};
 
-use super::accept::{Held, WorkerLoad};
+use super::accept::{ConnectionResources, WorkerLoad};
 use super::admission::Admission;
 use super::budget::BufferBudget;
 use super::handshake::HandshakeError;
@@ -97,7 +97,7 @@ fn serve_by(
 ) -> (JoinHandle<Result<(), HandshakeError>>, DuplexStream) {
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
-        let held = Held {
+        let held = ConnectionResources {
             load: WorkerLoad::default().add(),
             descriptor: descriptor(&gateway),
         };
@@ -200,7 +200,7 @@ async fn while_the_buffers_are_full_new_tunnels_are_refused() {
         let lines = metrics.lines().filter(|line| line.starts_with(&of));
         let counts = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
         assert_eq!(counts.sum::<u64>(), count, "{reason} in\n{metrics}");
-        stalled.give_back(BUFFERS);
+        stalled.release(BUFFERS);
     }
 }
 

@@ -91,7 +91,7 @@ impl ReceiveHalf {
 
     fn release(&mut self, bytes: usize) -> Result<(), h2::Error> {
         self.unreleased -= bytes;
-        self.account.give_back(bytes);
+        self.account.release(bytes);
         self.receive.flow_control().release_capacity(bytes)
     }
 
@@ -113,7 +113,7 @@ impl ReceiveHalf {
 
 impl Drop for ReceiveHalf {
     fn drop(&mut self) {
-        self.account.give_back(self.unreleased);
+        self.account.release(self.unreleased);
     }
 }
 
@@ -351,7 +351,7 @@ impl Tunnel {
             // Frames are written in order and share one buffer, so the last one carries the
             // charge.
             let size = if bytes.is_empty() { size } else { 0 };
-            let frame = self.incoming.account.hold(frame, size);
+            let frame = self.incoming.account.charge_bytes(frame, size);
             self.send
                 .send_data(frame, false)
                 .map_err(|error| self.reason_of_failure(&error))?;
@@ -365,7 +365,7 @@ impl Tunnel {
     /// The stream or its connection has failed.
     pub fn finish(&mut self) -> Result<(), Reason> {
         self.send.reserve_capacity(0);
-        let end = self.incoming.account.hold(Bytes::new(), 0);
+        let end = self.incoming.account.charge_bytes(Bytes::new(), 0);
         self.send
             .send_data(end, true)
             .map_err(|error| self.reason_of_failure(&error))?;

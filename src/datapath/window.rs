@@ -90,7 +90,7 @@ impl StreamWindow {
     }
 
     /// Reports that a tunnel used a whole window without its reader ever blocking.
-    pub fn kept_up(&self) {
+    pub fn request_growth(&self) {
         if self.next_size(true) > self.bytes() && !self.wanted.swap(true, Ordering::Relaxed) {
             self.growth.notify_one();
         }
@@ -192,8 +192,8 @@ mod tests {
     #[tokio::test]
     async fn a_wish_wakes_the_connection_once() {
         let window = StreamWindow::new();
-        window.kept_up();
-        window.kept_up();
+        window.request_growth();
+        window.request_growth();
         window.growth_requested().await;
         let second = tokio::time::timeout(
             std::time::Duration::from_millis(20),

@@ -105,7 +105,7 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAwayCode) -> Result<Channel
 ///
 /// # Errors
 /// The token file is unreadable or holds no token.
-pub async fn introduce<T>(
+pub async fn add_credentials<T>(
     control_plane: &ControlPlane,
     cluster: &str,
     call: &mut tonic::Request<T>,

@@ -64,14 +64,14 @@ impl Client {
     ) -> Result<Self, ConnectError> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        Self::over(stream, tls).await
+        Self::connect_over(stream, tls).await
     }
 
     /// Connects over an open byte stream, such as a tunnel.
     ///
     /// # Errors
     /// As [`Client::connect`].
-    pub async fn over<S>(stream: S, tls: &Arc<ClientConfig>) -> Result<Self, ConnectError>
+    pub async fn connect_over<S>(stream: S, tls: &Arc<ClientConfig>) -> Result<Self, ConnectError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -145,7 +145,7 @@ impl Client {
     ///
     /// # Errors
     /// The connection did not end cleanly.
-    pub async fn closed(self) -> Result<(), ConnectError> {
+    pub async fn wait_closed(self) -> Result<(), ConnectError> {
         // Without a handle, the connection would close itself.
         let _send = self.send;
         self.driver.join().await

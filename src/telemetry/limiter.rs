@@ -13,7 +13,7 @@ const IDENTITIES_MAX: usize = 256;
 /// Rate limiter that admits a number of lines per second and counts the others.
 #[derive(Debug)]
 pub(super) struct Limiter {
-    a_second: u32,
+    lines_per_second: u32,
     window: Mutex<Window>,
 }
 
@@ -49,14 +49,14 @@ impl Limiter {
     /// Creates a limiter of `a_second` lines per second.
     pub(super) fn new(a_second: u32) -> Self {
         Self {
-            a_second,
+            lines_per_second: a_second,
             window: Mutex::default(),
         }
     }
 
     /// Returns the number of lines suppressed since the last if a line may be written at `now`.
     pub(super) fn admit(&self, now: Instant) -> Option<u64> {
-        lock(&self.window).admit(self.a_second, now)
+        lock(&self.window).admit(self.lines_per_second, now)
     }
 
     /// Returns and resets the count of suppressed lines, if their second is over.

@@ -95,7 +95,7 @@ macro_rules! ended {
 impl Record {
     /// Creates the record of a tunnel that CONNECT requested.
     pub fn new(metrics: &Arc<Metrics>, source: &Arc<Source>, authority: &str) -> Self {
-        Self::of(
+        Self::with_name(
             metrics,
             source,
             RequestedName::Authority(truncated(authority).into()),
@@ -108,10 +108,10 @@ impl Record {
         source: &Arc<Source>,
         sni: Option<Arc<str>>,
     ) -> Self {
-        Self::of(metrics, source, RequestedName::Sni(sni.unwrap_or_default()))
+        Self::with_name(metrics, source, RequestedName::Sni(sni.unwrap_or_default()))
     }
 
-    fn of(metrics: &Arc<Metrics>, source: &Arc<Source>, asked: RequestedName) -> Self {
+    fn with_name(metrics: &Arc<Metrics>, source: &Arc<Source>, asked: RequestedName) -> Self {
         Self {
             metrics: Arc::clone(metrics),
             source: Arc::clone(source),
@@ -190,7 +190,7 @@ impl Record {
     }
 
     /// Sets the log's `error` field, which explains the end to the operator.
-    pub fn detail(&mut self, text: String) {
+    pub fn set_detail(&mut self, text: String) {
         self.detail = Some(Box::new(text.into()));
     }
 
@@ -543,7 +543,7 @@ mod tests {
             let mut second = record(&metrics, &"é".repeat(1000));
             second.set_service(service());
             second.finish(Reason::DialRefused);
-            second.detail("10.0.0.1:80 and 1 other refused".into());
+            second.set_detail("10.0.0.1:80 and 1 other refused".into());
         });
         assert_eq!(events[0]["message"], "connection failed");
         assert_eq!(events[0]["level"], "WARN");
@@ -565,7 +565,7 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let events = logged("info", || {
             let mut record = record(&metrics, "echo.app.mesh.internal:80");
-            record.detail("another endpoint refused".into());
+            record.set_detail("another endpoint refused".into());
             connect(&mut record);
             record.finish(Reason::UpstreamReset);
         });

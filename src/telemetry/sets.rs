@@ -62,7 +62,7 @@ struct LabelSet {
     /// Count at the last sweep.
     count_at_sweep: u64,
     /// Time of the last sweep that found the counter in use.
-    used: Instant,
+    last_used: Instant,
 }
 
 impl LabelSets {
@@ -114,9 +114,9 @@ impl LabelSets {
         sets.retain(|_, set| {
             let count = set.count.get();
             if count != set.count_at_sweep || Arc::strong_count(&set.count.0) > 1 {
-                (set.count_at_sweep, set.used) = (count, now);
+                (set.count_at_sweep, set.last_used) = (count, now);
             }
-            now.saturating_duration_since(set.used) < UNUSED_LIFETIME
+            now.saturating_duration_since(set.last_used) < UNUSED_LIFETIME
         });
         if sets.len() < MAX_LABEL_SETS {
             self.0.is_full.store(false, Ordering::Relaxed);
@@ -137,7 +137,7 @@ fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count 
     let set = sets.entry(labels).or_insert_with(|| LabelSet {
         count: Count::default(),
         count_at_sweep: 0,
-        used: Instant::now(),
+        last_used: Instant::now(),
     });
     set.count.clone()
 }

@@ -58,12 +58,12 @@ struct List {
 #[derive(Debug)]
 struct IssuerLists {
     name: Vec<u8>,
-    keys: Vec<OfKey>,
+    keys: Vec<KeyLists>,
 }
 
 /// Indexes of the lists of one key.
 #[derive(Debug)]
-struct OfKey {
+struct KeyLists {
     key: Option<Vec<u8>>,
     lists: Vec<usize>,
 }
@@ -172,7 +172,7 @@ impl Crls {
                 rest /= length;
                 key
             });
-            let lists = chosen.flat_map(|of: &OfKey| &of.lists);
+            let lists = chosen.flat_map(|of: &KeyLists| &of.lists);
             let lists = lists.filter_map(|&index| self.lists.get(index));
             lists.map(|list| &list.list).collect()
         })
@@ -285,7 +285,7 @@ impl Crls {
         };
         Some((
             refusal,
-            detail.unwrap_or_else(|| refusal.words().to_owned()),
+            detail.unwrap_or_else(|| refusal.description().to_owned()),
         ))
     }
 }
@@ -370,7 +370,7 @@ fn drop_superseded(mut lists: Vec<List>) -> Vec<List> {
 fn issuers(lists: &[List]) -> Vec<IssuerLists> {
     let mut issuers: Vec<IssuerLists> = Vec::new();
     for (index, list) in lists.iter().enumerate() {
-        let of_key = || OfKey {
+        let of_key = || KeyLists {
             key: list.key.clone(),
             lists: vec![index],
         };
@@ -392,7 +392,7 @@ fn issuers(lists: &[List]) -> Vec<IssuerLists> {
 impl IssuerLists {
     /// Returns the keys to try for certificates with these issuers. Keys that a certificate
     /// names come first.
-    fn keys_to_try(&self, named: &[NamedIssuer]) -> Vec<&OfKey> {
+    fn keys_to_try(&self, named: &[NamedIssuer]) -> Vec<&KeyLists> {
         let named: Vec<_> = named.iter().filter(|one| one.name == self.name).collect();
         let count = if named.is_empty() { 1 } else { self.keys.len() };
         let mut keys: Vec<_> = self.keys.iter().take(count).collect();

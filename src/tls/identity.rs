@@ -50,7 +50,7 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
         trust_domain,
         namespace,
         service_account,
-        not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(end_of(&certificate)),
+        not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(not_after_seconds(&certificate)),
     })
 }
 
@@ -90,7 +90,7 @@ pub(super) fn check_usage(
 }
 
 /// Returns the expiry of a certificate in seconds since 1970, or 0 for an earlier time.
-fn end_of(certificate: &X509Certificate<'_>) -> u64 {
+fn not_after_seconds(certificate: &X509Certificate<'_>) -> u64 {
     u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0)
 }
 
@@ -103,7 +103,7 @@ pub(super) fn not_before(der: &CertificateDer<'_>) -> SystemTime {
 
 /// Returns the expiry of a certificate, or 1970 for a malformed certificate.
 pub(super) fn not_after(der: &CertificateDer<'_>) -> SystemTime {
-    time_of(der, end_of)
+    time_of(der, not_after_seconds)
 }
 
 fn time_of(der: &CertificateDer<'_>, seconds: impl Fn(&X509Certificate<'_>) -> u64) -> SystemTime {

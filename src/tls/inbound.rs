@@ -144,7 +144,7 @@ impl InboundTls {
     ///
     /// # Errors
     /// The peer presented no certificate, or is no longer trusted.
-    pub fn admit(
+    pub fn register_chain(
         &self,
         certificates: &[CertificateDer<'_>],
     ) -> Result<Arc<Chain>, HandshakeRefusal> {
@@ -321,9 +321,9 @@ mod tests {
         let inbound = InboundTls::new(served(&authority, &["west.local", "north.local"]));
         let west = chain(&authority, WEST);
         let north = chain(&authority, "spiffe://north.local/ns/a/sa/b");
-        let (first, second) = (inbound.admit(&west), inbound.admit(&west));
+        let (first, second) = (inbound.register_chain(&west), inbound.register_chain(&west));
         let (first, second) = (first.expect("a chain"), second.expect("a chain"));
-        let other = inbound.admit(&north).expect("a chain");
+        let other = inbound.register_chain(&north).expect("a chain");
         assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
         assert_eq!(rechecked(&inbound), []);
         inbound.replace(served(&authority, &["north.local"]));
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(other.lost(), None);
         // Restored trust applies to new connections only.
         inbound.replace(served(&authority, &["west.local"]));
-        let again = inbound.admit(&west).expect("a chain");
+        let again = inbound.register_chain(&west).expect("a chain");
         assert!(again.lost().is_none() && first.lost().is_some());
     }
 
@@ -343,14 +343,14 @@ mod tests {
         let authority = Authority::new().expect("a root");
         let inbound = InboundTls::new(served(&authority, &["west.local"]));
         let west = chain(&authority, WEST);
-        inbound.admit(&west).expect("a chain");
+        inbound.register_chain(&west).expect("a chain");
         inbound.replace(served(&Authority::new().expect("a root"), &["west.local"]));
-        let refused = inbound.admit(&west).expect_err("another root");
+        let refused = inbound.register_chain(&west).expect_err("another root");
         assert_eq!(refused, HandshakeRefusal::UnknownIssuer);
         inbound.replace(rejecting_server_config().expect("a configuration"));
-        let refused = inbound.admit(&west).expect_err("nobody");
+        let refused = inbound.register_chain(&west).expect_err("nobody");
         assert_eq!(refused, HandshakeRefusal::UntrustedDomain);
-        let none = inbound.admit(&[]).expect_err("no certificate");
+        let none = inbound.register_chain(&[]).expect_err("no certificate");
         assert_eq!(none, HandshakeRefusal::NoCertificate);
     }
 
@@ -359,7 +359,7 @@ mod tests {
         let authority = Authority::new().expect("a root");
         let inbound = InboundTls::new(served(&authority, &["west.local"]));
         let west = chain(&authority, WEST);
-        let first = inbound.admit(&west).expect("a chain");
+        let first = inbound.register_chain(&west).expect("a chain");
         let end = first.not_after();
         // The path to a different root, under another configuration.
         let other = VerifiedPath {
@@ -373,7 +373,7 @@ mod tests {
             same.not_after(),
             SystemTime::UNIX_EPOCH + Duration::from_secs(1)
         );
-        let again = inbound.admit(&west).expect("a chain");
+        let again = inbound.register_chain(&west).expect("a chain");
         assert!(Arc::ptr_eq(&first, &again));
         assert_eq!(first.not_after(), end);
     }
@@ -387,7 +387,7 @@ mod tests {
             let leaf = issuer.leaf(WEST).expect("a leaf").chain_pem;
             let read = CertificateDer::pem_slice_iter(leaf.as_bytes());
             let chain: Vec<_> = read.collect::<Result<_, _>>().expect("certificates");
-            drop(inbound.admit(&chain).expect("a chain"));
+            drop(inbound.register_chain(&chain).expect("a chain"));
             assert!(inbound.lock().chains.len() <= PRUNE_ENTRIES_MIN);
         }
     }

@@ -2,7 +2,7 @@
 //! connection.
 
 /// Random of a ClientHello (RFC 8446 section 4.1.2).
-pub type Random = [u8; 32];
+pub type ClientRandom = [u8; 32];
 
 /// Content type of a handshake record (RFC 8446 section 5.1).
 const HANDSHAKE: u8 = 22;
@@ -14,7 +14,7 @@ const HEAD_BYTES: usize = 4 + 2;
 /// Returns the random of the ClientHello at the start of `bytes`, which may span several records
 /// and be incomplete. Returns `None` if `bytes` hold no ClientHello, or end before its random
 /// does.
-pub fn client_random(mut bytes: &[u8]) -> Option<Random> {
+pub fn client_random(mut bytes: &[u8]) -> Option<ClientRandom> {
     let (mut head, mut filled) = ([0; HEAD_BYTES + 32], 0);
     while filled < head.len() {
         let (&[kind, _, _, high, low], rest) = bytes.split_first_chunk()?;
@@ -37,7 +37,7 @@ pub fn client_random(mut bytes: &[u8]) -> Option<Random> {
 mod tests {
     use super::*;
 
-    const RANDOM: Random = [7; 32];
+    const RANDOM: ClientRandom = [7; 32];
 
     fn message(kind: u8) -> Vec<u8> {
         let mut message = vec![kind, 0, 0, 100, 3, 3];

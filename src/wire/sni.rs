@@ -37,7 +37,7 @@ impl fmt::Display for RouteBy {
 /// Returns the service that a [`normalise`] name addresses inside a tunnel to `port`. A name of
 /// Istio's form has its own port; any other name is taken with `port`. Returns `None` for a
 /// subset, because only the destination rules of the client's cluster define it.
-pub fn target(name: &str, port: u16) -> Option<Authority> {
+pub fn authority_of(name: &str, port: u16) -> Option<Authority> {
     match IstioName::parse(name) {
         Some(istio) => istio.subset.is_empty().then_some(istio.authority),
         None => Some(Authority {
@@ -195,7 +195,7 @@ mod tests {
             ),
         ];
         for (name, want) in cases {
-            let got = target(name, 443).map(|target| target.to_string());
+            let got = authority_of(name, 443).map(|target| target.to_string());
             assert_eq!(got.as_deref(), want, "{name}");
         }
     }

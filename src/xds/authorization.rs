@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::client::UNPLACED;
+use super::client::SHARED_PLACEHOLDER;
 use super::unknown::{self, FieldKind, Shape};
 use super::wds::{ip, namespace, number};
 use crate::grpc::security as proto;
@@ -209,7 +209,7 @@ fn convert_each<T, U>(
 /// policy of this name.
 pub fn deny_all_placeholder(name: &str, scope: PolicyScope, dry_run: bool) -> Policy {
     let name = match name {
-        UNPLACED => "(beyond the limits, or without a usable name)",
+        SHARED_PLACEHOLDER => "(beyond the limits, or without a usable name)",
         name => name,
     };
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));

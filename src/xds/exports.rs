@@ -43,7 +43,7 @@ impl Exports {
     /// Adds a cluster. Clusters that export nothing, such as the one for blocked traffic, are
     /// ignored.
     pub(super) fn insert(&mut self, name: &Arc<str>) {
-        if let Some(export) = exported(name) {
+        if let Some(export) = parse_export(name) {
             self.changed |= self.clusters.insert(Arc::clone(name), export).is_none();
         }
     }
@@ -56,7 +56,7 @@ impl Exports {
 
 /// Parses the export of a cluster from its name, `inbound-vip|PORT|tcp|HOST`
 /// (docs/wire-contract.md 2.2).
-fn exported(name: &str) -> Option<(String, u16)> {
+fn parse_export(name: &str) -> Option<(String, u16)> {
     let parts: Vec<_> = name.splitn(5, '|').collect();
     match parts[..] {
         ["inbound-vip", port, "tcp", host] => {

@@ -75,7 +75,7 @@ impl ControlPlaneKind {
 }
 
 /// Returns the display name of a type.
-pub(super) fn name_of(type_url: &str) -> &'static str {
+pub(super) fn display_name(type_url: &str) -> &'static str {
     let known = TYPE_NAMES.iter().find(|(known, _)| *known == type_url);
     known.map_or("others", |(_, name)| name)
 }

@@ -16,7 +16,7 @@ use super::client::{Client, Request, StreamEnd};
 use super::envoy::ENDPOINT;
 use super::first_answers::InitialEndpoints;
 use super::push::{self, Push};
-use super::source::{metric_label, name_of};
+use super::source::{display_name, metric_label};
 use super::store::AUTHORIZATION;
 use crate::config::ControlPlane;
 use crate::config::pod::Pod;
@@ -293,7 +293,7 @@ impl Feed {
             self.send(&requests, request).await?;
         }
         let mut call = tonic::Request::new(());
-        channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
+        channel::add_credentials(&self.plane, &self.pod.cluster, &mut call).await?;
         let (metadata, ..) = call.into_parts();
         let outgoing = ReceiverStream::new(outgoing);
         let called = call::open(channel, METHOD, metadata, outgoing, MESSAGE_BYTES_MAX);
@@ -421,7 +421,7 @@ impl Feed {
             self.metrics.xds().accepted(url);
         }
         self.status
-            .set_discovery(|known| known.record_answer(name_of(url), version, accepted));
+            .set_discovery(|known| known.record_answer(display_name(url), version, accepted));
     }
 
     /// Tells people what is known of each type.
@@ -437,7 +437,7 @@ impl Feed {
             };
             let (unused, unused_first) = store.store.unused(url);
             let told = ResourceType {
-                name: name_of(url),
+                name: display_name(url),
                 synced: missing(client).all(|missing| missing != url),
                 held: client.held(url),
                 rejected: rejected.clone().count() + client.unlisted_rejections(url),
@@ -460,7 +460,7 @@ impl Feed {
             known.from_disk = from_disk.map(ToOwned::to_owned);
             known.set_types(types);
         });
-        let missing = missing(client).map(name_of).collect();
+        let missing = missing(client).map(display_name).collect();
         self.status.missing(self.pending, missing);
     }
 
@@ -509,7 +509,7 @@ async fn awaited(
     }
     let told = timeout_at(heard + SILENCE_MAX, response(responses)).await;
     Ok(told.map_err(|_| {
-        let missing: Vec<_> = client.without_response().map(name_of).collect();
+        let missing: Vec<_> = client.without_response().map(display_name).collect();
         let missing = missing.join(", ");
         Ended {
             end: StreamEnd::Status,

@@ -126,7 +126,7 @@ impl World {
         let mut tunnel = tunnel.map_err(|error| error.to_string())?;
         let host = tunnel.read_u8().await.expect("a host");
         // Without its handle the connection goes on as long as the tunnel does.
-        tokio::spawn(client.closed());
+        tokio::spawn(client.wait_closed());
         Ok((host, tunnel))
     }
 

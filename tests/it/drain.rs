@@ -162,7 +162,7 @@ fn a_gateway_without_tunnels_stops_as_soon_as_the_lag_is_over() {
         let start = Instant::now();
         gateway.signal(Signal::TERM);
         // The client may still be closing when the gateway has exited.
-        let _ = client.closed().await;
+        let _ = client.wait_closed().await;
         assert!(gateway.exited().await.success());
         assert!(
             start.elapsed() < LAG + DEADLINE,

@@ -70,7 +70,7 @@ impl Mesh {
         // Without its handle the connection goes on as long as the tunnel does.
         let mut tunnel = tunnel.map_err(|error| error.to_string())?;
         echoes(&mut tunnel).await;
-        tokio::spawn(client.closed());
+        tokio::spawn(client.wait_closed());
         Ok(tunnel)
     }
 

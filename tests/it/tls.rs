@@ -119,7 +119,7 @@ fn double_hbone_carries_an_inner_session_that_the_gateway_cannot_read() {
         let inner_tls = identities().client(CLIENT, ENDPOINT);
         for id in 0..10 {
             let tunnel = outer.tunnel(ECHO).await.expect("an outer tunnel");
-            let inner = Client::over(tunnel, &inner_tls)
+            let inner = Client::connect_over(tunnel, &inner_tls)
                 .await
                 .expect("an inner connection");
             let stream = inner.tunnel(ECHO).await.expect("an inner tunnel");
@@ -142,6 +142,6 @@ fn double_hbone_carries_an_inner_session_that_the_gateway_cannot_read() {
         // An inner client that expects another identity detects it end to end.
         let tunnel = outer.tunnel(ECHO).await.expect("an outer tunnel");
         let wrong = identities().client(CLIENT, GATEWAY);
-        assert!(Client::over(tunnel, &wrong).await.is_err());
+        assert!(Client::connect_over(tunnel, &wrong).await.is_err());
     });
 }

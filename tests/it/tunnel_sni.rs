@@ -228,13 +228,15 @@ fn double_hbone_without_a_name_needs_a_tunnel_by_authority() {
         let client = gateway.client(identities()).await;
         let inner = identities().client(CLIENT, ENDPOINT);
         let outer = client.tunnel(ECHO).await.expect("a tunnel");
-        let double = Client::over(outer, &inner).await.expect("HBONE inside");
+        let double = Client::connect_over(outer, &inner)
+            .await
+            .expect("HBONE inside");
         double.tunnel(ECHO).await.expect("a tunnel in the tunnel");
         let outer = client
             .tunnel(WITHOUT_ENDPOINT)
             .await
             .expect("200 comes first");
-        let refused = Client::over(outer, &inner).await;
+        let refused = Client::connect_over(outer, &inner).await;
         assert!(refused.is_err(), "it asks for no name");
         ended(&gateway, "unknown_sni", 1.0).await;
     });

@@ -177,7 +177,7 @@ impl Mesh {
         let request = request.body(()).expect("a request");
         let tunnel = client.request(request).await.map_err(|e| e.to_string())?;
         // Without its handle the connection goes on as long as the tunnel does.
-        tokio::spawn(client.closed());
+        tokio::spawn(client.wait_closed());
         Ok(tunnel)
     }
 

@@ -92,7 +92,7 @@ impl DemoClient {
     /// Sends one request by double HBONE, and returns the name of the endpoint that answered.
     pub(super) async fn request(&self) -> anyhow::Result<String> {
         let tunnel = self.outer.tunnel(ECHO).await.context("outer tunnel")?;
-        let inner = Client::over(tunnel, &self.inner_tls)
+        let inner = Client::connect_over(tunnel, &self.inner_tls)
             .await
             .context("inner connection")?;
         let mut stream = inner.tunnel(ECHO).await.context("inner tunnel")?;
@@ -113,7 +113,7 @@ impl DemoClient {
     }
 
     /// Returns the gateway's status for a CONNECT to `authority`.
-    pub(super) async fn status(&self, authority: &str) -> anyhow::Result<StatusCode> {
+    pub(super) async fn connect_status(&self, authority: &str) -> anyhow::Result<StatusCode> {
         match self.outer.tunnel(authority).await {
             Ok(_) => Ok(StatusCode::OK),
             Err(ConnectError::Status(status)) => Ok(status),

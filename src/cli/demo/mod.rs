@@ -203,7 +203,7 @@ async fn check_untrusted_peer(world: &DemoEnvironment, report: &mut Report) -> a
         "stranger",
         "a peer of an unknown trust domain, under the same root",
     );
-    let refused = match DemoClient::new(world, &world.identities.stranger).await {
+    let refused = match DemoClient::new(world, &world.identities.untrusted).await {
         Ok(caller) => caller.request().await.err(),
         Err(error) => Some(error),
     };
@@ -231,9 +231,9 @@ async fn check_untrusted_peer(world: &DemoEnvironment, report: &mut Report) -> a
 
 async fn check_unexposed_service(caller: &DemoClient, report: &mut Report) -> anyhow::Result<()> {
     report.begin("unexposed", "a service of the mesh that is not exposed");
-    let status = caller.status(UNEXPOSED).await?;
+    let status = caller.connect_status(UNEXPOSED).await?;
     let unknown = caller
-        .status("no-such-service.app.svc.cluster.local:80")
+        .connect_status("no-such-service.app.svc.cluster.local:80")
         .await?;
     report.done(
         json!({"status": status.as_u16(), "status_of_unknown": unknown.as_u16()}),

@@ -26,7 +26,7 @@ pub(super) const UNEXPOSED: &str = "secret.app.svc.cluster.local:80";
 pub(super) const GATEWAY_ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 pub(super) const ENDPOINT_ID: &str = "spiffe://east.local/ns/app/sa/echo";
 const CLIENT_ID: &str = "spiffe://west.local/ns/shop/sa/checkout";
-const STRANGER_ID: &str = "spiffe://stranger.example/ns/shop/sa/checkout";
+const UNTRUSTED_ID: &str = "spiffe://stranger.example/ns/shop/sa/checkout";
 /// Endpoint of weight 1; [`LARGE`] has weight 3.
 pub(super) const SMALL: &str = "echo-1";
 const LARGE: &str = "echo-3";
@@ -44,7 +44,7 @@ pub(super) struct Identities {
     gateway: Leaf,
     endpoint: Leaf,
     pub(super) client: Leaf,
-    pub(super) stranger: Leaf,
+    pub(super) untrusted: Leaf,
 }
 
 impl Identities {
@@ -59,7 +59,7 @@ impl Identities {
             gateway: east.leaf(GATEWAY_ID)?,
             endpoint: east.leaf(ENDPOINT_ID)?,
             client: west.leaf(CLIENT_ID)?,
-            stranger: authority.intermediate("stranger")?.leaf(STRANGER_ID)?,
+            untrusted: authority.intermediate("stranger")?.leaf(UNTRUSTED_ID)?,
         })
     }
 }

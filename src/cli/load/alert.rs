@@ -16,7 +16,7 @@ pub(super) struct Alert(u8);
 
 /// Kind of the first bytes of a connection.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Beginning {
+pub(super) enum FirstBytes {
     /// A TLS alert.
     Alert(Alert),
     /// [`HELLO_RESPONSE`], and what follows it.
@@ -27,9 +27,9 @@ pub(super) enum Beginning {
     Payload,
 }
 
-impl Beginning {
+impl FirstBytes {
     /// Classifies the first bytes of a connection.
-    pub(super) fn of(bytes: &[u8]) -> Self {
+    pub(super) fn classify(bytes: &[u8]) -> Self {
         if bytes.starts_with(&HELLO_RESPONSE) {
             return Self::Answer;
         }
@@ -99,25 +99,32 @@ mod tests {
     fn an_alert_is_told_from_its_beginning_and_from_other_bytes() {
         let alert = [21, 3, 3, 0, 2, 2, 112];
         for length in 0..ALERT_BYTES {
-            assert_eq!(Beginning::of(&alert[..length]), Beginning::Incomplete);
+            assert_eq!(
+                FirstBytes::classify(&alert[..length]),
+                FirstBytes::Incomplete
+            );
         }
-        assert_eq!(Beginning::of(&alert), Beginning::Alert(Alert(112)));
+        assert_eq!(FirstBytes::classify(&alert), FirstBytes::Alert(Alert(112)));
         for length in 0..HELLO_RESPONSE.len() {
             assert_eq!(
-                Beginning::of(&HELLO_RESPONSE[..length]),
-                Beginning::Incomplete
+                FirstBytes::classify(&HELLO_RESPONSE[..length]),
+                FirstBytes::Incomplete
             );
         }
         let answered = [&HELLO_RESPONSE[..], &[1, 2, 3]].concat();
-        assert_eq!(Beginning::of(&answered), Beginning::Answer);
+        assert_eq!(FirstBytes::classify(&answered), FirstBytes::Answer);
         // Bytes after the alert are ignored.
         let longer = [&alert[..], &[1, 2, 3]].concat();
-        assert_eq!(Beginning::of(&longer), Beginning::Alert(Alert(112)));
+        assert_eq!(FirstBytes::classify(&longer), FirstBytes::Alert(Alert(112)));
         assert_eq!(Alert(112).to_string(), "TLS alert unrecognized_name (112)");
         for at in 0..ALERT_BYTES - 1 {
             let mut other = alert;
             other[at] = 200;
-            assert_eq!(Beginning::of(&other[..=at]), Beginning::Payload, "{at}");
+            assert_eq!(
+                FirstBytes::classify(&other[..=at]),
+                FirstBytes::Payload,
+                "{at}"
+            );
         }
     }
 }

@@ -97,7 +97,7 @@ pub(super) struct TlsFiles {
 
 /// Arguments of `up` and `down`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Bulk {
+pub(super) struct BulkArgs {
     #[command(flatten)]
     common: Common,
     /// Number of streams of each connection.
@@ -125,7 +125,7 @@ pub(super) struct RequestArgs {
 
 /// Arguments of `handshake`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Handshakes {
+pub(super) struct HandshakeArgs {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -250,7 +250,7 @@ pub(super) fn files(
     })
 }
 
-impl Bulk {
+impl BulkArgs {
     pub(super) fn plan(&self, work: Work) -> Plan {
         self.common.plan(work, self.streams, self.size, self.rate)
     }
@@ -263,7 +263,7 @@ impl RequestArgs {
     }
 }
 
-impl Handshakes {
+impl HandshakeArgs {
     pub(super) fn plan(&self, work: Work) -> Plan {
         let Request { size, rate } = self.request;
         self.common.plan(work, NonZeroUsize::MIN, Some(size), rate)

@@ -17,7 +17,7 @@ use super::args::Plan;
 use super::pace::{PreciseTimer, Schedule};
 use super::progress;
 use super::report::Report;
-use super::slot::{Job, Run, Worker};
+use super::slot::{Job, RunState, Worker};
 use super::tally::Counters;
 use super::target::{ReconnectingConnection, Target};
 
@@ -45,7 +45,7 @@ pub(super) struct RunCost {
 /// Failures of the gateway are in the report.
 pub(super) async fn run_plan(plan: Plan) -> anyhow::Result<Report> {
     let mut stop = StopSignals::new()?;
-    let run = Rc::new(Run::new(plan).await?);
+    let run = Rc::new(RunState::new(plan).await?);
     let lines: Vec<_> = (0..run.plan.connections)
         .map(|_| Rc::new(ReconnectingConnection::new(&run.target)))
         .collect();
@@ -66,7 +66,7 @@ pub(super) async fn run_plan(plan: Plan) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-impl Run {
+impl RunState {
     async fn new(plan: Plan) -> anyhow::Result<Self> {
         let size = plan.size.map_or(0, NonZeroU64::get);
         let request = match Job::of_connection(&plan).first() {
@@ -104,7 +104,7 @@ fn incompressible_bytes(count: usize) -> Bytes {
 
 /// Opens all connections, and the tunnels that are not part of an operation. Each one that cannot
 /// be opened counts as a failure.
-async fn open(run: &Rc<Run>, lines: &[Rc<ReconnectingConnection>]) -> Vec<Worker> {
+async fn open(run: &Rc<RunState>, lines: &[Rc<ReconnectingConnection>]) -> Vec<Worker> {
     let mut slots = Vec::new();
     let mut opening = JoinSet::new();
     for line in lines {
@@ -127,7 +127,7 @@ async fn open(run: &Rc<Run>, lines: &[Rc<ReconnectingConnection>]) -> Vec<Worker
     slots
 }
 
-async fn open_line(run: Rc<Run>, line: Rc<ReconnectingConnection>) -> Vec<Worker> {
+async fn open_line(run: Rc<RunState>, line: Rc<ReconnectingConnection>) -> Vec<Worker> {
     let jobs = Job::of_connection(&run.plan);
     let count = jobs.len();
     let mut waiting = jobs.into_iter().map(|job| Worker::new(&run, &line, job));
@@ -150,14 +150,14 @@ async fn open_line(run: Rc<Run>, line: Rc<ReconnectingConnection>) -> Vec<Worker
 }
 
 /// Prepares a slot on a connection with `streams` streams; returns none if that fails.
-async fn prepare(run: Rc<Run>, mut slot: Worker, streams: usize) -> Option<Worker> {
+async fn prepare(run: Rc<RunState>, mut slot: Worker, streams: usize) -> Option<Worker> {
     let prepared = slot.prepare(streams).await;
     prepared.map_err(|error| run.tally.failed(&error)).ok()?;
     Some(slot)
 }
 
 /// Returns the result of a task. A panic counts as a failure.
-fn task_result<T>(run: &Run, ended: Option<Result<T, tokio::task::JoinError>>) -> Option<T> {
+fn task_result<T>(run: &RunState, ended: Option<Result<T, tokio::task::JoinError>>) -> Option<T> {
     ended?
         .map_err(|stopped| run.tally.failed(&stopped.into()))
         .ok()
@@ -165,7 +165,7 @@ fn task_result<T>(run: &Run, ended: Option<Result<T, tokio::task::JoinError>>) -
 
 /// Runs every slot until the time is over.
 async fn run_slots(
-    run: &Rc<Run>,
+    run: &Rc<RunState>,
     slots: Vec<Worker>,
     stop: &mut StopSignals,
 ) -> anyhow::Result<(Vec<Worker>, RunCost)> {
@@ -216,7 +216,7 @@ async fn run_slots(
 async fn close_all(slots: Vec<Worker>, lines: Vec<Rc<ReconnectingConnection>>) {
     let mut parting = JoinSet::new();
     for mut slot in slots {
-        parting.spawn_local(async move { slot.part().await });
+        parting.spawn_local(async move { slot.close().await });
     }
     while parting.join_next().await.is_some() {}
     for line in lines {

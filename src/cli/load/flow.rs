@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::hbone::Tunnel;
 
-use super::alert::{ALERT_BYTES, Beginning, HELLO_RESPONSE};
+use super::alert::{ALERT_BYTES, FirstBytes, HELLO_RESPONSE};
 
 /// Limit of one read from a bare connection, in bytes.
 const READ_BYTES: usize = 256 * 1024;
@@ -143,14 +143,14 @@ impl PassthroughStream {
     /// They are a TLS alert.
     fn process_first_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.head.extend_from_slice(bytes);
-        match Beginning::of(&self.head) {
-            Beginning::Alert(alert) => return Err(io::Error::other(alert)),
-            Beginning::Answer => {
+        match FirstBytes::classify(&self.head) {
+            FirstBytes::Alert(alert) => return Err(io::Error::other(alert)),
+            FirstBytes::Answer => {
                 self.head.advance(HELLO_RESPONSE.len());
                 self.is_payload = true;
             }
-            Beginning::Payload => self.is_payload = true,
-            Beginning::Incomplete => {}
+            FirstBytes::Payload => self.is_payload = true,
+            FirstBytes::Incomplete => {}
         }
         Ok(())
     }

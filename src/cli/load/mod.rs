@@ -27,7 +27,7 @@ use anyhow::Context;
 use clap::Subcommand;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
-use args::{Bulk, Handshakes, HeldArgs, Idle, RequestArgs, Work};
+use args::{BulkArgs, HandshakeArgs, HeldArgs, Idle, RequestArgs, Work};
 
 /// Generates load for an HBONE gateway and measures it, or serves the endpoints for that.
 ///
@@ -40,23 +40,23 @@ use args::{Bulk, Handshakes, HeldArgs, Idle, RequestArgs, Work};
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum Command {
     /// Sends to a sink and reports the delivered bytes per second; needs `serve --mode sink`.
     ///
     /// Without --size each stream sends until the time is over, ends its direction, and waits until
     /// the sink has ended too. With --size an operation is one tunnel with that many bytes.
     #[command(after_help = args::example("up", "--streams 16"))]
-    Up(Bulk),
+    Up(BulkArgs),
     /// Receives from a source and reports bytes per second; needs `serve --mode source`.
     ///
     /// Without --size each stream receives until the time is over. With --size an operation is one
     /// tunnel with that many bytes.
     #[command(after_help = args::example("down", "--size 1MiB --streams 4"))]
-    Down(Bulk),
+    Down(BulkArgs),
     /// Sends requests and reads them back, on tunnels that stay open; needs `serve --mode echo`.
     #[command(after_help = args::example("rr", "--streams 64 --rate 5000"))]
     Rr(RequestArgs),
@@ -68,7 +68,7 @@ enum What {
     /// A connection is TCP, mTLS without resumption, HTTP/2, and one tunnel. --connections limits
     /// the number that is opened concurrently.
     #[command(after_help = args::example("handshake", "--connections 4"))]
-    Handshake(Handshakes),
+    Handshake(HandshakeArgs),
     /// Opens tunnels and holds them; one that ends is a failure.
     #[command(after_help = args::example("idle", "--connections 100 --streams 100"))]
     Idle(Idle),
@@ -101,15 +101,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     crate::app::raise_descriptor_limit();
     let runtime = runtime()?;
     let plan = match &args.what {
-        What::Up(args) => args.plan(Work::Up),
-        What::Down(args) => args.plan(Work::Down),
-        What::Rr(args) => args.plan(Work::Rr),
-        What::Churn(args) => args.plan(Work::Churn),
-        What::Handshake(args) => args.plan(Work::Handshake),
-        What::Idle(args) => args.plan(Work::Idle),
-        What::Stall(args) => args.plan(Work::Stall),
-        What::Mixed(args) => args.plan(Work::Mixed),
-        What::Serve(args) => {
+        Command::Up(args) => args.plan(Work::Up),
+        Command::Down(args) => args.plan(Work::Down),
+        Command::Rr(args) => args.plan(Work::Rr),
+        Command::Churn(args) => args.plan(Work::Churn),
+        Command::Handshake(args) => args.plan(Work::Handshake),
+        Command::Idle(args) => args.plan(Work::Idle),
+        Command::Stall(args) => args.plan(Work::Stall),
+        Command::Mixed(args) => args.plan(Work::Mixed),
+        Command::Serve(args) => {
             runtime.block_on(serve::serve(args))?;
             return Ok(ExitCode::SUCCESS);
         }

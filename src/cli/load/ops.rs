@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::args::Plan;
 use super::flow::LoadStream;
 use super::serve;
-use super::slot::{Job, Run};
+use super::slot::{Job, RunState};
 use super::target::{OpenTunnel, ReconnectingConnection, add};
 
 /// Returns true if the job consists of operations.
@@ -19,7 +19,7 @@ pub(super) fn is_operation(job: Job, plan: &Plan) -> bool {
     match job {
         Job::Rr | Job::Churn | Job::Handshake => true,
         Job::Up | Job::Down => plan.size.is_some(),
-        Job::Idle | Job::Stall | Job::FullDuplex | Job::Clog => false,
+        Job::Idle | Job::Stall | Job::FullDuplex | Job::StalledEcho => false,
     }
 }
 
@@ -34,7 +34,7 @@ pub(super) fn opens_tunnels(job: Job, plan: &Plan) -> bool {
 /// # Errors
 /// The operation failed; the error has the reason.
 pub(super) async fn run_operation(
-    run: &Run,
+    run: &RunState,
     line: &ReconnectingConnection,
     job: Job,
     open: &mut Option<OpenTunnel>,
@@ -58,12 +58,12 @@ pub(super) async fn run_operation(
         }
         Job::Up => upload(run, &mut line.open().await?.tunnel).await,
         Job::Down => download(run, &mut line.open().await?.tunnel).await,
-        Job::Idle | Job::Stall | Job::FullDuplex | Job::Clog => Ok(()),
+        Job::Idle | Job::Stall | Job::FullDuplex | Job::StalledEcho => Ok(()),
     }
 }
 
 /// Sends a request and reads it back concurrently: an echo that cannot send stops reading.
-pub(super) async fn exchange(run: &Run, tunnel: &mut LoadStream) -> anyhow::Result<()> {
+pub(super) async fn exchange(run: &RunState, tunnel: &mut LoadStream) -> anyhow::Result<()> {
     let request = &run.request;
     let mut left = request.clone();
     let mut echoed = 0;
@@ -93,13 +93,13 @@ pub(super) async fn close_both_directions(tunnel: &mut LoadStream) -> anyhow::Re
     Ok(())
 }
 
-async fn upload(run: &Run, tunnel: &mut LoadStream) -> anyhow::Result<()> {
+async fn upload(run: &RunState, tunnel: &mut LoadStream) -> anyhow::Result<()> {
     send(run, tunnel, run.plan.size.map_or(0, NonZeroU64::get)).await?;
     close_both_directions(tunnel).await
 }
 
 /// Sends `left` bytes.
-pub(super) async fn send(run: &Run, tunnel: &mut LoadStream, mut left: u64) -> io::Result<()> {
+pub(super) async fn send(run: &RunState, tunnel: &mut LoadStream, mut left: u64) -> io::Result<()> {
     while left > 0 {
         let mut part = run.chunk.clone();
         part.truncate(usize::try_from(left).unwrap_or(usize::MAX));
@@ -111,7 +111,7 @@ pub(super) async fn send(run: &Run, tunnel: &mut LoadStream, mut left: u64) -> i
     Ok(())
 }
 
-async fn download(run: &Run, tunnel: &mut LoadStream) -> anyhow::Result<()> {
+async fn download(run: &RunState, tunnel: &mut LoadStream) -> anyhow::Result<()> {
     let wanted = run.plan.size.map_or(0, NonZeroU64::get);
     request_bytes(tunnel, wanted).await?;
     let mut received = 0;

@@ -66,7 +66,7 @@ impl Schedule {
         schedule.due.acquire().await.ok()?.forget();
         let number = schedule.taken.get();
         schedule.taken.set(number + 1);
-        Some(self.begun.get() + schedule.after(number))
+        Some(self.begun.get() + schedule.due_offset(number))
     }
 
     /// Waits until the time is over.
@@ -99,7 +99,7 @@ impl Schedule {
             let more = usize::try_from(due - released).unwrap_or(Semaphore::MAX_PERMITS);
             schedule.due.add_permits(more);
             released = due;
-            wait(begun + schedule.after(released)).await?;
+            wait(begun + schedule.due_offset(released)).await?;
         }
         sleep_until(end).await;
         let taken = async {
@@ -126,7 +126,7 @@ const SECOND: u128 = 1_000_000_000;
 
 impl FixedRate {
     /// Returns the due time of an operation, relative to the beginning.
-    fn after(&self, number: u64) -> Duration {
+    fn due_offset(&self, number: u64) -> Duration {
         let nanos = u128::from(number) * SECOND / u128::from(self.rate);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
@@ -220,7 +220,7 @@ mod tests {
         for rate in [1, 3, 7, 1_000, 999_999_937] {
             let schedule = pace(1, Some(rate)).schedule.unwrap();
             for number in [0, 1, 2, 3, 1_000, 123_456_789] {
-                let due = schedule.after(number);
+                let due = schedule.due_offset(number);
                 assert!(schedule.due_before(due) <= number, "{number} at {rate}");
                 let then = due + Duration::from_nanos(1);
                 assert!(schedule.due_before(then) > number, "{number} at {rate}");

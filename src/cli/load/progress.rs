@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::slot::Run;
+use super::slot::RunState;
 use super::units;
 
 const TERMINAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -16,7 +16,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const CLEAR: &str = "\r\x1b[K";
 
 /// Shows the progress until the time of the run is over.
-pub(super) async fn show(run: Rc<Run>) {
+pub(super) async fn show(run: Rc<RunState>) {
     let watched = std::io::stderr().is_terminal();
     let every = if watched {
         TERMINAL_INTERVAL
@@ -59,7 +59,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn now(run: &Run) -> Self {
+    fn now(run: &RunState) -> Self {
         let tally = &run.tally;
         Self {
             at: Instant::now(),
@@ -69,7 +69,7 @@ impl Counts {
     }
 }
 
-fn line(run: &Run, since: Duration, last: &Counts, now: &Counts) -> String {
+fn line(run: &RunState, since: Duration, last: &Counts, now: &Counts) -> String {
     let seconds = (now.at - last.at).as_secs_f64();
     let rate = |now: u64, last: u64| (now - last) as f64 / seconds;
     let mut line = format!(

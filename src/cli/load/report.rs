@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::args::Work;
 use super::drive::RunCost;
-use super::slot::Run;
+use super::slot::RunState;
 use super::units::{bytes, three_digits};
 
 /// Results of a run. docs/load-testing.md lists the fields; they are stable.
@@ -57,7 +57,7 @@ struct Latency {
 }
 
 impl Report {
-    pub(super) fn new(run: &Run, took: &RunCost) -> Self {
+    pub(super) fn new(run: &RunState, took: &RunCost) -> Self {
         let (plan, tally) = (&run.plan, &run.tally);
         let counts = &run.target.counts;
         let seconds = took.time.as_secs_f64();
@@ -229,7 +229,7 @@ fn plural(count: u64, what: &str) -> String {
 
 impl Latency {
     /// Returns none if there were no operations.
-    fn new(run: &Run) -> Option<Self> {
+    fn new(run: &RunState) -> Option<Self> {
         let nanos = run.tally.latency();
         let us = |nanos: f64| (nanos / 100.0).round() / 10.0;
         let quantile = |quantile: f64| us(nanos.value_at_quantile(quantile) as f64);

@@ -24,7 +24,7 @@ const END_DEADLINE: Duration = Duration::from_secs(1);
 const RESET_GRACE: Duration = Duration::from_millis(100);
 
 /// State that every slot of a run shares.
-pub(super) struct Run {
+pub(super) struct RunState {
     pub(super) plan: Plan,
     pub(super) target: Rc<Target>,
     pub(super) pace: Schedule,
@@ -50,7 +50,7 @@ pub(super) enum Job {
     /// Sends to an echo and reads back, as fast as possible.
     FullDuplex,
     /// Sends two windows to an echo and never reads.
-    Clog,
+    StalledEcho,
 }
 
 impl Job {
@@ -67,7 +67,7 @@ impl Job {
         };
         let mut jobs = vec![each; plan.streams];
         if plan.work == Work::Mixed {
-            jobs.extend([Self::FullDuplex, Self::Clog]);
+            jobs.extend([Self::FullDuplex, Self::StalledEcho]);
         }
         jobs
     }
@@ -75,7 +75,7 @@ impl Job {
 
 /// Job, with the tunnel that it uses.
 pub(super) struct Worker {
-    run: Rc<Run>,
+    run: Rc<RunState>,
     line: Rc<ReconnectingConnection>,
     job: Job,
     open: Option<OpenTunnel>,
@@ -83,7 +83,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(run: &Rc<Run>, line: &Rc<ReconnectingConnection>, job: Job) -> Self {
+    pub(super) fn new(run: &Rc<RunState>, line: &Rc<ReconnectingConnection>, job: Job) -> Self {
         Self {
             run: Rc::clone(run),
             line: Rc::clone(line),
@@ -143,7 +143,7 @@ impl Worker {
                     self.run.tally.count_success(due.elapsed());
                     in_a_row = 0;
                     if self.job == Job::Handshake {
-                        self.part().await;
+                        self.close().await;
                     }
                 }
                 Err(error) => {
@@ -161,7 +161,7 @@ impl Worker {
 
     /// Ends the tunnel in order if the other side will end it too; resets it otherwise. A
     /// connection that only this slot uses is closed.
-    pub(super) async fn part(&mut self) {
+    pub(super) async fn close(&mut self) {
         let Some(OpenTunnel {
             mut tunnel,
             connection,
@@ -176,7 +176,7 @@ impl Worker {
             let _ = timeout(END_DEADLINE, ops::close_both_directions(&mut tunnel)).await;
         }
         drop(tunnel);
-        if matches!(self.job, Job::Down | Job::Stall | Job::Clog) {
+        if matches!(self.job, Job::Down | Job::Stall | Job::StalledEcho) {
             // Bytes under way have to be read, or closing would reset the connection.
             sleep(RESET_GRACE).await;
         }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::flow::LoadStream;
 use super::ops;
 use super::serve;
-use super::slot::{Job, Run};
+use super::slot::{Job, RunState};
 use super::target::add;
 use super::watchdog::DeadlineGuard;
 
@@ -26,7 +26,7 @@ type UntilError = anyhow::Result<Infallible>;
 /// # Errors
 /// The stream broke, ended, or made no progress.
 pub(super) async fn run_stream(
-    run: &Run,
+    run: &RunState,
     job: Job,
     tunnel: &mut LoadStream,
     watchdog: &mut DeadlineGuard,
@@ -38,7 +38,7 @@ pub(super) async fn run_stream(
             Job::Down => down(run, tunnel, watchdog).await,
             Job::FullDuplex => full_duplex(run, tunnel, watchdog, &mut left).await,
             Job::Stall => stall(tunnel).await,
-            Job::Clog => stalled_echo(run, tunnel).await,
+            Job::StalledEcho => stalled_echo(run, tunnel).await,
             _ => idle(run, tunnel).await,
         }
     };
@@ -61,7 +61,7 @@ pub(super) async fn run_stream(
 }
 
 async fn up(
-    run: &Run,
+    run: &RunState,
     tunnel: &mut LoadStream,
     watchdog: &mut DeadlineGuard,
     left: &mut Bytes,
@@ -74,7 +74,7 @@ async fn up(
 
 /// Sends the rest of a chunk, or a new one.
 fn send_more(
-    run: &Run,
+    run: &RunState,
     tunnel: &mut LoadStream,
     cx: &mut Context<'_>,
     left: &mut Bytes,
@@ -88,7 +88,7 @@ fn send_more(
     sent
 }
 
-async fn down(run: &Run, tunnel: &mut LoadStream, watchdog: &mut DeadlineGuard) -> UntilError {
+async fn down(run: &RunState, tunnel: &mut LoadStream, watchdog: &mut DeadlineGuard) -> UntilError {
     ops::request_bytes(tunnel, serve::ENDLESS).await?;
     loop {
         match watchdog.guard(tunnel.chunk()).await? {
@@ -100,7 +100,7 @@ async fn down(run: &Run, tunnel: &mut LoadStream, watchdog: &mut DeadlineGuard) 
 
 /// Moves bytes in both directions. Progress in either one restarts the deadline.
 async fn full_duplex(
-    run: &Run,
+    run: &RunState,
     tunnel: &mut LoadStream,
     watchdog: &mut DeadlineGuard,
     left: &mut Bytes,
@@ -131,12 +131,12 @@ async fn stall(tunnel: &mut LoadStream) -> UntilError {
 /// Sends two windows of a stream and never reads. One half fills our window, and the other half
 /// stays in the gateway and the endpoint. Sending until nothing more fits would measure something
 /// else: some gateways let one stream use most of their connection's window.
-async fn stalled_echo(run: &Run, tunnel: &mut LoadStream) -> UntilError {
+async fn stalled_echo(run: &RunState, tunnel: &mut LoadStream) -> UntilError {
     ops::send(run, tunnel, 2 * u64::from(run.plan.stream_window())).await?;
     Err(tunnel.wait_for_failure().await.into())
 }
 
-async fn idle(run: &Run, tunnel: &mut LoadStream) -> UntilError {
+async fn idle(run: &RunState, tunnel: &mut LoadStream) -> UntilError {
     let number = run.idle.get();
     run.idle.set(number + 1);
     if number.is_multiple_of(BURST_EVERY) && !run.request.is_empty() {

@@ -195,7 +195,7 @@ impl Target {
 
     /// Opens a bare connection and sends its ClientHello, with a new random. A gateway would take
     /// repeated ones for a routing loop.
-    async fn bare(&self, hellos: &RoundRobin<Bytes>) -> anyhow::Result<OpenTunnel> {
+    async fn open_passthrough(&self, hellos: &RoundRobin<Bytes>) -> anyhow::Result<OpenTunnel> {
         let mut stream = self.tcp().await?;
         let mut hello = hellos.next().to_vec();
         fastrand::fill(hello.get_mut(RANDOM).unwrap_or_default());
@@ -337,7 +337,7 @@ impl ReconnectingConnection {
     /// The tunnel was rejected, or there is no connection.
     pub(super) async fn open(&self) -> anyhow::Result<OpenTunnel> {
         if let Transport::Bare(hellos) = &self.target.way {
-            return self.target.bare(hellos).await;
+            return self.target.open_passthrough(hellos).await;
         }
         let connection = self.connection().await?;
         match self.target.tunnel(&connection).await {
@@ -358,7 +358,7 @@ impl ReconnectingConnection {
     /// As [`ReconnectingConnection::open`].
     pub(super) async fn open_on_new_connection(&self) -> anyhow::Result<OpenTunnel> {
         if let Transport::Bare(hellos) = &self.target.way {
-            return self.target.bare(hellos).await;
+            return self.target.open_passthrough(hellos).await;
         }
         let connection = Rc::new(self.target.connect().await?);
         let tunnel = self.target.tunnel(&connection).await?;

@@ -30,7 +30,7 @@ use super::buffer::{BUFFER_BYTES, Buffer, compact};
 use super::hellos::{self, InFlight};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
-use progress::Progress;
+use progress::InnerProgress;
 
 /// Limit of one read from an endpoint in bytes: DATA frames that fill eight TLS records.
 const READ_BYTES_MAX: usize = 8 * RECORD_DATA_BYTES;
@@ -51,7 +51,7 @@ pub struct CopyOutcome {
     pub result: Result<(), Reason>,
     /// Deadline for the endpoint to take what it was sent. `None` unless it was sent FIN and
     /// everything that the peer sent.
-    pub deliver_by: Option<Instant>,
+    pub delivery_deadline: Option<Instant>,
 }
 
 impl CopyOutcome {
@@ -59,7 +59,7 @@ impl CopyOutcome {
     pub fn broken(reason: Reason) -> Self {
         Self {
             result: Err(reason),
-            deliver_by: None,
+            delivery_deadline: None,
         }
     }
 }
@@ -122,7 +122,7 @@ pub async fn run(
     }
     CopyOutcome {
         result: ended,
-        deliver_by: upload.done.then_some(deadline),
+        delivery_deadline: upload.done.then_some(deadline),
     }
 }
 
@@ -140,7 +140,7 @@ struct Upload {
     /// Number of bytes since the endpoint last blocked, counted up to one window.
     unblocked_bytes: u32,
     /// Progress of both directions.
-    progress: Progress,
+    progress: InnerProgress,
 }
 
 impl Upload {
@@ -192,7 +192,7 @@ impl Upload {
             self.unblocked_bytes = self.unblocked_bytes.saturating_add(written);
             if self.unblocked_bytes >= window.bytes() {
                 self.unblocked_bytes = 0;
-                window.kept_up();
+                window.request_growth();
             }
         }
         cx.waker().wake_by_ref();
@@ -257,7 +257,7 @@ impl Download {
         cx: &mut Context<'_>,
         tunnel: &mut Tunnel,
         upstream: &mut ReadHalf<'_>,
-        (progress, record): (&mut Progress, &mut Record),
+        (progress, record): (&mut InnerProgress, &mut Record),
     ) -> Poll<Result<(), Reason>> {
         for _ in 0..OPERATIONS_PER_TURN {
             if self.done {

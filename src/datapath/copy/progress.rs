@@ -9,7 +9,7 @@ use crate::reason::Reason;
 
 /// Exchanges of the inner connection, and the sides that have closed it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Progress(u8);
+pub(super) struct InnerProgress(u8);
 
 /// Number of steps in two exchanges, each of them bytes of the peer and then bytes of the
 /// endpoint: the TLS 1.3 handshake, and one exchange after it.
@@ -24,7 +24,7 @@ const PEER_CLOSED: u8 = 0x40;
 const ALERT_HEAD: [u8; 5] = [23, 3, 3, 0, 2 + 1 + 16];
 const ALERT_BYTES: usize = ALERT_HEAD.len() + 19;
 
-impl Progress {
+impl InnerProgress {
     /// Records bytes of the peer.
     pub(super) fn record_peer_bytes(&mut self, bytes: &[u8]) {
         self.record(0, bytes);
@@ -89,7 +89,7 @@ mod tests {
 
     /// Returns the reasons of a reset by CANCEL and of one by INTERNAL_ERROR, without and with
     /// lost bytes.
-    fn judged(progress: Progress) -> [Reason; 4] {
+    fn judged(progress: InnerProgress) -> [Reason; 4] {
         let of = |reason| [false, true].map(|is_lost| progress.classify_end(reason, 0, is_lost));
         let [first, second] = of(Reason::DownstreamCancelled);
         let [third, fourth] = of(Reason::DownstreamReset);
@@ -101,7 +101,7 @@ mod tests {
         let (cancelled, reset) = (Reason::DownstreamCancelled, Reason::DownstreamReset);
         let done = Reason::Completed;
         let broken = [cancelled, cancelled, reset, reset];
-        let mut progress = Progress::default();
+        let mut progress = InnerProgress::default();
         progress.record_endpoint_bytes(b"a greeting");
         assert_eq!(judged(progress), broken);
         progress.record_peer_bytes(b"hello");
@@ -131,7 +131,7 @@ mod tests {
     fn istiod_8_an_alert_is_one_while_it_is_the_last_thing_of_its_direction() {
         let (cancelled, reset) = (Reason::DownstreamCancelled, Reason::DownstreamReset);
         let open = [Reason::Completed, cancelled, reset, reset];
-        let mut established = Progress::default();
+        let mut established = InnerProgress::default();
         for _ in 0..2 {
             established.record_peer_bytes(b"hello");
             established.record_endpoint_bytes(b"hello");
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn istiod_8_a_cancelled_tunnel_has_lost_nothing_but_the_alert_of_the_peer() {
         let cancelled = Reason::DownstreamCancelled;
-        let mut progress = Progress::default();
+        let mut progress = InnerProgress::default();
         for _ in 0..2 {
             progress.record_peer_bytes(b"hello");
             progress.record_endpoint_bytes(b"hello");

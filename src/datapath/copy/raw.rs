@@ -44,7 +44,7 @@ pub struct InitialState {
     /// Bytes that were read from the peer before. They are sent first.
     pub client_hello: Vec<u8>,
     /// Entry of the ClientHello in the loop detection, until the endpoint answers.
-    pub in_flight: Option<InFlight>,
+    pub loop_entry: Option<InFlight>,
 }
 
 /// Completes when the endpoint has been silent for too long. Holds the entry in the loop
@@ -54,7 +54,7 @@ async fn first_byte_timeout(_in_flight: Option<InFlight>) {
 }
 
 /// Returns true if the wait is over before the answer. Frees the wait once there is an answer.
-fn is_over(
+fn poll_first_byte_timeout(
     silence: &mut Option<Pin<Box<impl Future<Output = ()>>>>,
     cx: &mut Context<'_>,
     is_answered: bool,
@@ -81,7 +81,7 @@ pub async fn run(
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
     let InitialState {
         client_hello: hello,
-        in_flight,
+        loop_entry: in_flight,
     } = *opening;
     let mut upload = Direction::new(limits, hello.into());
     // Boxed: it is freed once the endpoint has answered.
@@ -103,8 +103,8 @@ pub async fn run(
         let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.add_sent(bytes));
         let down = down.map_err(BrokenSide::download_reason)?;
         let is_answered = down.is_ready() || record.sent_bytes() > 0;
-        if is_over(&mut silence, cx, is_answered) {
-            record.detail("the endpoint sent no byte within 10 s of the dial".to_owned());
+        if poll_first_byte_timeout(&mut silence, cx, is_answered) {
+            record.set_detail("the endpoint sent no byte within 10 s of the dial".to_owned());
             return Poll::Ready(Err(Reason::EndpointSilent));
         }
         let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| {
@@ -139,7 +139,7 @@ pub async fn run(
     }
     CopyOutcome {
         result: ended,
-        deliver_by: upload.done.then_some(deadline),
+        delivery_deadline: upload.done.then_some(deadline),
     }
 }
 
@@ -232,7 +232,7 @@ impl<'a> Direction<'a> {
                     // Frees the allocation too: an idle tunnel keeps nothing.
                     self.pending = Bytes::new();
                 }
-                self.account.give_back(written);
+                self.account.release(written);
                 count(written as u64);
             } else if self.ended {
                 let shutdown = SockRef::from(to).shutdown(Shutdown::Write);
@@ -305,7 +305,7 @@ impl<'a> Direction<'a> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
             moved => moved.map_err(BrokenSide::to)?,
         };
-        self.account.give_back(moved);
+        self.account.release(moved);
         if pipe.filled() == 0 {
             self.piped = None;
         }
@@ -316,7 +316,7 @@ impl<'a> Direction<'a> {
 impl Drop for Direction<'_> {
     fn drop(&mut self) {
         let piped = self.piped.as_ref().map_or(0, Pipe::filled);
-        self.account.give_back(self.pending.len() + piped);
+        self.account.release(self.pending.len() + piped);
     }
 }
 
@@ -365,7 +365,7 @@ mod tests {
         let in_flight = None;
         Box::new(InitialState {
             client_hello: hello,
-            in_flight,
+            loop_entry: in_flight,
         })
     }
 
@@ -408,7 +408,7 @@ mod tests {
         };
         let (outcome, answer, got) = tokio::join!(copy, up, down);
         assert_eq!(outcome.result, Ok(()));
-        assert!(outcome.deliver_by.is_some());
+        assert!(outcome.delivery_deadline.is_some());
         assert_eq!(answer, b"thanks");
         assert!(got == [hello, all].concat(), "every byte in its place");
         assert!(pipe::spares() > 0, "pipes were used");

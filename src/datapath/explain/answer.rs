@@ -213,7 +213,7 @@ pub struct Outcome {
 
 /// Form in which a rejection reaches the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum RejectionForm {
     /// Answer to CONNECT.
     Status,
     /// Reset of a tunnel that was answered already.
@@ -224,38 +224,38 @@ pub enum Form {
 
 impl Outcome {
     /// Returns the outcome of an opened tunnel.
-    pub fn opened(form: Form) -> Self {
+    pub fn opened(form: RejectionForm) -> Self {
         let said = match form {
-            Form::Alert => "opened, if the endpoint answers: the hello is passed on",
-            Form::Status | Form::Reset => "opened, if the endpoint answers: 200",
+            RejectionForm::Alert => "opened, if the endpoint answers: the hello is passed on",
+            RejectionForm::Status | RejectionForm::Reset => "opened, if the endpoint answers: 200",
         };
         Self {
             opened: true,
-            status: (form != Form::Alert).then_some(200),
+            status: (form != RejectionForm::Alert).then_some(200),
             said: said.to_owned(),
             ..Self::default()
         }
     }
 
     /// Returns the outcome of a rejected tunnel.
-    pub fn refused(reason: Reason, form: Form) -> Self {
+    pub fn refused(reason: Reason, form: RejectionForm) -> Self {
         let mut outcome = Self {
             reason: Some(reason.label().to_owned()),
             ..Self::default()
         };
         let what = match form {
-            Form::Status => {
+            RejectionForm::Status => {
                 let status = reason.status().as_u16();
                 outcome.status = Some(status);
                 format!("{status}")
             }
-            Form::Reset => {
+            RejectionForm::Reset => {
                 let code = format!("{:?}", REJECTED_TUNNEL_RESET);
                 outcome.status = Some(200);
                 outcome.reset = Some(code.clone());
                 format!("200, then RST_STREAM {code}")
             }
-            Form::Alert => {
+            RejectionForm::Alert => {
                 let alert = reason.alert();
                 outcome.alert = Some(alert);
                 format!("TLS alert {alert}")
@@ -266,7 +266,7 @@ impl Outcome {
     }
 
     /// Returns the outcome of a rejected handshake. rustls chooses the alert.
-    pub fn of_handshake(refusal: HandshakeRefusal) -> Self {
+    pub fn handshake_rejected(refusal: HandshakeRefusal) -> Self {
         Self {
             reason: Some(refusal.label().to_owned()),
             said: format!("refused in the handshake, by a TLS alert ({refusal})"),

@@ -16,8 +16,8 @@ use super::super::identity::Peer;
 use super::super::policy::Permit;
 use super::super::route::Route;
 use super::super::{authorize, balance, route};
-use super::answer::{Answer, EndpointRow, Form, GroupRow, Outcome, UnusedRow};
-use super::{Explainer, World};
+use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
+use super::{ExplainState, Explainer};
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
 struct WeightedSet {
@@ -50,7 +50,7 @@ pub(super) fn run(
     asking: Explainer<'_>,
     peer: &Peer,
     permit: &Permit,
-    form: Form,
+    form: RejectionForm,
     answer: &mut Answer,
 ) {
     let (world, route, limit) = (asking.world, permit.route(), asking.question.limit());
@@ -73,7 +73,7 @@ pub(super) fn run(
         answer.groups.extend(groups);
         all.extend(candidates);
     }
-    answer.dropped = balance::dropped_part(route);
+    answer.dropped = balance::drop_probability(route);
     if answer.dropped > 0.0 {
         let dropped = Err(Reason::DropOverload);
         outcomes.retain(|_| answer.dropped < 1.0);
@@ -125,7 +125,7 @@ fn drops(route: &Route) -> String {
 }
 
 /// Returns the endpoint sets of the route: the service's own, or those of its waypoints.
-fn weighted_sets(world: &World<'_>, route: &Route) -> Vec<WeightedSet> {
+fn weighted_sets(world: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
     if !route.is_by_waypoint() {
         return vec![WeightedSet {
             waypoint: None,
@@ -180,7 +180,7 @@ fn groups(drawn: &WeightedSet) -> Vec<GroupRow> {
 }
 
 fn candidates<'a>(
-    world: &World<'_>,
+    world: &ExplainState<'_>,
     peer: &Peer,
     drawn: &'a WeightedSet,
     (first, groups): (usize, &[GroupRow]),
@@ -239,7 +239,7 @@ impl CandidateCounts {
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
 /// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] refusals.
 fn possible_outcomes(
-    world: &World<'_>,
+    world: &ExplainState<'_>,
     candidates: &[Candidate<'_>],
     without: Reason,
 ) -> Vec<Result<(), Reason>> {
@@ -273,7 +273,7 @@ fn possible_outcomes(
     }
 }
 
-fn row(world: &World<'_>, candidate: &Candidate<'_>) -> EndpointRow {
+fn row(world: &ExplainState<'_>, candidate: &Candidate<'_>) -> EndpointRow {
     let endpoint = candidate.endpoint;
     let definition = &endpoint.definition;
     let enforcement = world.snapshot.enforcement;
@@ -311,7 +311,7 @@ fn locality(of: &Locality) -> String {
 
 /// Lists the workloads of the service that are not candidates.
 fn list_unused(
-    world: &World<'_>,
+    world: &ExplainState<'_>,
     route: &Route,
     candidates: &[Candidate<'_>],
     limit: usize,
@@ -363,7 +363,7 @@ fn list_unused(
 
 /// Returns the reason for which a workload of a service is not a candidate.
 fn why(
-    world: &World<'_>,
+    world: &ExplainState<'_>,
     route: &Route,
     (service, port): (&Arc<Service>, u16),
     workload: &Workload,

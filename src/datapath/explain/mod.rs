@@ -34,8 +34,8 @@ use super::route::{self, Route};
 use super::tunnel::{Origin, Target};
 
 pub use answer::{
-    Answer, EndpointRow, EntryRow, Form, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
-    RouteRow, RuleRow, UnusedRow,
+    Answer, EndpointRow, EntryRow, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
+    RejectionForm, RouteRow, RuleRow, UnusedRow,
 };
 pub use change::ConfigPositions;
 
@@ -71,7 +71,7 @@ pub struct Question {
 
 /// State that the question is evaluated against.
 #[derive(Clone, Copy, Debug)]
-pub struct World<'a> {
+pub struct ExplainState<'a> {
     /// Snapshot of mesh and rules.
     pub snapshot: &'a Snapshot,
     /// Addresses that are never dialled.
@@ -170,9 +170,9 @@ impl Question {
 ///
 /// # Errors
 /// The defect of the question, with the remedy.
-pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
+pub fn run(world: &ExplainState<'_>, question: &Question) -> Result<Answer, String> {
     let (name, listener) = select_listener(world, question)?;
-    let protocol = match listener.is_tls() {
+    let protocol = match listener.is_passthrough() {
         true => "tls",
         false => "hbone",
     };
@@ -197,8 +197,8 @@ pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
         _ => {}
     }
     let asking = Explainer { world, question };
-    match listener.is_tls() {
-        true => asking.hello(listener, &mut answer)?,
+    match listener.is_passthrough() {
+        true => asking.explain_client_hello(listener, &mut answer)?,
         false => asking.explain_connect(listener, &mut answer)?,
     }
     Ok(answer)
@@ -206,7 +206,7 @@ pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
 
 /// Returns the listener that the question applies to.
 fn select_listener<'a>(
-    world: &World<'a>,
+    world: &ExplainState<'a>,
     question: &Question,
 ) -> Result<&'a (String, ListenerRules), String> {
     let all = world.listeners.iter();
@@ -228,7 +228,9 @@ fn select_listener<'a>(
             return Err(NO_TARGET.to_owned());
         }
     };
-    let fitting: Vec<_> = all.filter(|(_, of)| of.is_tls() == is_tls).collect();
+    let fitting: Vec<_> = all
+        .filter(|(_, of)| of.is_passthrough() == is_tls)
+        .collect();
     match (&fitting[..], is_tls) {
         ([], true) => Err("there is no TLS listener; write --from and --to".to_owned()),
         ([], false) => Err("there is no HBONE listener; write --sni instead of --to".to_owned()),
@@ -245,13 +247,17 @@ fn select_listener<'a>(
 /// Question with the state that it is evaluated against.
 #[derive(Clone, Copy)]
 struct Explainer<'a> {
-    world: &'a World<'a>,
+    world: &'a ExplainState<'a>,
     question: &'a Question,
 }
 
 impl Explainer<'_> {
     /// Explains a connection to a TLS listener.
-    fn hello(self, listener: &ListenerRules, answer: &mut Answer) -> Result<(), String> {
+    fn explain_client_hello(
+        self,
+        listener: &ListenerRules,
+        answer: &mut Answer,
+    ) -> Result<(), String> {
         let question = self.question;
         let has_identity = question.from.is_some() || question.cluster.is_some();
         if has_identity || question.to.is_some() || question.origin.is_some() {
@@ -267,12 +273,12 @@ impl Explainer<'_> {
             .iter()
             .any(|one| is_istio_alpn(one.as_bytes()));
         let hello = ClientHello::without_bytes(question.sni.as_deref(), offers_istio);
-        let form = Form::Alert;
+        let form = RejectionForm::Alert;
         if !self.world.has_room {
             answer.outcome = Outcome::refused(Reason::BuffersFull, form);
             return Ok(());
         }
-        let from = listener.matched(hello.sni.as_deref());
+        let from = listener.describe_match(hello.sni.as_deref());
         let wanted = match listener.target(&hello) {
             Ok(wanted) => wanted,
             Err(reason) => {
@@ -289,7 +295,8 @@ impl Explainer<'_> {
             origin: Origin::Workload,
         };
         let route = route::resolve_passthrough(self.world.snapshot, &peer, target);
-        let (mut leg, permit) = self.evaluate(&peer, &wanted.authority, route, wanted.granted);
+        let (mut leg, permit) =
+            self.evaluate(&peer, &wanted.authority, route, wanted.granted_by_listener);
         leg.from = Some(from);
         answer.legs.push(leg);
         match permit {
@@ -317,11 +324,11 @@ impl Explainer<'_> {
         let peer = match peer {
             Ok(peer) => peer,
             Err(refusal) => {
-                answer.outcome = Outcome::of_handshake(refusal);
+                answer.outcome = Outcome::handshake_rejected(refusal);
                 return Ok(());
             }
         };
-        let form = Form::Status;
+        let form = RejectionForm::Status;
         let Ok(authority) = Authority::parse(to) else {
             answer.legs.push(why::no_authority(self.world.snapshot, to));
             answer.outcome = Outcome::refused(Reason::BadAuthority, form);
@@ -368,13 +375,13 @@ impl Explainer<'_> {
                 said: "answered by 200, and then routed by the server name of the TLS inside the \
                        tunnel; add --sni to see where that leads"
                     .to_owned(),
-                ..Outcome::opened(Form::Reset)
+                ..Outcome::opened(RejectionForm::Reset)
             };
             return;
         };
         let from = "by the server name of the TLS inside the tunnel".to_owned();
         let (origin, port) = (outer.route().origin(), outer.route().asked().port);
-        let target = sni::normalise(name).and_then(|name| sni::target(&name, port));
+        let target = sni::normalise(name).and_then(|name| sni::authority_of(&name, port));
         let Some(authority) = target else {
             let (hello, reason) = (
                 ClientHello::without_bytes(Some(name), false),
@@ -382,22 +389,22 @@ impl Explainer<'_> {
             );
             let leg = why::unrouted(self.world.snapshot, &hello, from, (reason, None));
             answer.legs.push(leg);
-            answer.outcome = Outcome::refused(reason, Form::Reset);
+            answer.outcome = Outcome::refused(reason, RejectionForm::Reset);
             return;
         };
         let (mut leg, permit) = self.resolve_and_evaluate(peer, authority, origin);
         leg.from = Some(from);
         answer.legs.push(leg);
         match permit {
-            Err(reason) => answer.outcome = Outcome::refused(reason, Form::Reset),
-            Ok(permit) => endpoints::run(self, peer, &permit, Form::Reset, answer),
+            Err(reason) => answer.outcome = Outcome::refused(reason, RejectionForm::Reset),
+            Ok(permit) => endpoints::run(self, peer, &permit, RejectionForm::Reset, answer),
         }
     }
 
     /// Explains a tunnel that is dialled and answered, and then checked against the server name
     /// inside it.
     fn explain_strict_sni(self, peer: &Peer, permit: Permit, answer: &mut Answer) {
-        endpoints::run(self, peer, &permit, Form::Status, answer);
+        endpoints::run(self, peer, &permit, RejectionForm::Status, answer);
         let endpoint = permit.route().endpoints().endpoints.first().cloned();
         let (true, Some(endpoint)) = (answer.outcome.opened, endpoint) else {
             return;
@@ -416,7 +423,7 @@ impl Explainer<'_> {
             let or = std::mem::take(&mut answer.outcome.or);
             answer.outcome = Outcome {
                 or,
-                ..Outcome::refused(Reason::SniMismatch, Form::Reset)
+                ..Outcome::refused(Reason::SniMismatch, RejectionForm::Reset)
             };
         }
     }

@@ -10,7 +10,7 @@ use super::super::hello::ClientHello;
 use super::super::identity::Peer;
 use super::super::route::{self, Route};
 use super::super::tunnel::Origin;
-use super::World;
+use super::ExplainState;
 use super::answer::{EntryRow, LookupRow, PeerRow, RouteRow, RuleRow};
 use super::change::{self, ConfigPositions};
 
@@ -231,8 +231,8 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
 }
 
 /// Returns the reason for which no service was found, with the remedy.
-pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> RuleRow {
-    let World {
+pub(super) fn unknown(world: &ExplainState<'_>, peer: &Peer, asked: &Authority) -> RuleRow {
+    let ExplainState {
         snapshot, places, ..
     } = *world;
     let collision = match &asked.host {
@@ -355,8 +355,8 @@ struct Subject<'a> {
 }
 
 impl<'a> PolicyInput<'a> {
-    pub(super) fn of(world: &World<'a>, peer: &'a Peer, route: &Route) -> Self {
-        let World {
+    pub(super) fn of(world: &ExplainState<'a>, peer: &'a Peer, route: &Route) -> Self {
+        let ExplainState {
             snapshot, places, ..
         } = *world;
         let (asked, means) = (route.asked(), route.means());

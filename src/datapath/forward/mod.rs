@@ -98,7 +98,7 @@ async fn open(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> Opt
             Ok(place) => place,
             Err(reason) => {
                 if reason == Reason::Overloaded {
-                    record.detail(format!("the connection has {STREAMS_MAX} tunnels"));
+                    record.set_detail(format!("the connection has {STREAMS_MAX} tunnels"));
                 }
                 record.finish(requested.reject(reason));
                 return None;
@@ -109,7 +109,9 @@ async fn open(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> Opt
     let opened = match resolve_and_evaluate(&gateway, &peer, target, &mut record) {
         Err(reason) => Err(requested.reject(reason)),
         Ok((permit, own)) => match own.unwrap_or_else(|| peer.listener.rules().route_by()) {
-            RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
+            RouteBy::Authority => {
+                dial_and_answer(&gateway, &peer, requested, permit, &mut record).await
+            }
             // Boxed: reading a ClientHello takes far more memory than dialling.
             RouteBy::Sni => {
                 let routed =
@@ -131,7 +133,7 @@ async fn open(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> Opt
     match opened {
         Ok((tunnel, upstream)) => {
             let endpoint = upstream.grant.endpoint();
-            record.set_open(describe(endpoint), endpoint.labels());
+            record.set_open(destination(endpoint), endpoint.labels());
             Some(Box::new(Open {
                 gateway,
                 peer,
@@ -190,7 +192,7 @@ fn resolve_and_evaluate(
 }
 
 /// Dials, and answers 200 or rejects.
-async fn dial(
+async fn dial_and_answer(
     gateway: &DataPath,
     peer: &Peer,
     mut requested: PendingConnect,
@@ -218,7 +220,7 @@ async fn establish(
 ) -> Result<Upstream, Reason> {
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     if let Some(category) = balance::draw_drop_category(permit.route()) {
-        record.detail(format!(
+        record.set_detail(format!(
             "the control plane refuses a part of all: {category:?}"
         ));
         return Err(Reason::DropOverload);
@@ -228,7 +230,7 @@ async fn establish(
     if permit.route().endpoints().endpoints.is_empty()
         && let Some(why) = permit.route().detail()
     {
-        record.detail(why);
+        record.set_detail(why);
     }
     while Instant::now() < deadline {
         let Ok(pick) = balance::pick(permit, &tried) else {
@@ -238,7 +240,7 @@ async fn establish(
             Ok(authorized) => authorized,
             Err((pick, why)) => {
                 reason = Reason::PolicyDenied;
-                record.detail(why);
+                record.set_detail(why);
                 refused += 1;
                 if refused == POLICY_REFUSALS_MAX {
                     break;
@@ -254,7 +256,7 @@ async fn establish(
         };
         reason = failed.reason;
         gateway.metrics.dial_failed(reason);
-        record.detail(failed.detail);
+        record.set_detail(failed.detail);
         if !reason.is_retriable() {
             break;
         }
@@ -308,7 +310,7 @@ impl Open {
         tokio::select! {
             biased;
             outcome = copy::run(tunnel, stream, &self.window, record) => outcome,
-            ended = ended => broken(ended, record),
+            ended = ended => stopped_outcome(ended, record),
         }
     }
 
@@ -324,8 +326,8 @@ impl Open {
             ..
         } = *self;
         let early = since.elapsed() < EARLY_RESET_MAX_AGE && record.sent_bytes() == 0;
-        let unprovoked = record.received_bytes() == 0 && outcome.deliver_by.is_none();
-        judge_endpoint(&gateway, &upstream, &outcome, early, unprovoked);
+        let unprovoked = record.received_bytes() == 0 && outcome.delivery_deadline.is_none();
+        update_endpoint_health(&gateway, &upstream, &outcome, early, unprovoked);
         let Err(reason) = outcome.result else {
             close(upstream, &outcome).await;
             let drained = Arc::clone(tunnel.account()).wait_until_released().await;
@@ -365,10 +367,13 @@ async fn wait_for_stop(
 }
 
 /// Returns the outcome of a tunnel that was stopped, or evicted because memory ran short.
-fn broken(ended: Result<(Reason, Option<String>), Evicted>, record: &mut Record) -> CopyOutcome {
+fn stopped_outcome(
+    ended: Result<(Reason, Option<String>), Evicted>,
+    record: &mut Record,
+) -> CopyOutcome {
     let (reason, why) = ended.unwrap_or((Reason::BuffersFull, None));
     if let Some(why) = why {
-        record.detail(why);
+        record.set_detail(why);
     }
     CopyOutcome::broken(reason)
 }
@@ -404,7 +409,7 @@ async fn wait_for_revocation(
 ///
 /// Provoked ends are not kept for the peer's own picks either. Envoy's outlier detection for TCP
 /// and ztunnel have no such memory, and it would take a table of peers and endpoints.
-fn judge_endpoint(
+fn update_endpoint_health(
     gateway: &DataPath,
     upstream: &Upstream,
     outcome: &CopyOutcome,
@@ -424,9 +429,9 @@ fn judge_endpoint(
 /// Closes the endpoint's side: by RST, unless the endpoint was sent everything.
 async fn close(upstream: Upstream, outcome: &CopyOutcome) {
     // The socket was dialled with zero linger, so every other close is an RST.
-    if let Some(deadline) = outcome.deliver_by {
+    if let Some(deadline) = outcome.delivery_deadline {
         match outcome.result {
-            Ok(()) => linger::gently(&upstream.stream),
+            Ok(()) => linger::disable_reset_on_close(&upstream.stream),
             // Data that the endpoint still sends has no reader. Closing at once would send RST,
             // and revoke what the endpoint has not acknowledged yet.
             Err(_) => linger::deliver(upstream.stream, deadline).await,
@@ -442,7 +447,7 @@ fn destination_service(service: &Service) -> DestinationService {
     }
 }
 
-fn describe(endpoint: &Endpoint) -> Destination {
+fn destination(endpoint: &Endpoint) -> Destination {
     Destination {
         address: endpoint.address,
         pod: Arc::clone(&endpoint.definition) as _,

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
 
-use super::super::accept::Held;
+use super::super::accept::ConnectionResources;
 use super::super::budget::BufferAccount;
 use super::super::copy::raw::InitialState;
 use super::super::copy::{self, CopyOutcome};
@@ -23,7 +23,8 @@ use super::super::identity::Peer;
 use super::super::tunnel::Target;
 use super::super::{DataPath, hello, linger, policy, route};
 use super::{
-    broken, close, describe, destination_service, establish, judge_endpoint, wait_for_stop,
+    close, destination, destination_service, establish, stopped_outcome, update_endpoint_health,
+    wait_for_stop,
 };
 
 /// Deadline for writing an alert.
@@ -47,7 +48,7 @@ pub struct PassthroughConnection {
     /// Telemetry record of the tunnel.
     pub record: Record,
     /// Guards that count the connection while it lives.
-    pub held: (Held, ConnectionGuard),
+    pub held: (ConnectionResources, ConnectionGuard),
 }
 
 /// Forwards one connection: resolves, evaluates policy, picks, dials, replays the ClientHello,
@@ -84,7 +85,7 @@ async fn open(mut arrived: Box<PassthroughConnection>) -> Option<Box<Open>> {
         }
     };
     let endpoint = upstream.grant.endpoint();
-    record.set_open(describe(endpoint), endpoint.labels());
+    record.set_open(destination(endpoint), endpoint.labels());
     let account = gateway.budget.account();
     Some(Box::new(Open {
         gateway,
@@ -93,7 +94,7 @@ async fn open(mut arrived: Box<PassthroughConnection>) -> Option<Box<Open>> {
         stream,
         opening: Some(Box::new(InitialState {
             client_hello: hello,
-            in_flight,
+            loop_entry: in_flight,
         })),
         upstream,
         record,
@@ -139,11 +140,15 @@ async fn resolve_and_dial(
 }
 
 /// Rejects with an alert, and closes once the peer has read it.
-async fn refuse(mut stream: TcpStream, reason: Reason, _held: (Held, ConnectionGuard)) {
-    linger::gently(&stream);
+async fn refuse(
+    mut stream: TcpStream,
+    reason: Reason,
+    _held: (ConnectionResources, ConnectionGuard),
+) {
+    linger::disable_reset_on_close(&stream);
     let alert = hello::alert(reason.alert());
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(&alert)).await {
-        linger::close(stream, linger::PEER_DRAIN_LIMITS).await;
+        linger::close_gracefully(stream, linger::PEER_DRAIN_LIMITS).await;
     }
 }
 
@@ -159,7 +164,7 @@ struct Open {
     upstream: Upstream,
     record: Record,
     account: Arc<BufferAccount>,
-    held: (Held, ConnectionGuard),
+    held: (ConnectionResources, ConnectionGuard),
 }
 
 impl Open {
@@ -193,7 +198,7 @@ impl Open {
         tokio::select! {
             biased;
             outcome = copy => outcome,
-            ended = ended => broken(ended, &mut self.record),
+            ended = ended => stopped_outcome(ended, &mut self.record),
         }
     }
 
@@ -210,11 +215,11 @@ impl Open {
         } = *self;
         // Early resets do not count against the endpoint: unauthenticated clients could provoke
         // them with any bytes.
-        judge_endpoint(&gateway, &upstream, &outcome, false, false);
+        update_endpoint_health(&gateway, &upstream, &outcome, false, false);
         record.finish(match outcome.result {
             Ok(()) => {
                 // FIN was received from and sent to both sides; the kernel delivers the rest.
-                linger::gently(&stream);
+                linger::disable_reset_on_close(&stream);
                 Reason::Completed
             }
             Err(reason) => reason,

@@ -13,11 +13,11 @@ use crate::wire::sni;
 
 use super::super::DataPath;
 use super::super::dial::Upstream;
-use super::super::hello::{CLIENT_HELLO_BYTES_MAX, ClientHelloReader, HELLO_DEADLINE};
+use super::super::hello::{CLIENT_HELLO_BYTES_MAX, CLIENT_HELLO_DEADLINE, ClientHelloReader};
 use super::super::identity::Peer;
 use super::super::policy::{self, Permit};
 use super::super::tunnel::{PendingConnect, Target, Tunnel};
-use super::{dial, establish, resolve_and_evaluate};
+use super::{dial_and_answer, establish, resolve_and_evaluate};
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to
 /// `SMALL_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are not
@@ -53,7 +53,7 @@ async fn establish_by_server_name(
     let name = server_name(peer, tunnel, record).await?;
     let (origin, port) = (outer.route().origin(), outer.route().asked().port);
     drop(outer);
-    let target = name.and_then(|name| sni::target(&name, port));
+    let target = name.and_then(|name| sni::authority_of(&name, port));
     let target = target.map(|authority| Target { authority, origin });
     let (permit, _) =
         resolve_and_evaluate(gateway, peer, target.ok_or(Reason::UnknownSni), record)?;
@@ -74,7 +74,7 @@ pub(super) async fn dial_and_check_server_name(
     permit: Permit,
     record: &mut Record,
 ) -> Result<(Tunnel, Upstream), Reason> {
-    let (mut tunnel, upstream) = dial(gateway, peer, requested, permit, record).await?;
+    let (mut tunnel, upstream) = dial_and_answer(gateway, peer, requested, permit, record).await?;
     let name = match server_name(peer, &mut tunnel, record).await {
         Ok(name) => name,
         Err(reason) => return Err(tunnel.refuse(reason)),
@@ -96,7 +96,7 @@ async fn server_name(
     record: &mut Record,
 ) -> Result<Option<Box<str>>, Reason> {
     let read = tokio::select! {
-        read = timeout(HELLO_DEADLINE, read(tunnel)) => read,
+        read = timeout(CLIENT_HELLO_DEADLINE, read(tunnel)) => read,
         () = peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
     };
     let late = || {
@@ -111,7 +111,7 @@ async fn server_name(
             Ok(name)
         }
         Err((reason, detail)) => {
-            record.detail(detail);
+            record.set_detail(detail);
             Err(reason)
         }
     }
@@ -120,7 +120,7 @@ async fn server_name(
 /// Reads the ClientHello and puts it back. Memory that is held meanwhile is charged to the
 /// tunnel's account.
 async fn read(tunnel: &mut Tunnel) -> Result<Option<Box<str>>, (Reason, String)> {
-    let hold = |tunnel: &Tunnel, bytes| tunnel.account().hold(Bytes::new(), bytes);
+    let hold = |tunnel: &Tunnel, bytes| tunnel.account().charge_bytes(Bytes::new(), bytes);
     let _small = hold(tunnel, SMALL_READER_BYTES);
     let (mut reader, mut large) = (ClientHelloReader::default(), None);
     loop {

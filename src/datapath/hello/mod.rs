@@ -24,7 +24,7 @@ use super::buffer::Buffer;
 /// under 2 KiB, and 12 KiB in records of one byte.
 pub const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
 /// Deadline for a ClientHello, the same as for a handshake that the gateway terminates.
-pub const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+pub const CLIENT_HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// ALPN protocols by which Istio's sidecars mark traffic for another sidecar
 /// (docs/wire-contract.md 1.9).
@@ -166,7 +166,7 @@ pub async fn read_client_hello(stream: &mut TcpStream) -> Result<ClientHello, Cl
             }
         }
     });
-    match timeout(HELLO_DEADLINE, read).await {
+    match timeout(CLIENT_HELLO_DEADLINE, read).await {
         Ok(read) => read,
         Err(_) => {
             let what = "no ClientHello within 5 s";

@@ -153,7 +153,7 @@ fn records(message: &[u8], mut size: impl FnMut() -> usize) -> Vec<u8> {
 
 /// Parses bytes in segments with sizes from `size`; returns none if they are incomplete. Checks
 /// that the replayed bytes equal the received ones.
-fn arrive(
+fn read_in_segments(
     bytes: &[u8],
     mut size: impl FnMut() -> usize,
 ) -> Option<Result<ClientHello, ClientHelloError>> {
@@ -189,8 +189,8 @@ fn in_every_segmentation(
     bytes: &[u8],
     rng: &mut fastrand::Rng,
 ) -> Option<Result<ClientHello, ClientHelloError>> {
-    let whole = arrive(bytes, || usize::MAX);
-    let some = arrive(bytes, || rng.usize(1..200));
+    let whole = read_in_segments(bytes, || usize::MAX);
+    let some = read_in_segments(bytes, || rng.usize(1..200));
     assert_eq!(
         without_bytes(&some),
         without_bytes(&whole),
@@ -198,7 +198,7 @@ fn in_every_segmentation(
         bytes.escape_ascii()
     );
     if rng.u8(..4) == 0 {
-        let single = arrive(bytes, || 1);
+        let single = read_in_segments(bytes, || 1);
         assert_eq!(
             without_bytes(&single),
             without_bytes(&whole),
@@ -271,7 +271,7 @@ fn what_never_becomes_a_hello_ends_at_the_bound_with_an_alert() {
     for size in [1, 100, 10_000] {
         let message = [&[1, 0, 0xff, 0xff][..], &[0; 0xffff]].concat();
         let endless = records(&message, || size);
-        let refused = arrive(&endless, || 1000)
+        let refused = read_in_segments(&endless, || 1000)
             .expect("an end")
             .expect_err("no hello");
         assert_eq!(refused.refusal, HandshakeRefusal::Other);
@@ -282,7 +282,9 @@ fn what_never_becomes_a_hello_ends_at_the_bound_with_an_alert() {
         &[0; 100],
         b"SSH-2.0-OpenSSH_9.2\r\n",
     ] {
-        let refused = arrive(text, || 1).expect("an end").expect_err("no hello");
+        let refused = read_in_segments(text, || 1)
+            .expect("an end")
+            .expect_err("no hello");
         assert!(!refused.detail.is_empty());
     }
 }
@@ -303,7 +305,9 @@ fn the_hellos_of_our_own_tls_library_are_read() {
         let mut bytes = Vec::new();
         client.write_tls(&mut bytes).expect("a hello");
         assert!(bytes.len() > 1216, "with a post-quantum share");
-        let hello = arrive(&bytes, || 7).expect("whole").expect("a hello");
+        let hello = read_in_segments(&bytes, || 7)
+            .expect("whole")
+            .expect("a hello");
         let wanted = (sni != "10.0.0.1").then(|| sni.to_ascii_lowercase());
         assert_eq!(hello.sni.as_deref(), wanted.as_deref());
         assert_eq!(hello.offers_istio, alpn == ["istio"]);
@@ -321,5 +325,5 @@ async fn a_hello_that_does_not_come_is_given_up_after_five_seconds() {
     let start = tokio::time::Instant::now();
     let refused = read_client_hello(&mut stream).await.expect_err("no hello");
     assert_eq!(refused.refusal, HandshakeRefusal::Timeout);
-    assert_eq!(start.elapsed(), HELLO_DEADLINE);
+    assert_eq!(start.elapsed(), CLIENT_HELLO_DEADLINE);
 }

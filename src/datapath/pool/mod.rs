@@ -53,7 +53,7 @@ pub struct DescriptorPool {
     used: AtomicUsize,
     listeners: ArcSwap<Vec<Arc<AtomicUsize>>>,
     /// Counts of live holders. An entry is removed with its last reference.
-    holders: Mutex<HashMap<Party, Weak<Count>>>,
+    holders: Mutex<HashMap<Party, Weak<PartyCount>>>,
 }
 
 /// Party that descriptors are counted for.
@@ -69,7 +69,7 @@ pub enum Party {
 
 /// Number of descriptors that one party holds.
 #[derive(Debug)]
-struct Count {
+struct PartyCount {
     name: Party,
     held: AtomicUsize,
     pool: Arc<DescriptorPool>,
@@ -90,8 +90,8 @@ pub struct Holder(Arc<Parties>);
 struct Parties {
     listener: Arc<ListenerReserve>,
     /// The cluster, or the source.
-    group: Arc<Count>,
-    identity: Option<Arc<Count>>,
+    group: Arc<PartyCount>,
+    identity: Option<Arc<PartyCount>>,
 }
 
 /// Descriptor in use, returned on drop.
@@ -115,7 +115,7 @@ pub enum LimitReached {
 
 /// Purpose of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum Purpose {
     Connection,
     Upstream,
 }
@@ -198,12 +198,12 @@ impl DescriptorPool {
         }
     }
 
-    fn count_of(self: &Arc<Self>, name: Party) -> Arc<Count> {
+    fn count_of(self: &Arc<Self>, name: Party) -> Arc<PartyCount> {
         let mut holders = self.holders();
         if let Some(count) = holders.get(&name).and_then(Weak::upgrade) {
             return count;
         }
-        let count = Arc::new(Count {
+        let count = Arc::new(PartyCount {
             name: name.clone(),
             held: AtomicUsize::new(0),
             pool: Arc::clone(self),
@@ -213,7 +213,7 @@ impl DescriptorPool {
     }
 
     /// Locks the map. It is consistent at every unlock, so poisoning is harmless.
-    fn holders(&self) -> MutexGuard<'_, HashMap<Party, Weak<Count>>> {
+    fn holders(&self) -> MutexGuard<'_, HashMap<Party, Weak<PartyCount>>> {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -229,7 +229,7 @@ pub struct Usage {
     pub holders: Vec<(Party, usize)>,
 }
 
-impl Drop for Count {
+impl Drop for PartyCount {
     fn drop(&mut self) {
         let mut holders = self.pool.holders();
         // Another thread may have replaced the entry after the last reference was dropped.
@@ -304,7 +304,7 @@ impl Holder {
     /// # Errors
     /// The share of the holder or the pool is used up.
     pub fn connection(&self) -> Result<Descriptor, LimitReached> {
-        self.take(Use::Connection)
+        self.take(Purpose::Connection)
     }
 
     /// Takes a descriptor for a socket to an endpoint.
@@ -312,14 +312,14 @@ impl Holder {
     /// # Errors
     /// As [`Holder::connection`].
     pub fn upstream(&self) -> Result<Descriptor, LimitReached> {
-        self.take(Use::Upstream)
+        self.take(Purpose::Upstream)
     }
 
     /// Checks the share and counts. Concurrent threads may exceed a share by one each, but never
     /// the size of the pool.
-    fn take(&self, purpose: Use) -> Result<Descriptor, LimitReached> {
+    fn take(&self, purpose: Purpose) -> Result<Descriptor, LimitReached> {
         let pool = &self.0.listener.pool;
-        self.judge(purpose)?;
+        self.check_share(purpose)?;
         let room = |used: usize| (used < pool.max()).then_some(used + 1);
         let order = Ordering::Relaxed;
         let taken = pool.used.fetch_update(order, order, room);
@@ -341,14 +341,14 @@ impl Holder {
         }
     }
 
-    fn counts(&self) -> impl Iterator<Item = &Arc<Count>> {
+    fn counts(&self) -> impl Iterator<Item = &Arc<PartyCount>> {
         let Parties {
             group, identity, ..
         } = &*self.0;
         std::iter::once(group).chain(identity)
     }
 
-    fn judge(&self, purpose: Use) -> Result<(), LimitReached> {
+    fn check_share(&self, purpose: Purpose) -> Result<(), LimitReached> {
         let Parties {
             listener,
             group,
@@ -360,8 +360,8 @@ impl Holder {
         }
         let (max, in_group) = (listener.pool.max(), group.held.load(Ordering::Relaxed));
         let reserve = match purpose {
-            Use::Connection => max / TUNNEL_RESERVE_DIVISOR,
-            Use::Upstream => max / FLOOR_RESERVE_DIVISOR,
+            Purpose::Connection => max / TUNNEL_RESERVE_DIVISOR,
+            Purpose::Upstream => max / FLOOR_RESERVE_DIVISOR,
         };
         let factor = match identity {
             Some(_) => CLUSTER_FACTOR,
@@ -397,7 +397,7 @@ impl Descriptor {
     /// # Errors
     /// The peer's share is used up.
     pub fn move_to(&mut self, holder: &Holder) -> Result<(), LimitReached> {
-        holder.judge(Use::Connection)?;
+        holder.check_share(Purpose::Connection)?;
         // The totals of pool and listener do not change.
         holder.add();
         self.0.remove();

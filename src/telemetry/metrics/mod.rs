@@ -221,7 +221,7 @@ impl Metrics {
         for refusal in TRUST_LOSS_REASONS {
             drop(self.untrusted.get_or_create(&[("reason", refusal.label())]));
         }
-        self.crls(0, 0);
+        self.set_crls(0, 0);
         for limit in [
             "source",
             "worker",
@@ -293,7 +293,7 @@ impl Metrics {
     }
 
     /// Sets the number of revocation lists in use.
-    pub fn crls(&self, fresh: usize, stale: usize) {
+    pub fn set_crls(&self, fresh: usize, stale: usize) {
         for (state, count) in [("fresh", fresh), ("stale", stale)] {
             let gauge = self.crls.get_or_create(&[("state", state)]);
             gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -365,7 +365,7 @@ impl Metrics {
     }
 
     /// Returns true if another line about authorization policies may be logged now.
-    pub fn may_log_policy(&self) -> bool {
+    pub fn admit_policy_line(&self) -> bool {
         self.policy_lines.admit(Instant::now()).is_some()
     }
 

@@ -112,7 +112,7 @@ impl IstioAuthority {
     async fn fetch(&self) -> Result<IdentityMaterial, IssueError> {
         let answer = timeout(DEADLINE, self.create_certificate()).await;
         answer
-            .unwrap_or(Err(IssueError::Late))
+            .unwrap_or(Err(IssueError::Timeout))
             .map_err(|error| IssueError::AtAddress {
                 address: self.plane.address.to_string(),
                 error: Box::new(error),
@@ -129,7 +129,7 @@ impl IstioAuthority {
             validity_duration: i64::try_from(self.ttl.as_secs()).unwrap_or(i64::MAX),
             metadata: None,
         });
-        channel::introduce(&self.plane, &self.cluster, &mut call).await?;
+        channel::add_credentials(&self.plane, &self.cluster, &mut call).await?;
         let answer = service.create_certificate(call).await?.into_inner();
         check_answer(&answer.cert_chain, key, &self.id, SystemTime::now())
     }

@@ -68,7 +68,7 @@ pub enum IssueError {
     },
     /// The answer did not arrive before the deadline.
     #[error("no answer within {DEADLINE:?}")]
-    Late,
+    Timeout,
     /// The connection to the socket of the Workload API failed.
     #[error("the Workload API cannot be reached: {0}")]
     Socket(String),

@@ -237,7 +237,7 @@ mod tests {
         let fetch = || {
             asked.borrow_mut().push(began.elapsed());
             let up = is_up.get().then(|| material(&issuer, now(), 24 * HOUR));
-            async move { up.map(Arc::new).ok_or(IssueError::Late) }
+            async move { up.map(Arc::new).ok_or(IssueError::Timeout) }
         };
         let (news, mut told) = mpsc::channel(1);
         let listen = async {
@@ -319,7 +319,7 @@ mod tests {
             let up = script.borrow_mut().pop_front().unwrap_or(true);
             let got = match up {
                 true => Ok(Arc::new(material(&issuer, now(), 24 * HOUR))),
-                false => Err(IssueError::Late),
+                false => Err(IssueError::Timeout),
             };
             async { got }
         };

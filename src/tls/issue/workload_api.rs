@@ -62,7 +62,9 @@ async fn forward_contexts(
 }
 
 async fn with_deadline<T>(wait: impl Future<Output = T>) -> Result<T, IssueError> {
-    timeout(DEADLINE, wait).await.map_err(|_| IssueError::Late)
+    timeout(DEADLINE, wait)
+        .await
+        .map_err(|_| IssueError::Timeout)
 }
 
 async fn connect(socket: &Path) -> Result<WorkloadApiClient, IssueError> {

@@ -45,14 +45,14 @@ impl fmt::Display for RefusalError {
         f.write_str(
             self.detail
                 .as_deref()
-                .unwrap_or_else(|| self.refusal.words()),
+                .unwrap_or_else(|| self.refusal.description()),
         )
     }
 }
 
 impl std::error::Error for RefusalError {}
 
-fn refuse(refusal: HandshakeRefusal) -> Error {
+fn refusal_error(refusal: HandshakeRefusal) -> Error {
     refusal_error_with(refusal, None)
 }
 
@@ -101,11 +101,11 @@ fn check_form(
     intermediates: &[CertificateDer<'_>],
 ) -> Result<(), Error> {
     if intermediates.len() > INTERMEDIATES_MAX {
-        return Err(refuse(HandshakeRefusal::UnknownIssuer));
+        return Err(refusal_error(HandshakeRefusal::UnknownIssuer));
     }
     match ParsedCertificate::try_from(leaf) {
         Ok(_) => Ok(()),
-        Err(_) => Err(refuse(HandshakeRefusal::BadEncoding)),
+        Err(_) => Err(refusal_error(HandshakeRefusal::BadEncoding)),
     }
 }
 
@@ -114,14 +114,14 @@ pub fn explain_error(error: &Error) -> String {
     match (error, refusal_for_error(error)) {
         (Error::InvalidCertificate(CertificateError::Other(OtherError(other))), refusal) => {
             let refused = other.downcast_ref::<RefusalError>();
-            refused.map_or_else(|| refusal.words().to_owned(), ToString::to_string)
+            refused.map_or_else(|| refusal.description().to_owned(), ToString::to_string)
         }
         // The text of rustls adds details, such as the time of expiry.
         (
             _,
             HandshakeRefusal::Expired | HandshakeRefusal::NotYetValid | HandshakeRefusal::Other,
         ) => error.to_string(),
-        (_, refusal) => refusal.words().to_owned(),
+        (_, refusal) => refusal.description().to_owned(),
     }
 }
 
@@ -197,7 +197,7 @@ fn from_webpki(error: webpki::Error) -> CertificateError {
 pub(super) struct ClientVerifier {
     domains: HashMap<Box<str>, DomainRules>,
     /// Rules for all other domains, if trust domains are not validated.
-    others: Option<DomainRules>,
+    default_domain: Option<DomainRules>,
     /// The only issuers that may sign leaves, if others are refused.
     known_issuers: Option<HashSet<SpkiHash>>,
     crls: Option<Arc<Crls>>,
@@ -250,11 +250,11 @@ impl ClientVerifier {
                 }
             }
             None if trust.skip_validation => {
-                new.others = Some(DomainRules::with_any_issuer(&material.roots));
+                new.default_domain = Some(DomainRules::with_any_issuer(&material.roots));
             }
             _ => {}
         }
-        let mut all = new.domains.values().chain(&new.others);
+        let mut all = new.domains.values().chain(&new.default_domain);
         if all.any(|domain| domain.roots.is_empty()) {
             return Err(TlsError::Verifier(VerifierBuilderError::NoRootAnchors));
         }
@@ -269,7 +269,7 @@ impl ClientVerifier {
     pub(super) fn rejecting(provider: &Arc<CryptoProvider>) -> Self {
         Self {
             domains: HashMap::new(),
-            others: None,
+            default_domain: None,
             known_issuers: None,
             crls: None,
             chains: ChainCache::default(),
@@ -293,9 +293,9 @@ impl ClientVerifier {
         if let Some(path) = self.chains.get(&key, now) {
             return Ok(path);
         }
-        let identity = leaf_identity(leaf).map_err(refuse)?;
+        let identity = leaf_identity(leaf).map_err(refusal_error)?;
         let domain = self.domains.get(&*identity.trust_domain);
-        let Some(domain) = domain.or(self.others.as_ref()) else {
+        let Some(domain) = domain.or(self.default_domain.as_ref()) else {
             let detail = format!(
                 "trust domain {} ({}) is not in trust.domains",
                 escape_for_display(&identity.trust_domain),
@@ -310,7 +310,7 @@ impl ClientVerifier {
         let path = self
             .verify_path(&domain.roots, leaf, intermediates, now)
             .map_err(|error| self.refusal(error, (leaf, intermediates), now))?;
-        check_usage(leaf, intermediates).map_err(refuse)?;
+        check_usage(leaf, intermediates).map_err(refusal_error)?;
         self.check_issuer(domain, &identity.trust_domain, &path.issuer)?;
         let verified = Verdict {
             at: now,
@@ -423,7 +423,7 @@ impl ClientVerifier {
                     .last()
                     .and_then(|top| X509Certificate::from_der(top).ok());
                 let detail = top.map(|(_, top)| {
-                    let words = HandshakeRefusal::UnknownIssuer.words();
+                    let words = HandshakeRefusal::UnknownIssuer.description();
                     format!(
                         "{words}: its last issuer is {}",
                         escape_for_display(&top.issuer().to_string())
@@ -528,7 +528,7 @@ impl ServerCertVerifier for ServerVerifier {
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let identity = leaf_identity(leaf).map_err(refuse)?;
+        let identity = leaf_identity(leaf).map_err(refusal_error)?;
         let is_expected = |expected: &HashSet<Box<str>>| expected.contains(&*identity.uri);
         if !self.expected.as_ref().is_none_or(is_expected) {
             let detail = format!(
@@ -548,7 +548,7 @@ impl ServerCertVerifier for ServerVerifier {
             now,
             self.provider.signature_verification_algorithms.all,
         )?;
-        check_usage(leaf, intermediates).map_err(refuse)?;
+        check_usage(leaf, intermediates).map_err(refusal_error)?;
         Ok(ServerCertVerified::assertion())
     }
 

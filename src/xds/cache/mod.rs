@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use self::file::{Entry, Header, Restored};
-use super::client::{Client, Resource, ResourceStore, Response, UNPLACED};
+use super::client::{Client, Resource, ResourceStore, Response, SHARED_PLACEHOLDER};
 use super::envoy::ENDPOINT;
 use super::source::Source;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
@@ -179,7 +179,7 @@ impl Recorder {
         let holds = client.restore(type_url, Arc::clone(&name), version, bytes);
         if !holds {
             self.remove(type_url, &name);
-            self.handle_rejection(type_url, UNPLACED);
+            self.handle_rejection(type_url, SHARED_PLACEHOLDER);
         }
         holds
     }

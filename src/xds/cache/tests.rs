@@ -202,11 +202,15 @@ fn a_slow_write_is_followed_by_a_long_pause() {
 fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut recorder = filled(folder.path());
-    assert!(recorder.handle_rejection(AUTHORIZATION, UNPLACED));
+    assert!(recorder.handle_rejection(AUTHORIZATION, SHARED_PLACEHOLDER));
     write(&recorder).unwrap();
     let mut client = client();
     let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
-    assert!(restored.store.has_placeholder(AUTHORIZATION, UNPLACED));
+    assert!(
+        restored
+            .store
+            .has_placeholder(AUTHORIZATION, SHARED_PLACEHOLDER)
+    );
     assert_eq!(client.held(AUTHORIZATION), 0);
     versions(&mut client);
     // The first response of a stream has none.
@@ -220,7 +224,11 @@ fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
         restored,
         Recorder::restore(cache(folder.path()), Source::default(), &mut self::client()),
     ] {
-        assert!(!recorder.store.has_placeholder(AUTHORIZATION, UNPLACED));
+        assert!(
+            !recorder
+                .store
+                .has_placeholder(AUTHORIZATION, SHARED_PLACEHOLDER)
+        );
     }
 }
 

@@ -7,7 +7,7 @@ use std::mem;
 use std::sync::Arc;
 
 use super::messages::{
-    Mode, Request, Resource, ResourceStore, Response, Subscription, UNPLACED, WILDCARD,
+    Mode, Request, Resource, ResourceStore, Response, SHARED_PLACEHOLDER, Subscription, WILDCARD,
 };
 use super::rejected::{NackBuilder, Rejected, check_name, truncate};
 use super::usage::{Usage, accounted_bytes};
@@ -26,7 +26,7 @@ pub(super) struct TypeState {
     /// Size of those names in a request, in bytes.
     wanted_bytes: usize,
     /// Subscribed names without an answer so far.
-    pub(super) asked: BTreeSet<Arc<str>>,
+    pub(super) unanswered: BTreeSet<Arc<str>>,
     /// True if held resources were restored from disk and have not been compared with the
     /// wanted names.
     has_unchecked_restored: bool,
@@ -37,7 +37,7 @@ pub(super) struct TypeState {
     pub(super) awaits_first_response: bool,
     /// True if a placeholder exists for rejected resources that cannot be held under their
     /// names.
-    unplaced: bool,
+    has_shared_placeholder: bool,
     /// True if the request left out the held versions, so that the first response lists all
     /// resources.
     omitted_initial_versions: bool,
@@ -83,12 +83,12 @@ impl TypeState {
             held: HashMap::new(),
             subscribed_names: BTreeSet::new(),
             wanted_bytes: 0,
-            asked: BTreeSet::new(),
+            unanswered: BTreeSet::new(),
             has_unchecked_restored: false,
             rejected: Rejected::default(),
             had_usable_response: false,
             awaits_first_response: true,
-            unplaced: false,
+            has_shared_placeholder: false,
             omitted_initial_versions: false,
             key: RandomState::new(),
         }
@@ -162,7 +162,7 @@ impl TypeState {
         }
         // Rejected resources that cannot be held are not in the initial versions, so the first
         // response of a stream contains them again.
-        let was_unplaced = fresh && mem::take(&mut self.unplaced);
+        let was_unplaced = fresh && mem::take(&mut self.has_shared_placeholder);
         let unclaimed = mem::take(&mut self.omitted_initial_versions);
         if unclaimed || resources.is_complete_state(self.subscription.type_url, response) {
             self.remove_unnamed(response, usage, resources);
@@ -197,8 +197,8 @@ impl TypeState {
                 }
             }
         }
-        if was_unplaced && !self.unplaced {
-            resources.remove(self.subscription.type_url, UNPLACED);
+        if was_unplaced && !self.has_shared_placeholder {
+            resources.remove(self.subscription.type_url, SHARED_PLACEHOLDER);
         }
         self.mark_answered(response);
         let error = nack.message();
@@ -262,10 +262,10 @@ impl TypeState {
     /// Marks the names of a response as answered, including rejected ones.
     fn mark_answered(&mut self, response: &Response) {
         for resource in &response.resources {
-            self.asked.remove(&*resource.name);
+            self.unanswered.remove(&*resource.name);
         }
         for name in &response.removed {
-            self.asked.remove(&**name);
+            self.unanswered.remove(&**name);
         }
     }
 
@@ -296,7 +296,7 @@ impl TypeState {
             }
             resources.remove(type_url, name);
         }
-        self.unplaced |= resources.handle_rejection(type_url, UNPLACED);
+        self.has_shared_placeholder |= resources.handle_rejection(type_url, SHARED_PLACEHOLDER);
     }
 
     /// Records a held resource, replacing the one of the same name.
@@ -347,11 +347,11 @@ impl TypeState {
         for name in &gone {
             self.subscribed_names.remove(name);
             self.wanted_bytes -= initial_version_bytes(name, "");
-            self.asked.remove(name);
+            self.unanswered.remove(name);
             self.rejected.clear(name);
             usage.drop(accounted_bytes(name, ""));
         }
-        let new = names.iter().filter(|name| self.add(name, usage));
+        let new = names.iter().filter(|name| self.add_wanted(name, usage));
         let new: Vec<_> = new.cloned().collect();
         let mut gone: BTreeSet<_> = gone.iter().map(|name| name.to_string()).collect();
         if mem::take(&mut self.has_unchecked_restored) || !gone.is_empty() {
@@ -372,7 +372,7 @@ impl TypeState {
 
     /// Adds a wanted name. Returns false if it is already wanted, unusable or beyond the
     /// limits.
-    fn add(&mut self, name: &str, usage: &mut Usage) -> bool {
+    fn add_wanted(&mut self, name: &str, usage: &mut Usage) -> bool {
         let bytes = self.wanted_bytes + initial_version_bytes(name, "");
         let fits = check_name(name).is_ok() && bytes <= usage.limits.wanted;
         if self.subscribed_names.contains(name)
@@ -383,7 +383,7 @@ impl TypeState {
         }
         let name = Arc::<str>::from(name);
         if !self.held.contains_key(&name) {
-            self.asked.insert(Arc::clone(&name));
+            self.unanswered.insert(Arc::clone(&name));
         }
         self.wanted_bytes = bytes;
         self.subscribed_names.insert(name)
@@ -401,7 +401,7 @@ impl TypeState {
         let old = self.held.get(name).map(|held| held.bytes);
         let new = body + accounted_bytes(name, version);
         if check_name(name).is_err() || usage.put(old, new).is_err() {
-            self.unplaced = true;
+            self.has_shared_placeholder = true;
             return false;
         }
         self.hold(name, Version::Received(version.into()), new);

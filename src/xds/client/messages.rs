@@ -11,7 +11,7 @@ pub(super) const WILDCARD: &str = "*";
 
 /// Name of the shared placeholder for all rejected resources of a type that cannot be held:
 /// they have no usable name or exceed the limits. No resource can have this name.
-pub const UNPLACED: &str = "";
+pub const SHARED_PLACEHOLDER: &str = "";
 
 /// Subscription to a resource type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,7 +29,7 @@ pub use self::backoff::StreamEnd;
 pub(super) use self::usage::ENTRIES_MAX;
 
 pub use self::messages::{
-    Mode, Request, Resource, ResourceStore, Response, Subscription, UNPLACED,
+    Mode, Request, Resource, ResourceStore, Response, SHARED_PLACEHOLDER, Subscription,
 };
 
 /// Limit of names in one change of a subscription. Servers accept messages of 4 MiB, and a name
@@ -230,7 +230,8 @@ impl Client {
     /// Returns the number of wanted names of a type without an answer: they were not held when
     /// they were added, and no response has mentioned them since.
     pub fn unanswered(&self, type_url: &str) -> usize {
-        self.known(type_url).map_or(0, |known| known.asked.len())
+        self.known(type_url)
+            .map_or(0, |known| known.unanswered.len())
     }
 
     /// Returns the number of held resources of a type.

@@ -22,12 +22,12 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 const RESOLVER_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Resolver and the configured servers.
-pub(super) struct Lookups {
+pub(super) struct DnsClient {
     servers: Vec<SocketAddr>,
     resolver: Option<(Instant, TokioResolver)>,
 }
 
-impl Lookups {
+impl DnsClient {
     /// Uses these servers, or those of the system if the list is empty.
     pub(super) fn new(servers: Vec<SocketAddr>) -> Self {
         Self {
@@ -48,8 +48,8 @@ impl Lookups {
         async move {
             match asked {
                 Ok((resolver, name)) => {
-                    let v4 = one(&resolver, name.clone(), RecordType::A);
-                    let v6 = one(&resolver, name, RecordType::AAAA);
+                    let v4 = look_up_family(&resolver, name.clone(), RecordType::A);
+                    let v6 = look_up_family(&resolver, name, RecordType::AAAA);
                     join!(v4, v6).into()
                 }
                 Err(error) => [Err(error.clone()), Err(error)],
@@ -92,7 +92,7 @@ impl Lookups {
 }
 
 /// Looks up the addresses of one family. An answer without records is not an error.
-async fn one(
+async fn look_up_family(
     resolver: &TokioResolver,
     name: Name,
     kind: RecordType,

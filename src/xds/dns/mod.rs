@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use self::lookup::Lookups;
+use self::lookup::DnsClient;
 use self::schedule::{Answers, Schedule};
 use crate::snapshot::builder::Change;
 use crate::snapshot::{Host, Publisher};
@@ -44,7 +44,7 @@ pub struct Dns {
 #[derive(Debug, Default)]
 struct WantedHosts {
     /// Versions of the hostnames and of the rules at that scan.
-    at: (u64, u64),
+    versions: (u64, u64),
     /// Earliest time of the next scan; none before the first one.
     next_scan: Option<Instant>,
     hosts: BTreeMap<Arc<str>, Arc<Host>>,
@@ -54,7 +54,7 @@ struct WantedHosts {
 /// because each changed answer builds a snapshot.
 pub async fn run(dns: Dns) {
     let (mut schedule, mut wanted) = (Schedule::default(), WantedHosts::default());
-    let mut lookups = Lookups::new(dns.servers.clone());
+    let mut lookups = DnsClient::new(dns.servers.clone());
     let mut running = JoinSet::new();
     let mut hosts = dns.publisher.hosts_version();
     let mut rules = dns.publisher.reader().generation();
@@ -105,7 +105,7 @@ impl Dns {
     ) -> Option<Instant> {
         let snapshot = self.publisher.reader().snapshot();
         let at = (snapshot.hosts.version, snapshot.generation);
-        if at == wanted.at {
+        if at == wanted.versions {
             return None;
         }
         let (now, mut answers) = (Instant::now(), Vec::new());
@@ -126,7 +126,7 @@ impl Dns {
         answers.retain(|(_, addresses)| !addresses.is_empty());
         let gone = wanted.hosts.keys();
         for name in gone.filter(|name| !hosts.contains_key(*name)) {
-            schedule.forget(name, now);
+            schedule.remove(name, now);
             self.status.forget_host(name);
             // No lookup refreshes these addresses any longer.
             let known = snapshot.hosts.known.get(name);
@@ -136,7 +136,7 @@ impl Dns {
         self.status.set_hosts_left_out(schedule.left_out());
         let again = Some(now + SCAN_INTERVAL);
         *wanted = WantedHosts {
-            at,
+            versions: at,
             next_scan: again,
             hosts,
         };
@@ -150,7 +150,7 @@ impl Dns {
     }
 
     fn apply_answers(&self, schedule: &mut Schedule, name: &Arc<str>, answers: Answers) {
-        let Some(outcome) = schedule.answered(name, answers, Instant::now()) else {
+        let Some(outcome) = schedule.apply_answers(name, answers, Instant::now()) else {
             return;
         };
         let is_new = self.status.set_host(name, |host| {

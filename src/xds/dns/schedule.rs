@@ -41,11 +41,11 @@ pub(super) struct Outcome {
 }
 
 #[derive(Debug, Default)]
-struct Name {
+struct HostState {
     /// Last successful answer of each family.
     families: [Vec<IpAddr>; 2],
     addresses: Arc<[IpAddr]>,
-    begun: Option<Instant>,
+    lookup_started: Option<Instant>,
     failures: u32,
     next: Option<Instant>,
 }
@@ -53,7 +53,7 @@ struct Name {
 /// All hostnames, ordered by the time of their next lookup.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    names: HashMap<Arc<str>, Name>,
+    names: HashMap<Arc<str>, HostState>,
     due: BTreeSet<(Instant, Arc<str>)>,
     left_out: BTreeSet<Arc<str>>,
 }
@@ -70,7 +70,7 @@ impl Schedule {
     }
 
     /// Removes a hostname. If that frees a slot, a hostname that was left out is scheduled.
-    pub(super) fn forget(&mut self, name: &Arc<str>, now: Instant) {
+    pub(super) fn remove(&mut self, name: &Arc<str>, now: Instant) {
         if self.left_out.remove(name) {
             return;
         }
@@ -107,7 +107,7 @@ impl Schedule {
             return None;
         }
         let name = Arc::clone(name);
-        self.names.get_mut(&name)?.begun = Some(now);
+        self.names.get_mut(&name)?.lookup_started = Some(now);
         self.set_due(&name, now + LOOKUP_LOST_AFTER);
         Some(name)
     }
@@ -119,7 +119,7 @@ impl Schedule {
             return;
         };
         let soon = known
-            .begun
+            .lookup_started
             .map_or(now, |begun| now.max(begun + TTL_RANGE.0));
         if known.next.is_none_or(|next| soon < next) {
             self.set_due(name, soon);
@@ -127,7 +127,7 @@ impl Schedule {
     }
 
     /// Applies the answers of a lookup. Returns none if the hostname was removed.
-    pub(super) fn answered(
+    pub(super) fn apply_answers(
         &mut self,
         name: &Arc<str>,
         answers: Answers,
@@ -145,7 +145,7 @@ impl Schedule {
         };
         // A refresh that was requested during the lookup may be newer than the answer, so it
         // stays due.
-        let begun = known.begun.unwrap_or(now);
+        let begun = known.lookup_started.unwrap_or(now);
         let doubted = known.next.filter(|next| *next < begun + LOOKUP_LOST_AFTER);
         let next = doubted.map_or(now + wait, |doubted| doubted.min(now + wait));
         self.set_due(name, next);
@@ -162,7 +162,7 @@ impl Schedule {
     }
 }
 
-impl Name {
+impl HostState {
     /// Merges the answers. A successful answer replaces the addresses of its family, and a
     /// failed family keeps its own. Both families keep theirs if no address would remain.
     fn merge(&mut self, answers: Answers) -> (Outcome, Duration) {
@@ -255,7 +255,7 @@ mod tests {
                 self.schedule.start_next_lookup(self.now).as_ref(),
                 Some(&self.name)
             );
-            let outcome = self.schedule.answered(&self.name, answers, self.now);
+            let outcome = self.schedule.apply_answers(&self.name, answers, self.now);
             let next = self.schedule.next().expect("a time");
             (
                 outcome.expect("it is wanted"),
@@ -377,7 +377,7 @@ mod tests {
         one.wait(100);
         one.schedule.request_refresh(&one.name, one.now);
         let answers = [found(&[ip(2)], 300), found(&[], 0)];
-        let outcome = one.schedule.answered(&one.name, answers, one.now);
+        let outcome = one.schedule.apply_answers(&one.name, answers, one.now);
         assert!(outcome.expect("it is wanted").new_addresses.is_some());
         let next = one.schedule.next().expect("a time");
         assert_eq!((next - one.now).as_millis(), 900);
@@ -391,11 +391,11 @@ mod tests {
         assert!(!one.is_due());
         one.wait(1);
         assert!(one.schedule.start_next_lookup(one.now).is_some());
-        one.schedule.forget(&one.name, one.now);
+        one.schedule.remove(&one.name, one.now);
         assert_eq!(one.schedule.next(), None);
         assert_eq!(
             one.schedule
-                .answered(&one.name, [failed(), failed()], one.now),
+                .apply_answers(&one.name, [failed(), failed()], one.now),
             None
         );
     }
@@ -408,8 +408,8 @@ mod tests {
             schedule.add(&name(number), now);
         }
         assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 2));
-        schedule.forget(&name(NAMES_MAX), now);
-        schedule.forget(&name(7), now);
+        schedule.remove(&name(NAMES_MAX), now);
+        schedule.remove(&name(7), now);
         assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 0));
         assert!(schedule.names.contains_key(&name(NAMES_MAX + 1)));
         assert_eq!(schedule.due.len(), NAMES_MAX);

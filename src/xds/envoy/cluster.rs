@@ -16,7 +16,7 @@ use crate::xds::wds::shown;
 use crate::xds::words::Words;
 
 /// Transport socket that leaves bytes unchanged.
-const RAW: &str = "envoy.transport_sockets.raw_buffer";
+const RAW_BUFFER: &str = "envoy.transport_sockets.raw_buffer";
 /// Load balancing policies with locality settings: the type, and the field number of those
 /// settings.
 const LOCALITIES: [(&str, u32); 3] = [
@@ -57,7 +57,7 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster
     let sockets = from.transport_socket_matches.into_iter();
     let sockets = sockets.filter_map(|one| one.transport_socket);
     let mut sockets = from.transport_socket.into_iter().chain(sockets);
-    if let Some(socket) = sockets.find(|socket| socket.name != RAW) {
+    if let Some(socket) = sockets.find(|socket| socket.name != RAW_BUFFER) {
         let name = shown(&socket.name);
         notes.push(format!(
             "the transport socket {name} is not used: bytes go on as they come"

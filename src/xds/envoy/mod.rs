@@ -153,7 +153,7 @@ impl ClusterStore {
                 }
             }
             for name in self.without_service.iter().take(UNUSED_LISTED_MAX) {
-                put(unused(name, NAMELESS));
+                put(unused(name, NO_SERVICE_REASON));
             }
             return (count, first);
         }
@@ -180,7 +180,7 @@ impl ClusterStore {
                 is_configured: is_said,
             } => (target, is_said),
             ClusterTarget::Subset => return Ok(()),
-            ClusterTarget::Nothing => {
+            ClusterTarget::Unknown => {
                 self.without_service.insert(Arc::clone(name));
                 return Ok(());
             }
@@ -393,7 +393,7 @@ impl ClusterStore {
 }
 
 /// Reason in the status for a cluster that belongs to no service.
-const NAMELESS: &str = "no service by its name; write one in `discovery.clusters`, or name the \
+const NO_SERVICE_REASON: &str = "no service by its name; write one in `discovery.clusters`, or name the \
                         cluster `HOST:PORT` or as Istio does";
 /// Field numbers: the assignment in a cluster, the localities in an assignment, and the
 /// endpoints in a locality.

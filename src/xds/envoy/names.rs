@@ -16,7 +16,7 @@ pub(super) enum ClusterTarget {
     /// The cluster is one of Istio's subsets, which no authority can request.
     Subset,
     /// The service is unknown.
-    Nothing,
+    Unknown,
 }
 
 /// Returns the target of a cluster. An entry of `said` for the cluster's name takes precedence.
@@ -39,7 +39,7 @@ pub(super) fn cluster_target(name: &str, said: &BTreeMap<String, Target>) -> Clu
         [name] => target(name),
         _ => None,
     };
-    target.map_or(ClusterTarget::Nothing, |target| ClusterTarget::Serves {
+    target.map_or(ClusterTarget::Unknown, |target| ClusterTarget::Serves {
         target,
         is_configured: false,
     })
@@ -93,7 +93,7 @@ mod tests {
             ("PassthroughCluster", None),
             ("", None),
         ] {
-            let want = want.map_or(ClusterTarget::Nothing, |(host, port)| {
+            let want = want.map_or(ClusterTarget::Unknown, |(host, port)| {
                 ClusterTarget::Serves {
                     target: (host.to_owned(), port),
                     is_configured: name == "legacy",

@@ -131,7 +131,7 @@ fn workload_fields(
     let gateway = fields.get("networkGateway").map_or(Some(None), |v| {
         gateways::address(v, "workloads[].networkGateway").map(Some)
     });
-    let (policies, has_waypoint) = policies_and_passed_over(fields);
+    let (policies, has_waypoint) = read_policies_and_ignored_keys(fields);
     let uid = uid?.into();
     Some(Workload {
         own_name: Workload::own_name(&uid, name?),
@@ -168,7 +168,7 @@ fn workload_fields(
 
 /// Reads the policies that select a workload, and whether it has a waypoint. Also validates the
 /// keys that a gateway does not use.
-fn policies_and_passed_over(fields: &mut Fields<'_>) -> (Option<Vec<Arc<str>>>, bool) {
+fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Option<Vec<Arc<str>>>, bool) {
     let waypoint = fields
         .get("waypoint")
         .map(|v| gateways::address(v, "workloads[].waypoint"));

@@ -17,7 +17,7 @@ use super::slice::Slice;
 use super::view::{Key, ObjectIndex};
 use super::vips::VipClaims;
 use super::waypoints::{self, NamedWaypoint};
-use super::{Objects, cut};
+use super::{Objects, limit_findings};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 use crate::yaml::{Finding, Findings};
@@ -355,7 +355,7 @@ impl<'a> Joiner<'a> {
         let mut warnings = self.warn_of_local_entries();
         let network = &self.view.config.gateway.network;
         self.members.into_mesh(network, &mut self.mesh);
-        warnings.extend(cut(self.warnings));
+        warnings.extend(limit_findings(self.warnings));
         let mut conflicts = self.owners.findings();
         conflicts.extend(self.vips.findings());
         JoinResult {

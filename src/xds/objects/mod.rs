@@ -86,7 +86,7 @@ struct Import {
 pub fn load(paths: &[PathBuf]) -> Result<(Objects, Findings), Findings> {
     let mut objects = Objects::default();
     let findings = files::read_each(paths, |file| read::file(file, &mut objects));
-    let findings = Findings(cut(findings.0));
+    let findings = Findings(limit_findings(findings.0));
     match findings.has_errors() {
         true => Err(findings),
         false => Ok((objects, findings)),
@@ -108,7 +108,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
 
 /// Limits warnings and findings of skipped objects to [`WARNINGS_MAX`] each, and counts the
 /// others. The objects of one tenant can have any number of them.
-fn cut(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
+fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
     let (mut kept, mut cut) = (Vec::new(), Vec::<(Finding, usize)>::new());
     let (mut warnings, mut passed_over) = (0, 0);
     for finding in findings {

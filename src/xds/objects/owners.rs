@@ -10,7 +10,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::cut;
+use super::limit_findings;
 use super::ports::warning;
 use super::slice::{Pod, Slice};
 use super::view::{Key, ObjectIndex};
@@ -176,7 +176,7 @@ impl<'a> AddressOwners<'a> {
             let address = self.refused_address(listed).or_else(|| host_name(listed));
             foreign_pod(listed).into_iter().chain(address)
         });
-        cut(found)
+        limit_findings(found)
     }
 
     fn refused_address(&self, listed: &SliceEntry<'a>) -> Option<Finding> {

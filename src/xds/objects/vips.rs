@@ -12,7 +12,7 @@ use super::owners::AddressOwners;
 use super::ports::warning;
 use super::service::Service;
 use super::view::{Key, ObjectIndex};
-use super::{Import, cut};
+use super::{Import, limit_findings};
 use crate::snapshot::mesh::Mesh;
 use crate::yaml::{Finding, Place};
 
@@ -110,7 +110,7 @@ impl<'a> VipClaims<'a> {
             let lost = all(claims).filter(is_lost);
             lost.filter_map(|claim| finding(*ip, claim, claims))
         });
-        cut(lost)
+        limit_findings(lost)
     }
 }
 

@@ -5,8 +5,8 @@
 //! that stays in its cluster, is used only if its own labels declare it a waypoint. A service
 //! without a usable waypoint has no endpoint.
 
-use super::cut;
 use super::join::{LOCAL_SUFFIX, name};
+use super::limit_findings;
 use super::meta::WAYPOINT_LABEL;
 use super::ports::warning;
 use super::service::Service;
@@ -69,5 +69,5 @@ pub(super) fn findings(view: &ObjectIndex<'_>, mesh: &Mesh) -> Vec<Finding> {
         let how = "the name of a waypoint, or the service with its waypoint into the mesh file";
         Some(warning(&service.meta.place, what, how))
     });
-    cut(found)
+    limit_findings(found)
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use strait::datapath::accept::{Held, WorkerLoad};
+use strait::datapath::accept::{ConnectionResources, WorkerLoad};
 use strait::datapath::admission::Admission;
 use strait::datapath::budget::BufferBudget;
 use strait::datapath::identity::Peer;
@@ -107,7 +107,7 @@ fn serve(gateway: &Arc<DataPath>, stream: DuplexStream, has_expired: bool) -> Jo
         let descriptor = source.source([192, 0, 2, 1].into()).connection();
         let descriptor = descriptor.expect("a descriptor");
         let peer = peer(has_expired, descriptor.holder().clone());
-        let held = Held {
+        let held = ConnectionResources {
             load: WorkerLoad::default().add(),
             descriptor,
         };

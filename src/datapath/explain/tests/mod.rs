@@ -38,7 +38,7 @@ enum Fault {
 fn explained(of: &Generated, now: Instant) -> Answer {
     let deny = DenyList::new(Vec::new(), Vec::new());
     let listeners = [("cross-network".to_owned(), ListenerRules::default())];
-    let world = World {
+    let world = ExplainState {
         snapshot: &of.snapshot,
         places: &ConfigPositions::default(),
         deny: &deny,

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use self::world::World;
 use self::wrong::Fault;
-use super::{Mode, Resource, ResourceStore, Subscription, UNPLACED};
+use super::{Mode, Resource, ResourceStore, SHARED_PLACEHOLDER, Subscription};
 
 const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
 const POLICY: &str = "type.googleapis.com/istio.security.Authorization";
@@ -140,7 +140,7 @@ impl ResourceStore for Store {
 
     /// Keeps placeholders for policies only, without a version.
     fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
-        if name == UNPLACED {
+        if name == SHARED_PLACEHOLDER {
             self.unplaced |= type_url == POLICY;
         } else if type_url == POLICY {
             let held = self.held.entry(type_url).or_default();
@@ -151,7 +151,7 @@ impl ResourceStore for Store {
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {
-        if name == UNPLACED {
+        if name == SHARED_PLACEHOLDER {
             assert!(type_url == POLICY && self.unplaced, "nothing stands in");
             self.unplaced = false;
             return;

@@ -183,7 +183,7 @@ impl Reference {
     }
 
     /// Returns whether a response of the type was received on this stream.
-    pub(super) fn has_heard(&self, type_url: &str) -> bool {
+    pub(super) fn has_response(&self, type_url: &str) -> bool {
         !self.fresh.contains(type_url)
     }
 

@@ -10,7 +10,7 @@ use super::reference::{Reference, check_answer};
 use super::server::Server;
 use super::wrong::{Fault, FaultyClient};
 use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, subscription, validate};
-use crate::xds::client::{Mode, Request, Resource, Response, StreamEnd, UNPLACED};
+use crate::xds::client::{Mode, Request, Resource, Response, SHARED_PLACEHOLDER, StreamEnd};
 
 const STEPS: usize = 1_100;
 /// Number of names of one type, without those of a huge push.
@@ -171,13 +171,13 @@ impl<'a> World<'a> {
         };
         let Some(mut response) = response else { return };
         for _ in 0..self.rng.u8(..3) {
-            self.spoil(&mut response);
+            self.add_mistake(&mut response);
         }
         self.down.push_back((self.step, response));
     }
 
     /// Adds a mistake to a response, without a change of the server's state.
-    fn spoil(&mut self, response: &mut Response) {
+    fn add_mistake(&mut self, response: &mut Response) {
         let type_url = response.type_url.clone();
         let good = |name: &str| Resource {
             name: name.into(),
@@ -248,7 +248,7 @@ impl<'a> World<'a> {
         for (event, happened) in [
             (
                 Event::FirstOfItsType,
-                is_known && !self.reference.has_heard(&response.type_url),
+                is_known && !self.reference.has_response(&response.type_url),
             ),
             (
                 Event::Empty,
@@ -423,7 +423,10 @@ impl<'a> World<'a> {
         }
         if self.reference.unplaced {
             let client = &mut self.machine.client;
-            ensure!(!client.restore(POLICY, UNPLACED, "", 0), "it has no place");
+            ensure!(
+                !client.restore(POLICY, SHARED_PLACEHOLDER, "", 0),
+                "it has no place"
+            );
         }
         self.set_wanted(wanted)
     }

@@ -392,7 +392,7 @@ fn what_is_not_used_of_clusters_is_counted_and_said() {
                 "d:1",
                 "its endpoints are those of each connection: it has none"
             ),
-            ("PassthroughCluster", NAMELESS),
+            ("PassthroughCluster", NO_SERVICE_REASON),
         ]
     );
     assert_eq!(count, 4);
