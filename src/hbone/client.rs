@@ -82,7 +82,7 @@ impl Client {
         Self::with_settings(stream, tls, &settings).await
     }
 
-    /// Connects like [`Client::over`], with the given HTTP/2 settings.
+    /// Connects like [`Client::connect_over`], with the given HTTP/2 settings.
     ///
     /// # Errors
     /// As [`Client::connect`].

@@ -164,7 +164,7 @@ impl Client {
     /// body in bytes. Call it for each resource from disk before the first stream.
     ///
     /// Returns whether the resource is held. One that is not held must not be in the
-    /// `Resources` either, except as the placeholder [`UNPLACED`]. The next
+    /// `Resources` either, except as the placeholder [`SHARED_PLACEHOLDER`]. The next
     /// [`set_wanted`](Self::set_wanted) drops the unwanted resources of an on-demand type.
     pub fn restore(
         &mut self,
