@@ -295,7 +295,8 @@ impl Certificates {
             .transpose()
     }
 
-    /// Uses new trust, with the configuration that [`Certificates::server_config_with`] created from it.
+    /// Uses new trust, with the configuration that [`Certificates::server_config_with`] created
+    /// from it.
     pub(super) fn replace_trust(&mut self, trust: PeerTrust, served: Option<ServerTls>) {
         for before in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.forget_certificate(&before.identity);

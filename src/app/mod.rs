@@ -182,10 +182,8 @@ impl App {
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
         let buffers = configured.unwrap_or_else(|| memory.buffers());
-        let budget = Arc::new(BufferBudget::new(
-            buffers,
-            metrics.set_buffer_limit(buffers),
-        ));
+        let limit = metrics.set_buffer_limit(buffers);
+        let budget = Arc::new(BufferBudget::new(buffers, limit));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
         let gateway = Arc::new(DataPath {

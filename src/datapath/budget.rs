@@ -192,8 +192,9 @@ impl BufferBudget {
         }
     }
 
-    /// Waits for [`STALL_PERIOD`], or until the budget is exhausted; returns true in the second case.
-    /// Waits for [`ROUND_PAUSE_MIN`] at least, in which the tunnels evicted last give back their bytes.
+    /// Waits for [`STALL_PERIOD`], or until the budget is exhausted; returns true in the second
+    /// case. Waits for [`ROUND_PAUSE_MIN`] at least, in which the tunnels evicted last give back
+    /// their bytes.
     async fn wait_for_round(&self) -> bool {
         sleep(ROUND_PAUSE_MIN).await;
         let urgent = async {

@@ -203,7 +203,9 @@ impl<S: AsyncRead + BufferedWrite> Server<'_, S> {
                     }
                     ConnectionEvent::PeerDead => return self.log_end(&"no answer to PING"),
                     ConnectionEvent::FirstConnectTimeout if used => {}
-                    ConnectionEvent::FirstConnectTimeout => return self.shut_down(connection, h2::Reason::NO_ERROR).await,
+                    ConnectionEvent::FirstConnectTimeout => {
+                        return self.shut_down(connection, h2::Reason::NO_ERROR).await;
+                    }
                     ConnectionEvent::GoAwayDue => {
                         goaway = Some(Instant::now());
                         connection.graceful_shutdown();
@@ -218,7 +220,9 @@ impl<S: AsyncRead + BufferedWrite> Server<'_, S> {
                             ConnectionEvent::Closed
                         }));
                     }
-                    ConnectionEvent::Closed => return self.shut_down(connection, h2::Reason::NO_ERROR).await,
+                    ConnectionEvent::Closed => {
+                        return self.shut_down(connection, h2::Reason::NO_ERROR).await;
+                    }
                     ConnectionEvent::WindowRequested => {
                         window_applied = self.window.adjust(&mut connection);
                         events.0.push(self.wait_for_window_request());

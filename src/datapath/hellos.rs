@@ -76,7 +76,8 @@ impl fmt::Display for ForwardingLoop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their endpoints; \
+            "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their \
+             endpoints; \
              look for a route that leads back to a gateway"
         )
     }

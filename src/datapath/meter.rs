@@ -330,7 +330,8 @@ mod tests {
             cuts in prop::collection::vec(1_usize..30, 1..50),
         ) {
             let stream: Vec<u8> = frames.iter().flat_map(|&(k, f, l)| frame(k, f, l)).collect();
-            let (mut walker, mut found, mut rest) = (FrameScanner::default(), Vec::new(), &stream[..]);
+            let (mut walker, mut found) = (FrameScanner::default(), Vec::new());
+            let mut rest = &stream[..];
             for cut in cuts.iter().cycle() {
                 let (part, later) = rest.split_at((*cut).min(rest.len()));
                 walker.scan(part, |seen| found.push((seen.kind, seen.flags, seen.length)));

@@ -6,7 +6,8 @@
 //! | 2 | `handshake` | `Accepted` | [`Session`](handshake::Session) |
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
 //! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](tunnel::Target) |
-//! | 2 to 4 | `passthrough` | `Accepted` by a TLS listener | [`ClientHello`](hello::ClientHello) and `Target` |
+//! | 2 to 4 | `passthrough` | `Accepted` by a TLS listener | [`ClientHello`](hello::ClientHello)
+//! and `Target` |
 //! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |

@@ -10,8 +10,8 @@ use super::identity::Peer;
 use super::route::{self, Route};
 use super::tunnel::Origin;
 
-/// Permit for a peer to use a route. Only [`run`] and [`permit_listener_route`] create one, and only a permit
-/// can be dialled.
+/// Permit for a peer to use a route. Only [`run`] and [`permit_listener_route`] create one, and
+/// only a permit can be dialled.
 #[derive(Debug)]
 pub struct Permit {
     route: Route,

@@ -290,8 +290,8 @@ impl Tunnel {
         .await
     }
 
-    /// Resets a tunnel that was rejected after its answer: by [`REJECTED_TUNNEL_RESET`], unless the peer
-    /// violated HTTP/2. Returns the reason.
+    /// Resets a tunnel that was rejected after its answer: by [`REJECTED_TUNNEL_RESET`], unless the
+    /// peer violated HTTP/2. Returns the reason.
     pub fn refuse(mut self, reason: Reason) -> Reason {
         self.send.send_reset(match reason {
             Reason::Malformed => reason.reset_code(),

@@ -108,9 +108,9 @@ pub fn exclusion_reason(
         .or_else(behind)
 }
 
-/// Evaluates the part of [`exclusion_reason`] that depends on the service, for a workload that can be
-/// dialled. Health is checked last: an unhealthy workload still counts among the endpoints of its
-/// tier.
+/// Evaluates the part of [`exclusion_reason`] that depends on the service, for a workload that can
+/// be dialled. Health is checked last: an unhealthy workload still counts among the endpoints of
+/// its tier.
 pub(super) fn service_exclusion(
     service: &Service,
     workload: &Workload,

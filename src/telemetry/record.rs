@@ -64,7 +64,7 @@ macro_rules! access {
             "dst.hbone_addr" = $record.authority(),
             "dst.sni" = $record.sni(),
             "dst.service" = non_empty(&$record.service.hostname),
-            "dst.workload" = $record.destination.as_ref().and_then(|it| non_empty(it.pod.pod_name())),
+            "dst.workload" = $record.pod_name(),
             "dst.namespace" = non_empty($record.destination_namespace()),
             "dst.identity" = $record.workload.as_ref().and_then(|it| non_empty(&it.principal)),
             "dst.cluster" = $record.workload.as_ref().and_then(|it| non_empty(&it.cluster)),
@@ -214,6 +214,12 @@ impl Record {
             RequestedName::AuthorityAndSni(both) => non_empty(&both.1),
             RequestedName::Authority(_) => None,
         }
+    }
+
+    /// Returns the name of the pod that was reached, if it is known.
+    fn pod_name(&self) -> Option<&str> {
+        let destination = self.destination.as_ref()?;
+        non_empty(destination.pod.pod_name())
     }
 
     /// Returns the namespace of the workload, or of the service if no workload was reached.

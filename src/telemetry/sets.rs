@@ -1,8 +1,8 @@
 //! Counters with Istio's labels: at most [`MAX_LABEL_SETS`] label sets each, which expire.
 //!
 //! An issuer of identities in a trusted domain must neither exhaust the memory nor fill the table
-//! permanently. A counter that was unused for [`UNUSED_LIFETIME`] is removed, unless an open tunnel holds
-//! it. A new one starts at 0, which Prometheus' `rate()` treats as a reset.
+//! permanently. A counter that was unused for [`UNUSED_LIFETIME`] is removed, unless an open tunnel
+//! holds it. A new one starts at 0, which Prometheus' `rate()` treats as a reset.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -76,7 +76,8 @@ pub fn listener_server_config(
     })
 }
 
-/// Builds a configuration like [`listener_server_config`], for an endpoint with a fixed set of trust domains.
+/// Builds a configuration like [`listener_server_config`], for an endpoint with a fixed set of
+/// trust domains.
 ///
 /// # Errors
 /// As [`listener_server_config`].
@@ -117,8 +118,8 @@ pub fn rejecting_server_config() -> Result<ServerTls, TlsError> {
     })
 }
 
-/// Builds a configuration like [`endpoint_server_config`], which accepts any client under `material`'s
-/// roots, regardless of its identity. For tools only, never for a gateway.
+/// Builds a configuration like [`endpoint_server_config`], which accepts any client under
+/// `material`'s roots, regardless of its identity. For tools only, never for a gateway.
 ///
 /// # Errors
 /// As [`endpoint_server_config`].

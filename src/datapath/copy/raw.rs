@@ -79,13 +79,9 @@ pub async fn run(
     let (mut peer, to_peer) = downstream.split();
     let (mut endpoint, to_endpoint) = upstream.split();
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
-    let InitialState {
-        client_hello: hello,
-        loop_entry: in_flight,
-    } = *opening;
-    let mut upload = Direction::new(limits, hello.into());
+    let mut upload = Direction::new(limits, opening.client_hello.into());
     // Boxed: it is freed once the endpoint has answered.
-    let mut silence = Some(Box::pin(first_byte_timeout(in_flight)));
+    let mut silence = Some(Box::pin(first_byte_timeout(opening.loop_entry)));
     let mut download = Direction::new(limits, Bytes::new());
     let mut peer_failed = pin!(to_peer.ready(Interest::ERROR));
     let mut endpoint_failed = pin!(to_endpoint.ready(Interest::ERROR));

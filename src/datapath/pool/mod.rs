@@ -35,8 +35,8 @@ const SOURCE_FACTOR: usize = 1;
 const LISTENER_RESERVE_DIVISOR: usize = 16;
 /// Divisor of the pool for the reserve of holders below [`SHARE_MIN`].
 const FLOOR_RESERVE_DIVISOR: usize = 16;
-/// Divisor of the pool for the reserve of clusters and sources below [`SHARE_MIN`]. Identities below
-/// it may take the rest of the previous reserve, while their cluster holds less than three
+/// Divisor of the pool for the reserve of clusters and sources below [`SHARE_MIN`]. Identities
+/// below it may take the rest of the previous reserve, while their cluster holds less than three
 /// quarters of the pool.
 const GROUP_RESERVE_DIVISOR: usize = 32;
 /// Divisor of the pool for the reserve that connections leave to the tunnels of open

@@ -73,7 +73,8 @@ impl IstioAuthority {
     }
 
     /// Removes the certificate on disk with its key if it has expired. An expired one remains
-    /// there only after failures, and [`Self::store_on_disk`] makes a request when a certificate expires.
+    /// there only after failures, and [`Self::store_on_disk`] makes a request when a certificate
+    /// expires.
     async fn remove_expired(&self) {
         if let Some(Err(why)) = self.load().await
             && why.is_expiry()

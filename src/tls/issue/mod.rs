@@ -2,8 +2,8 @@
 //!
 //! [`istio`] requests a certificate from Istio's authority when half of the current one's
 //! lifetime is over (`rotation`), and can keep it on disk ([`cache`]). [`workload_api`] receives
-//! certificates from a SPIFFE Workload API, which pushes renewals. Both report [`CertificateEvent`], and
-//! accept only certificates that a peer would accept now.
+//! certificates from a SPIFFE Workload API, which pushes renewals. Both report
+//! [`CertificateEvent`], and accept only certificates that a peer would accept now.
 
 pub mod cache;
 pub mod istio;
@@ -95,7 +95,8 @@ pub enum IssueError {
     Tls(#[from] TlsError),
     /// The certificate is for another identity.
     #[error(
-        "the certificate is for {issued:?} and not for {requested}, which was asked for: the authority \
+        "the certificate is for {issued:?} and not for {requested}, which was asked for: the \
+         authority \
          signs for whom the token belongs to; write that trust domain, namespace and service \
          account under `identity`"
     )]

@@ -12,8 +12,8 @@ use crate::tls::IdentityMaterial;
 
 /// Fraction of a certificate's lifetime after which it is replaced.
 const RENEWAL_FRACTION: f64 = 0.5;
-/// Random deviation from [`RENEWAL_FRACTION`], as a fraction of the lifetime; gateways that started together
-/// thus renew at different times.
+/// Random deviation from [`RENEWAL_FRACTION`], as a fraction of the lifetime; gateways that started
+/// together thus renew at different times.
 const JITTER: f64 = 0.01;
 /// Bounds of the first wait after a failure, in seconds. Each further wait is twice as long.
 const FIRST_WAIT: (f64, f64) = (0.5, 1.0);
@@ -260,7 +260,9 @@ mod tests {
             );
         };
         tokio::select! {
-            () = run_renewal(Some(held), fetch, now, (news, &back)) => panic!("it goes on for ever"),
+            () = run_renewal(Some(held), fetch, now, (news, &back)) => {
+                panic!("it goes on for ever")
+            }
             () = listen => {}
         }
     }

@@ -125,9 +125,9 @@ pub trait ResourceStore {
     /// remove it. A valid version replaces the placeholder by `upsert`, and a removal calls
     /// `remove`.
     ///
-    /// Rejected resources that cannot be held share the name [`SHARED_PLACEHOLDER`], which may be passed
-    /// more than once. Their placeholder counts against no limit. `remove` is called when the
-    /// first response of a stream has no such resource.
+    /// Rejected resources that cannot be held share the name [`SHARED_PLACEHOLDER`], which may be
+    /// passed more than once. Their placeholder counts against no limit. `remove` is called when
+    /// the first response of a stream has no such resource.
     fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool;
 
     /// Returns whether the bodies of a type are used. Unused bodies are not compared and do not
