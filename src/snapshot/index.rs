@@ -470,14 +470,18 @@ impl Snapshot {
     }
 }
 
-/// Returns the changed workloads by template, and whether other policies may select one of them.
+/// Returns the changed workloads by template and services, and whether other policies may select
+/// one of them.
 fn pods<'a>(old: &'a Mesh, new: &'a Mesh) -> (Vec<Pods<'a>>, bool) {
     let mut reselected = false;
     let mut places = HashMap::new();
     let mut all: Vec<Pods<'a>> = Vec::new();
     let mut of = |workload: &'a mesh::Workload, see: &mut dyn FnMut(&mut Pods<'a>)| {
         let place = *places
-            .entry(Arc::as_ptr(&workload.template))
+            .entry((
+                Arc::as_ptr(&workload.template),
+                Arc::as_ptr(&workload.services.0),
+            ))
             .or_insert(all.len());
         if place == all.len() {
             all.push(Pods {
