@@ -5,19 +5,15 @@
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a command speaks to the person who typed it"
+    reason = "a command prints its result to the terminal"
 )]
 
 mod ask;
-pub mod certs;
 mod check;
-pub mod demo;
 mod drain;
 mod explain;
-pub mod load;
 mod proxy;
 mod schema;
-mod stop;
 mod trust;
 
 use std::path::PathBuf;
@@ -27,6 +23,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::app;
 use crate::config::Source;
+use crate::tools::{certs, demo, load};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -62,7 +59,6 @@ enum Command {
     Run(ConfigArgs),
     /// Runs as an Istio gateway, with the command line that Istio gives its proxies.
     Proxy(proxy::Args),
-    /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
     /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
     ///
     /// Certificates, keys and tokens need not exist where the gateway does not run, as on a laptop
@@ -148,7 +144,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Drain(command) => return drain::run(&command),
         Command::Explain(args) => return explain::run(&args),
         Command::Trust(command) => return trust::run(&command),
-        Command::Load(args) => return exit(load::run(&args)),
+        Command::Load(args) => {
+            app::raise_descriptor_limit();
+            return exit(load::run(&args));
+        }
     };
     exit(done.map(|()| ExitCode::SUCCESS))
 }

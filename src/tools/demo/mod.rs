@@ -15,7 +15,7 @@ use anyhow::{anyhow, ensure};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::cli::stop::StopSignals;
+use crate::tools::stop::StopSignals;
 
 use client::{DemoClient, Tally};
 use report::Report;

@@ -97,8 +97,7 @@ const EXAMPLES: &str = "Example, with deploy/local and the certificates of `stra
 `strait load COMMAND --help` has an example of each.";
 
 /// Runs `strait load` and returns its exit code.
-pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    crate::app::raise_descriptor_limit();
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = runtime()?;
     let plan = match &args.what {
         What::Up(args) => args.plan(Work::Up),
