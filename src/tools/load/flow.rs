@@ -28,7 +28,8 @@ pub(super) struct PassthroughStream {
     stream: TcpStream,
     /// First bytes, until they are returned.
     head: BytesMut,
-    /// True if the first bytes are payload. False while they may still be an alert or [`HELLO_RESPONSE`].
+    /// True if the first bytes are payload. False while they may still be an alert or
+    /// [`HELLO_RESPONSE`].
     is_payload: bool,
 }
 
