@@ -2,28 +2,40 @@
 //!
 //! The control path (`xds`) builds snapshots from discovery. The data path reads them and
 //! forwards bytes: `xds → snapshot ← datapath`. ARCHITECTURE.md follows one tunnel through the
-//! modules.
+//! modules, and lists them in the order of the groups below.
 #![forbid(unsafe_code)]
 
+// Command line and composition.
+pub mod app;
 pub mod cli;
 
-pub mod app;
+// Configuration.
 pub mod config;
-pub mod lifecycle;
-pub mod reason;
-pub mod watch;
 pub mod yaml;
 
+// Data path.
+pub mod datapath;
+
+// State between the two paths.
+pub mod snapshot;
+
+// Control path.
+pub mod grpc;
+pub mod xds;
+
+// Certificates and parsers.
 pub mod tls;
 pub mod wire;
 
-pub mod datapath;
-pub mod hbone;
-
-pub mod grpc;
-pub mod snapshot;
-pub mod xds;
-
+// Operation.
 pub mod admin;
 pub mod status;
 pub mod telemetry;
+
+// Foundations.
+pub mod lifecycle;
+pub mod reason;
+pub mod watch;
+
+// Developer tools, which the gateway never uses.
+pub mod tools;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use criterion::Criterion;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
-use strait::tls::{self, IdentityMaterial, PeerTrust, ServerTls, TrustedDomain, dev};
+use strait::tls::{self, IdentityMaterial, PeerTrust, ServerTls, TrustedDomain};
+use strait::tools::dev;
 
 /// Certificates of a gateway and of a peer.
 pub struct Identities {

@@ -487,7 +487,7 @@ mod tests {
     use super::*;
     use crate::config::pod::{Environment, Flags};
     use crate::config::{DefaultExposure, Log};
-    use crate::tls::dev::Authority;
+    use crate::tools::dev::Authority;
 
     #[tokio::test]
     async fn the_file_over_a_pod_may_go_and_come_back() {

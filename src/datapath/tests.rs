@@ -12,7 +12,8 @@ use crate::lifecycle::Lifecycle;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
-use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, dev};
+use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
+use crate::tools::dev;
 
 use super::accept::{ConnectionResources, WorkerLoad};
 use super::admission::Admission;

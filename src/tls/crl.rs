@@ -426,8 +426,8 @@ fn authority_key(extensions: &[X509Extension<'_>]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::dev::Authority;
     use super::*;
+    use crate::tools::dev::Authority;
 
     const LAX: CrlPolicy = CrlPolicy::Accept;
     const STRICT: CrlPolicy = CrlPolicy::Reject;

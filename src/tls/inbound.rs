@@ -267,11 +267,11 @@ impl OpenChains {
 mod tests {
     use rustls::pki_types::pem::PemObject;
 
-    use super::super::dev::Authority;
     use super::super::{
         IdentityMaterial, PeerTrust, TrustedDomain, listener_server_config, rejecting_server_config,
     };
     use super::*;
+    use crate::tools::dev::Authority;
 
     const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";
 

@@ -131,8 +131,8 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
     use webpki::anchor_from_trusted_cert;
 
-    use super::super::dev::Authority;
     use super::*;
+    use crate::tools::dev::Authority;
 
     #[test]
     fn an_anchor_has_the_hash_and_the_subject_of_its_certificate() {

@@ -7,7 +7,6 @@
 
 mod chains;
 mod crl;
-pub mod dev;
 pub mod files;
 mod identity;
 mod inbound;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use strait::tls::dev::{Authority, Issuer};
+use strait::tools::dev::{Authority, Issuer};
 use tempfile::TempDir;
 
 use crate::check::{GOOD, GOOD_MESH, check};

@@ -12,7 +12,7 @@ use strait::grpc::core::HealthStatus;
 use strait::grpc::endpoint::cluster_load_assignment::{Policy, policy::DropOverload};
 use strait::grpc::endpoint::{ClusterLoadAssignment, LbEndpoint};
 use strait::grpc::number::FractionalPercent;
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use strait::xds::envoy::ENDPOINT;
 use strait::xds::store::CLUSTER;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -279,7 +279,7 @@ async fn by_connect(at: SocketAddr) -> Option<TcpStream> {
     asks(stream).await
 }
 
-async fn by_gateway(client: &Client, authority: &str) -> Option<strait::hbone::Tunnel> {
+async fn by_gateway(client: &Client, authority: &str) -> Option<strait::tools::hbone::Tunnel> {
     asks(client.tunnel(authority).await.ok()?).await
 }
 

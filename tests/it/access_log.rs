@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 

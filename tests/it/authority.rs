@@ -1,17 +1,17 @@
 //! Authorities with their answers, over real sockets.
 
 use http::{Method, Request, StatusCode};
-use strait::hbone::ConnectError;
+use strait::tools::hbone::ConnectError;
 
 use crate::support::raw::{Ending, RawPeer};
 use crate::support::{Endpoint, Gateway, Net, Settings, identities, run};
 
 /// The status of a CONNECT, or the code by which its stream was reset.
-async fn answer(client: &strait::hbone::Client, authority: &str) -> String {
+async fn answer(client: &strait::tools::hbone::Client, authority: &str) -> String {
     describe(client.tunnel(authority).await)
 }
 
-fn describe(result: Result<strait::hbone::Tunnel, ConnectError>) -> String {
+fn describe(result: Result<strait::tools::hbone::Tunnel, ConnectError>) -> String {
     match result {
         Ok(_) => "200".to_owned(),
         Err(ConnectError::Status(status)) => status.as_u16().to_string(),

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
-use strait::hbone::Client;
 use strait::tls::{self, IdentityMaterial};
+use strait::tools::hbone::Client;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;

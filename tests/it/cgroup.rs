@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -31,7 +31,7 @@ async fn start(net: Net, cgroup: &Cgroup) -> Gateway {
 }
 
 /// Opens tunnels until one is refused; returns those that are open.
-async fn fill(client: &Client) -> Vec<strait::hbone::Tunnel> {
+async fn fill(client: &Client) -> Vec<strait::tools::hbone::Tunnel> {
     let mut tunnels = Vec::new();
     while tunnels.len() < TUNNELS {
         match timeout(PATIENCE, client.tunnel(ECHO)).await {

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use strait::hbone::{Client, Tunnel};
-use strait::tls::dev::Authority;
 use strait::tls::{self, IdentityMaterial};
+use strait::tools::dev::Authority;
+use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings};

@@ -3,7 +3,7 @@
 use strait::grpc::workload::{
     Address, NetworkAddress, PortList, Service, Visibility, Workload, address,
 };
-use strait::hbone::Tunnel;
+use strait::tools::hbone::Tunnel;
 use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

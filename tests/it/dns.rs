@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 

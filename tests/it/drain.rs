@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use h2::Reason;
 use rustix::process::Signal;
-use strait::hbone::{Client, Tunnel};
+use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;

@@ -1,7 +1,7 @@
 //! Ends of tunnels: FIN and END_STREAM separately, and no break that looks like an end.
 
 use h2::Reason;
-use strait::hbone::Tunnel;
+use strait::tools::hbone::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::raw::{self, Ending, RawPeer};

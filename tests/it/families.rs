@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use strait::grpc::workload::{NetworkAddress, address};
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use h2::Reason;
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 

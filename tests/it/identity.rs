@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustls::ClientConfig;
-use strait::hbone::{Client, ConnectError};
+use strait::tools::hbone::{Client, ConnectError};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::Instant;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use http::{Method, Request};
 use rustls::ClientConfig;
-use strait::hbone::{Client, ConnectError, Tunnel};
-use strait::tls::dev::{Authority, Issuer, Leaf};
 use strait::tls::{self};
+use strait::tools::dev::{Authority, Issuer, Leaf};
+use strait::tools::hbone::{Client, ConnectError, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use strait::xds::store::{ADDRESS, CLUSTER};
 use tokio::net::TcpStream;
 

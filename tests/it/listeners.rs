@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use h2::Reason;
 use serde_json::Value;
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant};

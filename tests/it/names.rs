@@ -2,7 +2,7 @@
 //! network, and workload addresses.
 
 use h2::Reason;
-use strait::hbone::{Client, Tunnel};
+use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -3,7 +3,7 @@
 use prost::Message as _;
 use strait::grpc::security::{self, Action, Authorization, Scope};
 use strait::grpc::workload::Address;
-use strait::hbone::Tunnel;
+use strait::tools::hbone::Tunnel;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
 
 use crate::istio::spawn;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use strait::hbone::{Client, Tunnel};
+use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until};

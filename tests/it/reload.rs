@@ -155,7 +155,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
             "a new tunnel on an old connection"
         );
         let tls = identities().client(CLIENT, GATEWAY);
-        let refused = match strait::hbone::Client::connect(gateway.address, &tls).await {
+        let refused = match strait::tools::hbone::Client::connect(gateway.address, &tls).await {
             Ok(client) => client.tunnel(ECHO).await.map(|_| ()),
             Err(error) => Err(error),
         };

@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use strait::hbone::Client;
 use strait::tls;
+use strait::tools::hbone::Client;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use strait::hbone::{Client, Tunnel};
-use strait::tls::dev::Authority;
 use strait::tls::{self, IdentityMaterial};
+use strait::tools::dev::Authority;
+use strait::tools::hbone::{Client, Tunnel};
 use strait::xds::store::{ADDRESS, CLUSTER};
 
 use crate::support::istiod::Istiod;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use h2::Reason;
-use strait::hbone::Client;
+use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

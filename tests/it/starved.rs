@@ -52,7 +52,7 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
         drop(strangers);
         let again = async || {
             let tls = identities().client(crate::support::CLIENT, crate::support::GATEWAY);
-            let connect = strait::hbone::Client::connect(gateway.address, &tls);
+            let connect = strait::tools::hbone::Client::connect(gateway.address, &tls);
             match timeout(Duration::from_secs(5), connect).await {
                 Ok(Ok(client)) => client.tunnel(ECHO).await.is_ok(),
                 _ => false,

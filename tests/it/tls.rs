@@ -6,8 +6,8 @@ use rustls::ClientConfig;
 use rustls::crypto::aws_lc_rs::{cipher_suite, default_provider, kx_group};
 use rustls::crypto::{CryptoProvider, SupportedKxGroup};
 use rustls::{NamedGroup, SupportedCipherSuite};
-use strait::hbone::{self, Client, IncomingTunnel};
 use strait::tls;
+use strait::tools::hbone::{self, Client, IncomingTunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

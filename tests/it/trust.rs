@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustls::ClientConfig;
-use strait::hbone::{Client, Tunnel};
 use strait::tls;
-use strait::tls::dev::{Authority, Issuer, Leaf};
+use strait::tools::dev::{Authority, Issuer, Leaf};
+use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Duration, Instant};
 

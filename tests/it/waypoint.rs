@@ -9,7 +9,7 @@ use strait::grpc::workload::{
     Address, GatewayAddress, NamespacedHostname, Port, PortList, Service, TunnelProtocol,
     WeightedWaypoint, Workload, address,
 };
-use strait::hbone::Tunnel;
+use strait::tools::hbone::Tunnel;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 
 use serde_json::Value;
-use strait::tls::dev::Leaf;
+use strait::tools::dev::Leaf;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};

@@ -52,7 +52,7 @@ fn check_key(path: &str, content: &[u8]) -> Option<String> {
         let base64 = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
         body.chars().take_while(base64).count() >= KEY_CHARS_MIN
     });
-    has_key.then(|| format!("{path}: holds a private key; make it when the test runs (tls::dev)"))
+    has_key.then(|| format!("{path}: holds a private key; make it when the test runs (tools::dev)"))
 }
 
 #[test]

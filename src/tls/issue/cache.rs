@@ -312,7 +312,7 @@ mod tests {
     use rcgen::SanType;
 
     use super::*;
-    use crate::tls::dev::{Authority, Issuer};
+    use crate::tools::dev::{Authority, Issuer};
 
     const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);

@@ -180,7 +180,7 @@ mod tests {
     use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509CertificationRequest};
 
     use super::*;
-    use crate::tls::dev::{Authority as Root, Issuer};
+    use crate::tools::dev::{Authority as Root, Issuer};
 
     const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
     const OTHER: &str = "spiffe://east.local/ns/istio-system/sa/default";

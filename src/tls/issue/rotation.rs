@@ -150,7 +150,7 @@ mod tests {
     use tokio::time::{Instant, timeout};
 
     use super::*;
-    use crate::tls::dev::{Authority, Issuer};
+    use crate::tools::dev::{Authority, Issuer};
 
     const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
     const HOUR: Duration = Duration::from_secs(3600);

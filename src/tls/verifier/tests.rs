@@ -6,8 +6,9 @@ use time::OffsetDateTime;
 
 use crate::config::{Crl, CrlPolicy};
 
-use super::super::{TrustedDomain, dev, provider};
+use super::super::{TrustedDomain, provider};
 use super::*;
+use crate::tools::dev;
 
 fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
     let read = CertificateDer::pem_slice_iter(pem.as_bytes());

@@ -8,7 +8,8 @@ use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use strait::grpc::auth::IstioCertificateResponse;
 use strait::tls::issue::istio::check_answer;
-use strait::tls::{TrustedDomain, dev, endpoint_server_config};
+use strait::tls::{TrustedDomain, endpoint_server_config};
+use strait::tools::dev;
 
 const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, LazyLock};
 
 use rustls::{ClientConfig, ServerConfig};
-use strait::tls::dev::{Authority, Issuer, Leaf};
 use strait::tls::{self, IdentityMaterial, TrustedDomain};
+use strait::tools::dev::{Authority, Issuer, Leaf};
 
 pub const GATEWAY: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 pub const ENDPOINT: &str = "spiffe://east.local/ns/app/sa/echo";

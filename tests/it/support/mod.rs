@@ -23,7 +23,7 @@ pub mod workload_api;
 use std::future::Future;
 use std::time::Duration;
 
-use strait::hbone::Tunnel;
+use strait::tools::hbone::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 pub use endpoint::{ENDLESS, Endpoint, reset};

@@ -14,8 +14,8 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 use crate::config::IdentityFiles;
-use crate::hbone::{Client, ConnectError, Tunnel};
 use crate::tls::{self, IdentityMaterial};
+use crate::tools::hbone::{Client, ConnectError, Tunnel};
 
 use super::args::{Plan, TlsFiles};
 use super::flow::{LoadStream, PassthroughStream};

@@ -10,9 +10,9 @@ use rustls::ClientConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 
-use crate::hbone::{Client, ConnectError};
 use crate::tls;
-use crate::tls::dev::Leaf;
+use crate::tools::dev::Leaf;
+use crate::tools::hbone::{Client, ConnectError};
 
 use super::world::{DemoEnvironment, ECHO, ENDPOINT_ID, GATEWAY_ID};
 

@@ -9,7 +9,7 @@ use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 
-use crate::hbone::Tunnel;
+use crate::tools::hbone::Tunnel;
 
 use super::alert::{ALERT_BYTES, FirstBytes, HELLO_RESPONSE};
 

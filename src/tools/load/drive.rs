@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::cli::stop::StopSignals;
+use crate::tools::stop::StopSignals;
 
 use super::args::Plan;
 use super::pace::{PreciseTimer, Schedule};

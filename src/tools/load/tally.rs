@@ -98,7 +98,7 @@ mod tests {
 
     use anyhow::anyhow;
 
-    use crate::hbone::ConnectError;
+    use crate::tools::hbone::ConnectError;
 
     use super::*;
 

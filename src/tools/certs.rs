@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use spiffe::TrustDomain;
 
-use crate::tls::dev::{Authority, Leaf};
+use crate::tools::dev::{Authority, Leaf};
 
 /// Write a development root, and SPIFFE certificates signed below it, to a folder
 #[derive(Debug, clap::Args)]

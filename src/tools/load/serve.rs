@@ -22,9 +22,9 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use crate::cli::stop::StopSignals;
-use crate::hbone::{self, IncomingTunnel, Tunnel};
 use crate::tls;
+use crate::tools::hbone::{self, IncomingTunnel, Tunnel};
+use crate::tools::stop::StopSignals;
 
 use super::alert::HELLO_RESPONSE;
 use super::args;

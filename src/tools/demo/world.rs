@@ -15,9 +15,9 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::hbone::{self, IncomingTunnel};
-use crate::tls::dev::{Authority, Leaf};
 use crate::tls::{self, IdentityMaterial, TrustedDomain};
+use crate::tools::dev::{Authority, Leaf};
+use crate::tools::hbone::{self, IncomingTunnel};
 
 /// Service that is exposed to the client.
 pub(super) const ECHO: &str = "echo.app.svc.cluster.local:80";

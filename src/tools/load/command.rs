@@ -1,25 +1,4 @@
-//! `strait load`: load generator for gateways, measured at the client, and its endpoints.
-//!
-//! `args` parses the arguments into a plan. `drive` opens connections and tunnels, runs a `slot`
-//! for each stream until the time is over, and makes a `report` from the `tally`. `pace` schedules
-//! operations. A `flow` carries bytes. Everything runs in one thread, so that the cost of the load
-//! stays on one processor.
-
-mod alert;
-mod args;
-mod drive;
-mod flow;
-mod ops;
-mod pace;
-mod progress;
-mod report;
-mod serve;
-mod slot;
-mod streams;
-mod tally;
-mod target;
-mod units;
-mod watchdog;
+//! Arguments of `strait load`, one subcommand per kind of load.
 
 use std::process::ExitCode;
 
@@ -27,7 +6,8 @@ use anyhow::Context;
 use clap::Subcommand;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
-use args::{BulkArgs, HandshakeArgs, HeldArgs, Idle, RequestArgs, Work};
+use super::args::{self, BulkArgs, HandshakeArgs, HeldArgs, Idle, RequestArgs, Work};
+use super::{drive, serve};
 
 /// Generates load for an HBONE gateway and measures it, or serves the endpoints for that.
 ///
@@ -97,8 +77,7 @@ const EXAMPLES: &str = "Example, with deploy/local and the certificates of `stra
 `strait load COMMAND --help` has an example of each.";
 
 /// Runs `strait load` and returns its exit code.
-pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    crate::app::raise_descriptor_limit();
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = runtime()?;
     let plan = match &args.what {
         Command::Up(args) => args.plan(Work::Up),

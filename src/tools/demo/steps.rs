@@ -1,12 +1,4 @@
-//! `strait demo`: the gateway with real TLS, HTTP/2 and sockets, within a minute.
-//!
-//! Two clusters run on one machine. East has two endpoints, each of which terminates its own inner
-//! mTLS, and the gateway, started as the process that users deploy. West has a client that opens
-//! double HBONE through it. Every step checks its result, and the first failure ends the demo.
-
-mod client;
-mod report;
-mod world;
+//! Steps of the demo, in order; each prints its figures and checks them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +7,11 @@ use anyhow::{anyhow, ensure};
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::cli::stop::StopSignals;
+use crate::tools::stop::StopSignals;
 
-use client::{DemoClient, Tally};
-use report::Report;
-use world::{DemoEnvironment, ECHO, UNEXPOSED};
+use super::client::{DemoClient, Tally};
+use super::report::Report;
+use super::world::{DemoEnvironment, ECHO, SMALL, UNEXPOSED};
 
 /// Arguments of `strait demo`.
 #[derive(Debug, clap::Args)]
@@ -130,7 +122,7 @@ async fn check_weights(
     let tally = caller
         .requests(SHARE_REQUESTS, |done| report.progress(done, SHARE_REQUESTS))
         .await;
-    let share = tally.share(world::SMALL);
+    let share = tally.share(SMALL);
     report.done(
         json!({"answered": tally.answered(), "failed": tally.failed,
                "by_endpoint": tally.by_endpoint, "share_of_weight_1": share}),

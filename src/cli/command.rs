@@ -1,0 +1,145 @@
+//! Arguments of `strait`, and their dispatch to the commands.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use super::{ask, check, drain, explain, proxy, schema, trust};
+use crate::app;
+use crate::config::Source;
+use crate::tools::{certs, demo, load};
+
+const EXAMPLES: &str = "\
+Examples:
+  strait demo                   see it work, in a temporary folder
+  strait certs certs            make certificates for a trial
+  strait check -c strait.yaml   find mistakes before they matter
+  strait run -c strait.yaml     serve
+  strait status                 where the running gateway stands, and why an endpoint is not used
+  strait explain --help         what would become of a tunnel, and why
+  strait load --help            measure it, or any other HBONE gateway";
+
+/// An east-west gateway data plane for multicluster service meshes.
+#[derive(Debug, Parser)]
+#[command(
+    name = "strait",
+    version,
+    after_help = EXAMPLES
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the gateway until SIGTERM.
+    ///
+    /// SIGTERM drains: readiness fails, new connections are accepted for `drain.lag`, clients
+    /// receive GOAWAY, and open tunnels have until `drain.deadline`. A second SIGTERM ends the
+    /// process at once. Changes of the files are applied while it runs.
+    #[command(after_help = "Examples:\n  strait run -c strait.yaml\n  \
+                            STRAIT_CONFIG=/etc/strait/strait.yaml strait run")]
+    Run(ConfigArgs),
+    /// Runs as an Istio gateway, with the command line that Istio gives its proxies.
+    Proxy(proxy::Args),
+    /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
+    ///
+    /// Certificates, keys and tokens need not exist where the gateway does not run, as on a laptop
+    /// or in CI: one warning names the missing files, and everything else is checked. If the
+    /// gateway's certificate, its key or a token exists, every other missing file is an error.
+    ///
+    /// Exits 0 on success (warnings are shown), 1 with errors, 2 if the command line is wrong.
+    #[command(after_help = "Examples:\n  strait check -c strait.yaml\n  \
+                            strait check -c deploy/local/strait.yaml")]
+    Check(ConfigArgs),
+    /// Demonstrates the gateway: two clusters, double HBONE, a killed endpoint, two rejections.
+    Demo(demo::Args),
+    /// Shows the state of the running gateway: sources, rejected resources with reasons,
+    /// certificates, and services; for one service each endpoint, and the reason if it is not used.
+    ///
+    /// Exits 0 if the gateway is ready, 1 if it is not or has no such service, 2 if it does not
+    /// answer.
+    #[command(after_help = "Examples:\n  strait status\n  strait status --all\n  \
+                            strait status echo.app.svc.cluster.local:80\n  \
+                            strait status app/echo --json | jq .services.list\n  \
+                            kubectl exec -n istio-system deploy/eastwest -- /strait status")]
+    Status(ask::StatusArgs),
+    /// Prints the whole state of the running gateway, as a file that `istioctl ztunnel-config`
+    /// reads.
+    ///
+    /// Exits 2 if the gateway does not answer.
+    #[command(after_help = "Examples:\n  \
+                            strait dump > dump.json; \
+                            istioctl ztunnel-config workload --file dump.json\n  \
+                            strait dump | jq .strait")]
+    Dump(ask::DumpArgs),
+    /// Evacuates a part of the mesh from the running gateway, until `--undo` or a restart.
+    #[command(subcommand)]
+    Drain(drain::Command),
+    Explain(explain::Args),
+    /// Shows the issuers of the peers' certificates.
+    #[command(subcommand)]
+    Trust(trust::Command),
+    /// Prints the keys of strait.yaml as a JSON Schema, which editors use.
+    Schema(schema::Args),
+    /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
+    Certs(certs::Args),
+    Load(Box<load::Args>),
+}
+
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// Path of the configuration file.
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        default_value = "strait.yaml",
+        env = "STRAIT_CONFIG"
+    )]
+    config: PathBuf,
+    /// Positional file, a common mistake. Its parser returns an error that names `-c`.
+    #[arg(hide = true, value_parser = reject_positional_file)]
+    positional_file: Option<String>,
+}
+
+fn reject_positional_file(file: &str) -> Result<String, String> {
+    Err(format!("the file is named by an option: write `-c {file}`"))
+}
+
+impl ConfigArgs {
+    fn source(&self) -> Source {
+        Source::file(&self.config)
+    }
+}
+
+/// Runs the parsed command and returns its exit code.
+pub fn run(cli: Cli) -> ExitCode {
+    let done = match cli.command {
+        Command::Run(args) => app::run(&args.source(), None),
+        Command::Check(args) => return check::run(&args.source()),
+        Command::Proxy(args) => return exit(proxy::run(&args)),
+        Command::Demo(args) => demo::run(&args),
+        Command::Certs(args) => certs::run(&args),
+        Command::Schema(args) => schema::run(&args),
+        Command::Status(args) => return ask::status(&args),
+        Command::Dump(args) => return ask::dump(&args),
+        Command::Drain(command) => return drain::run(&command),
+        Command::Explain(args) => return explain::run(&args),
+        Command::Trust(command) => return trust::run(&command),
+        Command::Load(args) => {
+            app::raise_descriptor_limit();
+            return exit(load::run(&args));
+        }
+    };
+    exit(done.map(|()| ExitCode::SUCCESS))
+}
+
+fn exit(done: anyhow::Result<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|error| {
+        eprintln!("{error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,15 @@
+//! Developer tools: load generator, demo, development certificates, HBONE client and endpoint.
+//!
+//! The command line and the tests use them. The gateway imports nothing from here.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command prints its result to the terminal"
+)]
+
+pub mod certs;
+pub mod demo;
+pub mod dev;
+pub mod hbone;
+pub mod load;
+mod stop;
