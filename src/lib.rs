@@ -18,6 +18,7 @@ pub mod tls;
 pub mod wire;
 
 pub mod datapath;
+pub mod explain;
 pub mod hbone;
 
 pub mod grpc;

@@ -14,17 +14,19 @@ use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
 
 use super::super::accept::Held;
-use super::super::budget::BufferAccount;
 use super::super::copy::raw::InitialState;
 use super::super::copy::{self, CopyOutcome};
 use super::super::dial::Upstream;
-use super::super::hellos::{self, InFlight};
 use super::super::identity::Peer;
-use super::super::tunnel::Target;
-use super::super::{DataPath, hello, linger, policy, route};
+use super::super::{DataPath, policy, route};
 use super::{
     broken, close, describe, destination_service, establish, judge_endpoint, wait_for_stop,
 };
+use crate::datapath::client_hello;
+use crate::datapath::http2::tunnel::Target;
+use crate::datapath::io::linger;
+use crate::datapath::limits::budget::BufferAccount;
+use crate::datapath::limits::hellos::{self, InFlight};
 
 /// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
@@ -141,7 +143,7 @@ async fn resolve_and_dial(
 /// Rejects with an alert, and closes once the peer has read it.
 async fn refuse(mut stream: TcpStream, reason: Reason, _held: (Held, ConnectionGuard)) {
     linger::gently(&stream);
-    let alert = hello::alert(reason.alert());
+    let alert = client_hello::alert(reason.alert());
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(&alert)).await {
         linger::close(stream, linger::PEER_DRAIN_LIMITS).await;
     }

@@ -13,11 +13,11 @@ use crate::wire::sni;
 
 use super::super::DataPath;
 use super::super::dial::Upstream;
-use super::super::hello::{CLIENT_HELLO_BYTES_MAX, ClientHelloReader, HELLO_DEADLINE};
 use super::super::identity::Peer;
 use super::super::policy::{self, Permit};
-use super::super::tunnel::{PendingConnect, Target, Tunnel};
 use super::{dial, establish, resolve_and_evaluate};
+use crate::datapath::client_hello::{CLIENT_HELLO_BYTES_MAX, ClientHelloReader, HELLO_DEADLINE};
+use crate::datapath::http2::tunnel::{PendingConnect, Target, Tunnel};
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to
 /// `SMALL_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are not

@@ -15,8 +15,8 @@ use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
 use crate::snapshot::{EndpointSet, InFlight, Snapshot, pick_probabilities};
 use crate::wire::RegionPattern;
 
-use super::balance::choose;
 use super::chi_square::p_value;
+use crate::datapath::balance::choose;
 
 const PICKS: u32 = 100_000;
 

@@ -10,8 +10,8 @@ use crate::snapshot::{Alias, Audience, Exposure, Service, Snapshot};
 use crate::wire::sni::{self, IstioName};
 use crate::wire::{Authority, Host};
 
-use super::super::hello::ClientHello;
-use super::super::identity::Peer;
+use crate::datapath::client_hello::ClientHello;
+use crate::datapath::identity::Peer;
 
 /// Example authority for a mesh without services.
 const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);

@@ -17,16 +17,19 @@ use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
 use crate::wire::{Authority, baggage};
 
-use super::accept::Held;
-use super::forward::{self, ConnectRequest};
-use super::gate::WakeGate;
-use super::handshake::{HandshakeError, Session};
-use super::identity::Peer;
-use super::seal::Seal;
-use super::seam::{BufferedTls, BufferedTlsOwner};
+use super::buffered_tls::seal::Seal;
+use super::buffered_tls::stream::{BufferedTls, BufferedTlsOwner};
+use super::keepalive;
 use super::tunnel::{Origin, PendingConnect, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
-use super::{DataPath, budget, keepalive, linger};
+use crate::datapath::DataPath;
+use crate::datapath::accept::Held;
+use crate::datapath::forward::{self, ConnectRequest};
+use crate::datapath::handshake::{HandshakeError, Session};
+use crate::datapath::identity::Peer;
+use crate::datapath::io::gate::WakeGate;
+use crate::datapath::io::linger;
+use crate::datapath::limits::budget;
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);

@@ -11,13 +11,15 @@ use crate::snapshot::{
     exclusion_reason, pick_probabilities,
 };
 
-use super::super::forward::POLICY_REFUSALS_MAX;
-use super::super::identity::Peer;
-use super::super::policy::Permit;
-use super::super::route::Route;
-use super::super::{authorize, balance, route};
 use super::answer::{Answer, EndpointRow, Form, GroupRow, Outcome, UnusedRow};
 use super::{Explainer, World};
+use crate::datapath::authorize;
+use crate::datapath::balance;
+use crate::datapath::forward::POLICY_REFUSALS_MAX;
+use crate::datapath::identity::Peer;
+use crate::datapath::policy::Permit;
+use crate::datapath::route;
+use crate::datapath::route::Route;
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
 struct WeightedSet {

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::reason::HandshakeRefusal;
 use crate::wire::sni;
 
-use super::buffer::Buffer;
+use super::io::buffer::Buffer;
 
 /// Limit of bytes read before the ClientHello is complete. With post-quantum key shares it takes
 /// under 2 KiB, and 12 KiB in records of one byte.

@@ -6,13 +6,13 @@ use crate::snapshot::{Alias, Enforcement, Exposure, ExposureVerdict, Means, Serv
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
 
-use super::super::hello::ClientHello;
-use super::super::identity::Peer;
-use super::super::route::{self, Route};
-use super::super::tunnel::Origin;
 use super::World;
 use super::answer::{EntryRow, LookupRow, PeerRow, RouteRow, RuleRow};
 use super::change::{self, ConfigPositions};
+use crate::datapath::client_hello::ClientHello;
+use crate::datapath::http2::tunnel::Origin;
+use crate::datapath::identity::Peer;
+use crate::datapath::route::{self, Route};
 
 /// Returns the mode in which Istio's policies are evaluated.
 pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
