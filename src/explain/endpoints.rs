@@ -4,6 +4,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use crate::datapath::forward::POLICY_REFUSALS_MAX;
+use crate::datapath::identity::Peer;
+use crate::datapath::policy::Permit;
+use crate::datapath::route::{self, Route};
+use crate::datapath::{authorize, balance};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
@@ -13,13 +18,6 @@ use crate::snapshot::{
 
 use super::answer::{Answer, EndpointRow, Form, GroupRow, Outcome, UnusedRow};
 use super::{Explainer, World};
-use crate::datapath::authorize;
-use crate::datapath::balance;
-use crate::datapath::forward::POLICY_REFUSALS_MAX;
-use crate::datapath::identity::Peer;
-use crate::datapath::policy::Permit;
-use crate::datapath::route;
-use crate::datapath::route::Route;
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
 struct WeightedSet {

@@ -1,8 +1,8 @@
 //! Dry run of a tunnel: its predicted outcome, with the decisions that lead to it.
 //!
-//! It calls the same stages as [`forward`](crate::datapath::forward), so that the answer cannot differ from
-//! real tunnels. It computes the probability of each pick in place of one pick, and dials nothing.
-//! It neither counts nor logs. It cannot tell whether an endpoint answers.
+//! It calls the same stages as [`forward`](crate::datapath::forward), so that the answer cannot
+//! differ from real tunnels. It computes the probability of each pick in place of one pick, and
+//! dials nothing. It neither counts nor logs. It cannot tell whether an endpoint answers.
 
 mod answer;
 mod change;
@@ -19,12 +19,6 @@ use std::time::SystemTime;
 use tokio::time::Instant;
 
 use crate::config::parse_identity;
-use crate::reason::Reason;
-use crate::snapshot::Snapshot;
-use crate::tls::{Identity, Issuer};
-use crate::wire::Authority;
-use crate::wire::sni::{self, RouteBy};
-
 use crate::datapath::client_hello::{ClientHello, is_istio_alpn};
 use crate::datapath::dial::DenyList;
 use crate::datapath::http2::tunnel::{Origin, Target};
@@ -32,6 +26,11 @@ use crate::datapath::identity::Peer;
 use crate::datapath::listener::ListenerRules;
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
+use crate::reason::Reason;
+use crate::snapshot::Snapshot;
+use crate::tls::{Identity, Issuer};
+use crate::wire::Authority;
+use crate::wire::sni::{self, RouteBy};
 
 pub use answer::{
     Answer, EndpointRow, EntryRow, Form, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,

@@ -1,6 +1,10 @@
 //! Reasons as text: the match that was found, and the rule that allows or rejects the tunnel.
 //! Remedies are in [`change`].
 
+use crate::datapath::client_hello::ClientHello;
+use crate::datapath::http2::tunnel::Origin;
+use crate::datapath::identity::Peer;
+use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Alias, Enforcement, Exposure, ExposureVerdict, Means, Service, Snapshot};
 use crate::tls::Identity;
@@ -9,10 +13,6 @@ use crate::wire::{Authority, Host};
 use super::World;
 use super::answer::{EntryRow, LookupRow, PeerRow, RouteRow, RuleRow};
 use super::change::{self, ConfigPositions};
-use crate::datapath::client_hello::ClientHello;
-use crate::datapath::http2::tunnel::Origin;
-use crate::datapath::identity::Peer;
-use crate::datapath::route::{self, Route};
 
 /// Returns the mode in which Istio's policies are evaluated.
 pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {

@@ -1,8 +1,8 @@
 //! ClientHello of a connection that is passed through: its server name and ALPN, and all its
 //! bytes for the replay.
 //!
-//! rustls parses it, as for a server that has to choose its certificate. Only [`read_client_hello`] does I/O,
-//! so that tests can cover every segmentation of a ClientHello.
+//! rustls parses it, as for a server that has to choose its certificate. Only
+//! [`read_client_hello`] does I/O, so that tests can cover every segmentation of a ClientHello.
 
 use std::future::poll_fn;
 use std::io;

@@ -20,15 +20,15 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::reason::{Fault, Reason};
-use crate::telemetry::Record;
-
-use super::{CopyOutcome, DELIVERY_DEADLINE, OPERATIONS_PER_TURN};
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
 use crate::datapath::io::pipe::Pipe;
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::hellos::InFlight;
+use crate::reason::{Fault, Reason};
+use crate::telemetry::Record;
+
+use super::{CopyOutcome, DELIVERY_DEADLINE, OPERATIONS_PER_TURN};
 
 /// Size in bytes of a read that indicates more to come; a pipe carries the bytes after it.
 const BULK_READ_MIN: usize = BUFFER_BYTES / 2;

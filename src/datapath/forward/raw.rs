@@ -10,6 +10,11 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::datapath::client_hello;
+use crate::datapath::http2::tunnel::Target;
+use crate::datapath::io::linger;
+use crate::datapath::limits::budget::BufferAccount;
+use crate::datapath::limits::hellos::{self, InFlight};
 use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
 
@@ -22,11 +27,6 @@ use super::super::{DataPath, policy, route};
 use super::{
     broken, close, describe, destination_service, establish, judge_endpoint, wait_for_stop,
 };
-use crate::datapath::client_hello;
-use crate::datapath::http2::tunnel::Target;
-use crate::datapath::io::linger;
-use crate::datapath::limits::budget::BufferAccount;
-use crate::datapath::limits::hellos::{self, InFlight};
 
 /// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);

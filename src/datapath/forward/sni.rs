@@ -7,6 +7,8 @@
 use bytes::Bytes;
 use tokio::time::timeout;
 
+use crate::datapath::client_hello::{CLIENT_HELLO_BYTES_MAX, ClientHelloReader, HELLO_DEADLINE};
+use crate::datapath::http2::tunnel::{PendingConnect, Target, Tunnel};
 use crate::reason::Reason;
 use crate::telemetry::Record;
 use crate::wire::sni;
@@ -16,8 +18,6 @@ use super::super::dial::Upstream;
 use super::super::identity::Peer;
 use super::super::policy::{self, Permit};
 use super::{dial, establish, resolve_and_evaluate};
-use crate::datapath::client_hello::{CLIENT_HELLO_BYTES_MAX, ClientHelloReader, HELLO_DEADLINE};
-use crate::datapath::http2::tunnel::{PendingConnect, Target, Tunnel};
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to
 /// `SMALL_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are not

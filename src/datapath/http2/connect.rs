@@ -13,6 +13,14 @@ use tokio::io::AsyncRead;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
+use crate::datapath::DataPath;
+use crate::datapath::accept::Held;
+use crate::datapath::forward::{self, ConnectRequest};
+use crate::datapath::handshake::{HandshakeError, Session};
+use crate::datapath::identity::Peer;
+use crate::datapath::io::gate::WakeGate;
+use crate::datapath::io::linger;
+use crate::datapath::limits::budget;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
 use crate::wire::{Authority, baggage};
@@ -22,14 +30,6 @@ use super::buffered_tls::stream::{BufferedTls, BufferedTlsOwner};
 use super::keepalive;
 use super::tunnel::{Origin, PendingConnect, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
-use crate::datapath::DataPath;
-use crate::datapath::accept::Held;
-use crate::datapath::forward::{self, ConnectRequest};
-use crate::datapath::handshake::{HandshakeError, Session};
-use crate::datapath::identity::Peer;
-use crate::datapath::io::gate::WakeGate;
-use crate::datapath::io::linger;
-use crate::datapath::limits::budget;
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -206,7 +206,9 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                     }
                     ConnectionEvent::PeerDead => return self.log_end(&"no answer to PING"),
                     ConnectionEvent::FirstConnectTimeout if used => {}
-                    ConnectionEvent::FirstConnectTimeout => return self.shut_down(connection, h2::Reason::NO_ERROR).await,
+                    ConnectionEvent::FirstConnectTimeout | ConnectionEvent::Closed => {
+                        return self.shut_down(connection, h2::Reason::NO_ERROR).await;
+                    }
                     ConnectionEvent::GoAwayDue => {
                         goaway = Some(Instant::now());
                         connection.graceful_shutdown();
@@ -221,7 +223,6 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                             ConnectionEvent::Closed
                         }));
                     }
-                    ConnectionEvent::Closed => return self.shut_down(connection, h2::Reason::NO_ERROR).await,
                     ConnectionEvent::WindowRequested => {
                         window_applied = self.window.adjust(&mut connection);
                         events.0.push(self.wait_for_window_request());

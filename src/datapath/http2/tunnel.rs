@@ -14,11 +14,10 @@ use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use http::Response;
 
-use crate::reason::Reason;
-use crate::wire::Authority;
-
 use crate::datapath::io::buffer::compact;
 use crate::datapath::limits::budget::{BufferAccount, ChargedBytes};
+use crate::reason::Reason;
+use crate::wire::Authority;
 
 /// Limit of bytes that a peer may send before it is answered: the first flight of an inner TLS
 /// connection.

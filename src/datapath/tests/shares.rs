@@ -7,6 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::time::Instant;
 
+use crate::datapath::balance::choose;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, Locality, Mesh, Protocol, Scope, Service, Template, Workload,
@@ -16,7 +17,6 @@ use crate::snapshot::{EndpointSet, InFlight, Snapshot, pick_probabilities};
 use crate::wire::RegionPattern;
 
 use super::chi_square::p_value;
-use crate::datapath::balance::choose;
 
 const PICKS: u32 = 100_000;
 

@@ -18,9 +18,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::task::coop;
 
-use super::seal::Seal;
 use crate::datapath::http2::meter::FrameMeter;
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
+
+use super::seal::Seal;
 
 /// TLS stream as used by h2.
 #[derive(Debug)]
