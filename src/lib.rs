@@ -15,6 +15,7 @@ pub mod yaml;
 
 // Data path.
 pub mod datapath;
+pub mod explain;
 
 // State between the two paths.
 pub mod snapshot;

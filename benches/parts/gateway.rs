@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread;
 
 use strait::datapath::accept::{self, WorkerHandle};
-use strait::datapath::admission::Admission;
-use strait::datapath::budget::BufferBudget;
+use strait::datapath::limits::admission::Admission;
+use strait::datapath::limits::budget::BufferBudget;
 use strait::datapath::listener::Listener;
 use strait::datapath::{DataPath, dial, serve};
 use strait::lifecycle::Lifecycle;

@@ -1,5 +1,4 @@
-//! GET `/explain`: outcome of a tunnel, without opening it. A function of the data path computes
-//! the answer.
+//! GET `/explain`: outcome of a tunnel, without opening it. The handler computes the answer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,6 +9,8 @@ use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use crate::explain::Question;
+
 use super::{AdminState, stream};
 
 /// Answer, which is written as JSON.
@@ -17,16 +18,16 @@ pub type AnswerWriter = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>
 
 type Parameters = BTreeMap<String, String>;
 
-/// Function that answers the query, or returns the mistake in it.
+/// Function that answers the question, or returns the mistake in it.
 #[derive(Clone)]
 pub struct ExplainHandler(Arc<Handler>);
 
-type Handler = dyn Fn(&Parameters) -> Result<AnswerWriter, String> + Send + Sync;
+type Handler = dyn Fn(&Question) -> Result<AnswerWriter, String> + Send + Sync;
 
 impl ExplainHandler {
     /// Wraps the function.
     pub fn new(
-        say: impl Fn(&Parameters) -> Result<AnswerWriter, String> + Send + Sync + 'static,
+        say: impl Fn(&Question) -> Result<AnswerWriter, String> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(say))
     }
@@ -44,7 +45,7 @@ pub(super) async fn explain(
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
-    let made = tokio::task::spawn_blocking(move || (state.explain.0)(&parameters));
+    let made = tokio::task::spawn_blocking(move || (state.explain.0)(&parse(&parameters)?));
     match made.await {
         Ok(Ok(written)) => {
             let body = stream::body(move |pieces| written(pieces));
@@ -53,6 +54,40 @@ pub(super) async fn explain(
         Ok(Err(why)) => (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
+}
+
+/// Parses the parameters of a query, with the keys of [`Question::parameters`].
+///
+/// # Errors
+/// An unknown key or an invalid address.
+fn parse(parameters: &Parameters) -> Result<Question, String> {
+    let mut question = Question::default();
+    for (key, value) in parameters {
+        let text = || Some(value.clone());
+        match &**key {
+            "from" => question.from = text(),
+            "cluster" => question.cluster = text(),
+            "to" => question.to = text(),
+            "sni" => question.sni = text(),
+            "alpn" => question.alpn = value.split(',').map(Into::into).collect(),
+            "listener" => question.listener = text(),
+            "origin" => question.origin = text(),
+            "address" => {
+                let address = value.parse().map_err(|_| {
+                    format!("address is {value:?}; write an IP address, such as 192.0.2.1")
+                });
+                question.address = Some(address?);
+            }
+            "all" => question.all = true,
+            other => {
+                return Err(format!(
+                    "there is no parameter {other:?}; write from, cluster, to, sni, alpn, \
+                     listener, origin, address or all"
+                ));
+            }
+        }
+    }
+    Ok(question)
 }
 
 #[cfg(test)]
@@ -67,7 +102,7 @@ mod tests {
         let router = admin_router(fixture.state.clone());
         let (status, body) = ask(router.clone(), "GET", "/explain?to=a%3A80&all=").await;
         assert_eq!(status, StatusCode::OK);
-        assert_eq!(body, r#"{"all": "", "to": "a:80"}"#);
+        assert_eq!(body, r#"[("to", "a:80"), ("all", "")]"#);
         let (status, body) = ask(router, "GET", "/explain?to=wrong").await;
         assert_eq!(
             (status, &*body),

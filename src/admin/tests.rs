@@ -60,8 +60,8 @@ pub(super) fn fixture() -> Fixture {
         }),
         holders: DescriptorUsageSource::new(|_| DescriptorUsage::default()),
         issuers: IssuerSource::new(Vec::new),
-        explain: ExplainHandler::new(|asked| {
-            let asked = format!("{asked:?}");
+        explain: ExplainHandler::new(|question| {
+            let asked = format!("{:?}", question.parameters());
             match asked.contains("wrong") {
                 true => Err("write it right".to_owned()),
                 false => Ok(Box::new(move |to| to.write_all(asked.as_bytes()))),

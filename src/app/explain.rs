@@ -9,8 +9,8 @@ use crate::admin::{AnswerWriter, ExplainHandler};
 use crate::config::{Config, Discovery};
 use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
-use crate::datapath::explain::{self, Answer, ConfigPositions, ExplainState, Question};
 use crate::datapath::listener::ListenerRules;
+use crate::explain::{self, Answer, ConfigPositions, ExplainState, Question};
 use crate::snapshot::{Snapshot, builder};
 
 use super::Inputs;
@@ -49,8 +49,7 @@ pub(super) fn for_gateway(
     config: &Arc<ArcSwap<Config>>,
 ) -> ExplainHandler {
     let (gateway, config) = (Arc::clone(gateway), Arc::clone(config));
-    ExplainHandler::new(move |parameters| {
-        let question = Question::parse(parameters)?;
+    ExplainHandler::new(move |question| {
         let config = config.load();
         let world = ExplainState {
             snapshot: &gateway.reader.snapshot(),
@@ -60,7 +59,7 @@ pub(super) fn for_gateway(
             has_room: gateway.budget.has_room(),
             now: Instant::now(),
         };
-        let answer = explain::run(&world, &question)?;
+        let answer = explain::run(&world, question)?;
         let written: AnswerWriter =
             Box::new(move |to| serde_json::to_writer(to, &answer).map_err(Into::into));
         Ok(written)

@@ -19,9 +19,9 @@ use tracing::{debug, warn};
 use crate::telemetry::{AcceptError, connection_refused};
 
 use super::DataPath;
-use super::admission::HandshakeSlot;
+use super::limits::admission::HandshakeSlot;
+use super::limits::pool::{Descriptor, LimitReached, ListenerReserve};
 use super::listener::Listener;
-use super::pool::{Descriptor, LimitReached, ListenerReserve};
 
 /// A connection accepted from a downstream.
 #[derive(Debug)]

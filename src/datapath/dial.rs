@@ -19,8 +19,8 @@ use super::DataPath;
 use super::accept::{TcpKeepaliveSettings, set_options};
 use super::authorize::Authorized;
 use super::identity::Peer;
+use super::limits::pool::{Descriptor, LimitReached};
 use super::policy::{Grant, Permit};
-use super::pool::{Descriptor, LimitReached};
 
 /// A connection to an endpoint.
 #[derive(Debug)]

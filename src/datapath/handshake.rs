@@ -14,8 +14,8 @@ use crate::tls::{ALPN_H2, explain_error};
 
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
-use super::admission::HandshakeSlot;
-use super::readahead::ReadAhead;
+use super::io::readahead::ReadAhead;
+use super::limits::admission::HandshakeSlot;
 
 /// A TLS session with a peer whose certificate chain was verified.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use crate::tls::{Chain, Identity, InboundTls, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
 use super::handshake::Session;
+use super::limits::pool::Holder;
 use super::listener::Listener;
-use super::pool::Holder;
 
 /// A downstream, usually with a verified certificate.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use crate::reason::Reason;
 use crate::wire::sni::{IstioName, RouteBy, SniPattern};
 use crate::wire::{Authority, Host};
 
-use super::hello::ClientHello;
+use super::client_hello::ClientHello;
 
 /// A listener, shared by its connections. Its protocol never changes.
 #[derive(Debug, Default)]

@@ -2,12 +2,12 @@
 //!
 //! | stage | file | from | to |
 //! |---|---|---|---|
+//! | 0 | `listener` | a `listeners` entry | rules for its clients |
 //! | 1 | `accept` | a listening socket | [`AcceptedConnection`](accept::AcceptedConnection) |
-//! | 2 | `handshake` | `Accepted` | [`Session`](handshake::Session) |
+//! | 2 | `handshake` | `AcceptedConnection` | [`Session`](handshake::Session) |
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
-//! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](tunnel::Target) |
-//! | 2 to 4 | `passthrough` | `Accepted` by a TLS listener | [`ClientHello`](hello::ClientHello)
-//! and `Target` |
+//! | 4 | `http2` | HTTP/2 over the `Session` | [`Target`](http2::tunnel::Target) |
+//! | 2 to 4 | `client_hello`, `passthrough` | `AcceptedConnection` by a TLS listener | `Target` |
 //! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
@@ -15,42 +15,40 @@
 //! | 9 | `dial` | `Authorized` | [`Upstream`](dial::Upstream) |
 //! | 10 | `copy` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
 //!
-//! [`serve`] runs stages 2 to 4 and [`forward`] stages 5 to 10, each as one function. Only they
-//! and [`explain`], which dials nothing, call these stages. A stage depends only on the stages
-//! before it. The data path reads snapshots and does not depend on their sources.
+//! [`serve`] runs stages 2 to 4 and [`forward`] stages 5 to 10. Only they and `explain`, which
+//! dials nothing, call these stages. A stage depends only on the stages before it. The data path
+//! reads snapshots and does not depend on their sources.
+
+// Stages, in travel order.
+pub mod listener;
 
 pub mod accept;
-pub mod admission;
-pub mod authorize;
-pub mod balance;
-pub mod budget;
-pub mod buffer;
-pub mod connect;
-pub mod copy;
-pub mod dial;
-pub mod explain;
-pub mod forward;
-pub mod gate;
 pub mod handshake;
-pub mod hello;
-pub mod hellos;
 pub mod identity;
-pub mod keepalive;
-pub mod linger;
-pub mod listener;
-pub mod meter;
+
+pub mod http2;
+
+pub mod client_hello;
 pub mod passthrough;
-pub mod pipe;
-pub mod policy;
-pub mod pool;
-pub mod readahead;
+
 pub mod route;
-pub mod seal;
-pub mod seam;
+
+pub mod policy;
+
+pub mod balance;
+
+pub mod authorize;
+pub mod dial;
+
+pub mod copy;
+
+// Functions that run the stages.
+pub mod forward;
 pub mod serve;
-pub mod tunnel;
-pub mod unsent;
-pub mod window;
+
+// Mechanisms.
+pub mod io;
+pub mod limits;
 
 use std::sync::Arc;
 
@@ -71,16 +69,12 @@ pub struct DataPath {
     /// Phases of a drain, and its tasks.
     pub lifecycle: Lifecycle,
     /// Limits for unauthenticated clients.
-    pub admission: admission::Admission,
+    pub admission: limits::admission::Admission,
     /// Limit of bytes that all tunnels hold.
-    pub budget: Arc<budget::BufferBudget>,
+    pub budget: Arc<limits::budget::BufferBudget>,
     /// Addresses that are never dialled.
     pub deny: dial::DenyList,
 }
 
 #[cfg(test)]
-mod chi_square;
-#[cfg(test)]
-mod shares;
-#[cfg(test)]
-mod tests;
+pub(crate) mod tests;

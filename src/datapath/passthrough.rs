@@ -10,13 +10,14 @@ use tokio::time::timeout;
 use crate::reason::HandshakeRefusal;
 use crate::telemetry::{Record, handshake_refused};
 
+use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
-use super::admission::HandshakeSlot;
+use super::client_hello::{self, ClientHelloError};
 use super::forward::raw::{self, PassthroughConnection};
-use super::hello::{self, ClientHelloError};
+use super::http2::tunnel::{Origin, Target};
 use super::identity::Peer;
-use super::tunnel::{Origin, Target};
-use super::{DataPath, linger};
+use super::io::linger;
+use super::limits::admission::HandshakeSlot;
 
 /// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
@@ -80,9 +81,9 @@ async fn read_client_hello(
 async fn read(
     stream: &mut TcpStream,
     slot: &HandshakeSlot,
-) -> Result<hello::ClientHello, ClientHelloError> {
+) -> Result<client_hello::ClientHello, ClientHelloError> {
     tokio::select! {
-        hello = hello::read_client_hello(stream) => hello,
+        hello = client_hello::read_client_hello(stream) => hello,
         () = slot.evicted() => Err(ClientHelloError::new(
             HandshakeRefusal::Evicted,
             &"the oldest handshake of the source with most, while all places were taken",

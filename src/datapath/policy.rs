@@ -6,9 +6,9 @@ use crate::reason::Reason;
 use crate::snapshot::{Endpoint, ExposureVerdict, Means, Snapshot, mesh};
 use crate::wire::{Authority, sni};
 
+use super::http2::tunnel::Origin;
 use super::identity::Peer;
 use super::route::{self, Route};
-use super::tunnel::Origin;
 
 /// Permit for a peer to use a route. Only [`run`] and [`permit_listener_route`] create one, and
 /// only a permit can be dialled.

@@ -7,8 +7,8 @@ use crate::snapshot::mesh::{self, Waypoint};
 use crate::snapshot::{EndpointSet, Means, Service, Snapshot};
 use crate::wire::Authority;
 
+use super::http2::tunnel::{Origin, Target};
 use super::identity::Peer;
-use super::tunnel::{Origin, Target};
 
 /// Service port with the endpoints for its tunnels: the service's own, or those of one of its
 /// waypoints.

@@ -11,8 +11,10 @@ use crate::telemetry::handshake_refused;
 
 use super::accept::AcceptedConnection;
 use super::handshake::{HandshakeError, Session};
+use super::http2::connect;
 use super::identity::Peer;
-use super::{DataPath, connect, handshake, identity, linger, passthrough};
+use super::io::linger;
+use super::{DataPath, handshake, identity, passthrough};
 
 /// Period of a timer that keeps tokio's driver from being woken. Arming the earliest timer of a
 /// runtime wakes its driver (two system calls), even from the runtime's own thread. With a timer

@@ -12,7 +12,7 @@ use anyhow::Context;
 use super::ask::{self, Admin};
 use crate::app;
 use crate::config::Source;
-use crate::datapath::explain::{Answer, Question};
+use crate::explain::{Answer, Question};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,7 +1,7 @@
 //! Rendering of an explanation as text for a terminal.
 
 use crate::admin::columns::{self, escape_control};
-use crate::datapath::explain::{Answer, EndpointRow, EntryRow, GroupRow, LookupRow};
+use crate::explain::{Answer, EndpointRow, EntryRow, GroupRow, LookupRow};
 
 /// Limit below which odds are printed as 0: the endpoint serves only if no other is left.
 const NEGLIGIBLE_PROBABILITY: f64 = 1e-9;

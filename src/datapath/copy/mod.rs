@@ -26,10 +26,10 @@ use tokio::time::{Instant, timeout_at};
 use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
-use super::buffer::{BUFFER_BYTES, Buffer, compact};
-use super::hellos::{self, InFlight};
-use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
-use super::window::StreamWindow;
+use super::http2::tunnel::{RECORD_DATA_BYTES, Tunnel};
+use super::http2::window::StreamWindow;
+use super::io::buffer::{BUFFER_BYTES, Buffer, compact};
+use super::limits::hellos::{self, InFlight};
 use progress::InnerProgress;
 
 /// Limit of one read from an endpoint in bytes: DATA frames that fill eight TLS records.

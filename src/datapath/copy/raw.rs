@@ -20,14 +20,14 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
+use crate::datapath::io::pipe::Pipe;
+use crate::datapath::limits::admission::Admission;
+use crate::datapath::limits::budget::BufferAccount;
+use crate::datapath::limits::hellos::InFlight;
 use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
-use super::super::admission::Admission;
-use super::super::budget::BufferAccount;
-use super::super::buffer::{BUFFER_BYTES, Buffer};
-use super::super::hellos::InFlight;
-use super::super::pipe::Pipe;
 use super::{CopyOutcome, DELIVERY_DEADLINE, OPERATIONS_PER_TURN};
 
 /// Size in bytes of a read that indicates more to come; a pipe carries the bytes after it.
@@ -332,10 +332,10 @@ mod tests {
 
     use crate::telemetry::Metrics;
 
-    use super::super::super::budget::BufferBudget;
     use super::super::super::identity::Peer;
-    use super::super::super::pipe;
     use super::*;
+    use crate::datapath::io::pipe;
+    use crate::datapath::limits::budget::BufferBudget;
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");

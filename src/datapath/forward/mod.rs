@@ -18,13 +18,14 @@ use crate::telemetry::{Destination, DestinationService, Record};
 use crate::wire::sni::RouteBy;
 
 use super::accept::LoadGuard;
-use super::budget::Evicted;
 use super::copy::CopyOutcome;
 use super::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
+use super::http2::tunnel::{PendingConnect, Target, Tunnel};
+use super::http2::window::{STREAMS_MAX, StreamSlot, StreamWindow};
 use super::identity::Peer;
-use super::tunnel::{PendingConnect, Target, Tunnel};
-use super::window::{STREAMS_MAX, StreamSlot, StreamWindow};
-use super::{DataPath, authorize, balance, copy, linger, policy, route};
+use super::io::linger;
+use super::limits::budget::Evicted;
+use super::{DataPath, authorize, balance, copy, policy, route};
 
 /// Age of a tunnel below which a reset by the endpoint counts as a failure, if neither side has
 /// sent a byte.

@@ -10,18 +10,20 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::datapath::client_hello;
+use crate::datapath::http2::tunnel::Target;
+use crate::datapath::io::linger;
+use crate::datapath::limits::budget::BufferAccount;
+use crate::datapath::limits::hellos::{self, InFlight};
 use crate::reason::Reason;
 use crate::telemetry::{ConnectionGuard, Record};
 
 use super::super::accept::ConnectionResources;
-use super::super::budget::BufferAccount;
 use super::super::copy::raw::InitialState;
 use super::super::copy::{self, CopyOutcome};
 use super::super::dial::Upstream;
-use super::super::hellos::{self, InFlight};
 use super::super::identity::Peer;
-use super::super::tunnel::Target;
-use super::super::{DataPath, hello, linger, policy, route};
+use super::super::{DataPath, policy, route};
 use super::{
     close, destination, destination_service, establish, stopped_outcome, update_endpoint_health,
     wait_for_stop,
@@ -146,7 +148,7 @@ async fn refuse(
     _held: (ConnectionResources, ConnectionGuard),
 ) {
     linger::disable_reset_on_close(&stream);
-    let alert = hello::alert(reason.alert());
+    let alert = client_hello::alert(reason.alert());
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(&alert)).await {
         linger::close_gracefully(stream, linger::PEER_DRAIN_LIMITS).await;
     }

@@ -1,6 +1,6 @@
 //! First bytes of a connection to a TLS listener.
 
-use strait::datapath::hello::{
+use strait::datapath::client_hello::{
     CLIENT_HELLO_BYTES_MAX, ClientHello, ClientHelloError, ClientHelloReader,
 };
 use strait::wire::sni::{self, IstioName};

@@ -10,12 +10,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use strait::datapath::accept::{ConnectionResources, WorkerLoad};
-use strait::datapath::admission::Admission;
-use strait::datapath::budget::BufferBudget;
+use strait::datapath::http2::buffered_tls::seal::PlainStream;
+use strait::datapath::http2::connect;
 use strait::datapath::identity::Peer;
-use strait::datapath::pool::Holder;
-use strait::datapath::seal::PlainStream;
-use strait::datapath::{DataPath, connect, dial};
+use strait::datapath::limits::admission::Admission;
+use strait::datapath::limits::budget::BufferBudget;
+use strait::datapath::limits::pool::Holder;
+use strait::datapath::{DataPath, dial};
 use strait::lifecycle::Lifecycle;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;

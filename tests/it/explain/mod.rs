@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use fastrand::Rng;
 use http::{Method, Request};
-use strait::datapath::explain::{Answer, Outcome};
+use strait::explain::{Answer, Outcome};
 use strait::tools::hbone::{Client, ConnectError, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -4,6 +4,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use crate::datapath::forward::POLICY_REFUSALS_MAX;
+use crate::datapath::identity::Peer;
+use crate::datapath::policy::Permit;
+use crate::datapath::route::{self, Route};
+use crate::datapath::{authorize, balance};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
@@ -11,11 +16,6 @@ use crate::snapshot::{
     exclusion_reason, pick_probabilities,
 };
 
-use super::super::forward::POLICY_REFUSALS_MAX;
-use super::super::identity::Peer;
-use super::super::policy::Permit;
-use super::super::route::Route;
-use super::super::{authorize, balance, route};
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
 use super::{ExplainState, Explainer};
 

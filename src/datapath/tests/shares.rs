@@ -7,6 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::time::Instant;
 
+use crate::datapath::balance::choose;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, Locality, Mesh, Protocol, Scope, Service, Template, Workload,
@@ -15,7 +16,6 @@ use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
 use crate::snapshot::{EndpointSet, InFlight, Snapshot, pick_probabilities};
 use crate::wire::RegionPattern;
 
-use super::balance::choose;
 use super::chi_square::p_value;
 
 const PICKS: u32 = 100_000;

@@ -13,20 +13,23 @@ use tokio::io::AsyncRead;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
+use crate::datapath::DataPath;
+use crate::datapath::accept::ConnectionResources;
+use crate::datapath::forward::{self, ConnectRequest};
+use crate::datapath::handshake::{HandshakeError, Session};
+use crate::datapath::identity::Peer;
+use crate::datapath::io::gate::WakeGate;
+use crate::datapath::io::linger;
+use crate::datapath::limits::budget;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
 use crate::wire::{Authority, baggage};
 
-use super::accept::ConnectionResources;
-use super::forward::{self, ConnectRequest};
-use super::gate::WakeGate;
-use super::handshake::{HandshakeError, Session};
-use super::identity::Peer;
-use super::seal::BufferedWrite;
-use super::seam::{BufferedTls, BufferedTlsOwner};
+use super::buffered_tls::seal::BufferedWrite;
+use super::buffered_tls::stream::{BufferedTls, BufferedTlsOwner};
+use super::keepalive;
 use super::tunnel::{Origin, PendingConnect, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
-use super::{DataPath, budget, keepalive, linger};
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -203,7 +206,7 @@ impl<S: AsyncRead + BufferedWrite> Server<'_, S> {
                     }
                     ConnectionEvent::PeerDead => return self.log_end(&"no answer to PING"),
                     ConnectionEvent::FirstConnectTimeout if used => {}
-                    ConnectionEvent::FirstConnectTimeout => {
+                    ConnectionEvent::FirstConnectTimeout | ConnectionEvent::Closed => {
                         return self.shut_down(connection, h2::Reason::NO_ERROR).await;
                     }
                     ConnectionEvent::GoAwayDue => {
@@ -219,9 +222,6 @@ impl<S: AsyncRead + BufferedWrite> Server<'_, S> {
                             sleep(UNTRUSTED_CLOSE_DELAY).await;
                             ConnectionEvent::Closed
                         }));
-                    }
-                    ConnectionEvent::Closed => {
-                        return self.shut_down(connection, h2::Reason::NO_ERROR).await;
                     }
                     ConnectionEvent::WindowRequested => {
                         window_applied = self.window.adjust(&mut connection);

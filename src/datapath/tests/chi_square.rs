@@ -7,7 +7,7 @@ const EXPECTED_MIN: f64 = 5.0;
 ///
 /// Each bin is an expected and an observed count. The result is 0 if an impossible event was
 /// observed.
-pub(super) fn p_value(bins: &[(f64, f64)]) -> f64 {
+pub(crate) fn p_value(bins: &[(f64, f64)]) -> f64 {
     let is_small = |&(expected, _): &&(f64, f64)| *expected < EXPECTED_MIN;
     let (small, large): (Vec<_>, Vec<_>) = bins.iter().partition(is_small);
     if small

@@ -12,8 +12,8 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::admission::Admission;
-use super::pool::PipeEnd;
+use crate::datapath::limits::admission::Admission;
+use crate::datapath::limits::pool::PipeEnd;
 
 /// Capacity of a pipe. An unprivileged user may have 64 MiB in pipes (`pipe-user-pages-soft`).
 const PIPE_BYTES: usize = 256 * 1024;

@@ -5,13 +5,12 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::datapath::client_hello::ClientHello;
+use crate::datapath::identity::Peer;
 use crate::reason::Reason;
 use crate::snapshot::{Alias, Audience, Exposure, Service, Snapshot};
 use crate::wire::sni::{self, IstioName};
 use crate::wire::{Authority, Host};
-
-use super::super::hello::ClientHello;
-use super::super::identity::Peer;
 
 /// Example authority for a mesh without services.
 const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);

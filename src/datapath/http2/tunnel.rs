@@ -14,11 +14,10 @@ use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use http::Response;
 
+use crate::datapath::io::buffer::compact;
+use crate::datapath::limits::budget::{BufferAccount, ChargedBytes};
 use crate::reason::Reason;
 use crate::wire::Authority;
-
-use super::budget::{BufferAccount, ChargedBytes};
-use super::buffer::compact;
 
 /// Limit of bytes that a peer may send before it is answered: the first flight of an inner TLS
 /// connection.
@@ -35,8 +34,8 @@ pub const REJECTED_TUNNEL_RESET: h2::Reason = h2::Reason::CONNECT_ERROR;
 /// Target of a tunnel.
 #[derive(Debug)]
 pub struct Target {
-    pub(super) authority: Authority,
-    pub(super) origin: Origin,
+    pub(crate) authority: Authority,
+    pub(crate) origin: Origin,
 }
 
 impl Target {

@@ -12,7 +12,7 @@ use h2::server::Connection;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 
-use super::budget::ChargedBytes;
+use crate::datapath::limits::budget::ChargedBytes;
 
 /// Initial window of each stream, in bytes.
 pub const STREAM_WINDOW_MIN: u32 = 256 * 1024;

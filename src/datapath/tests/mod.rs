@@ -1,5 +1,8 @@
 //! Tests of the HTTP/2 server against scripted peers, in memory and with a paused clock.
 
+pub(crate) mod chi_square;
+mod shares;
+
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -16,18 +19,20 @@ use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
 use crate::tools::dev;
 
 use super::accept::{ConnectionResources, WorkerLoad};
-use super::admission::Admission;
-use super::budget::BufferBudget;
 use super::handshake::HandshakeError;
+use super::http2::buffered_tls::seal::PlainStream;
+use super::http2::connect;
 use super::identity::Peer;
-use super::seal::PlainStream;
-use super::{DataPath, connect, dial, pool};
+use super::limits::admission::Admission;
+use super::limits::budget::BufferBudget;
+use super::limits::pool;
+use super::{DataPath, dial};
 
 const BUFFERS: usize = 1 << 20;
 const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Returns the size of the future that an async function of two arguments returns.
-pub(super) fn future_size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
+pub(crate) fn future_size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
     size_of::<F>()
 }
 

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::gate::WakeGate;
+use crate::datapath::io::gate::WakeGate;
 
 /// Limit of bytes that a tunnel may hold unreported, so that small messages cost nothing. It does
 /// not exceed the memory of the tunnel itself.

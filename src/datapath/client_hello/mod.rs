@@ -1,8 +1,8 @@
 //! ClientHello of a connection that is passed through: its server name and ALPN, and all its
 //! bytes for the replay.
 //!
-//! rustls parses it, as for a server that has to choose its certificate. Only [`read_client_hello`]
-//! does I/O, so that tests can cover every segmentation of a ClientHello.
+//! rustls parses it, as for a server that has to choose its certificate. Only
+//! [`read_client_hello`] does I/O, so that tests can cover every segmentation of a ClientHello.
 
 use std::future::poll_fn;
 use std::io;
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::reason::HandshakeRefusal;
 use crate::wire::sni;
 
-use super::buffer::Buffer;
+use super::io::buffer::Buffer;
 
 /// Limit of bytes read before the ClientHello is complete. With post-quantum key shares it takes
 /// under 2 KiB, and 12 KiB in records of one byte.

@@ -18,8 +18,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::task::coop;
 
-use super::buffer::{BUFFER_BYTES, Buffer};
-use super::meter::FrameMeter;
+use crate::datapath::http2::meter::FrameMeter;
+use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
+
 use super::seal::BufferedWrite;
 
 /// TLS stream as used by h2.

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::datapath::http2::tunnel::REJECTED_TUNNEL_RESET;
 use crate::reason::{HandshakeRefusal, Reason};
-
-use super::super::tunnel::REJECTED_TUNNEL_RESET;
 
 /// Predicted outcome of a tunnel, with the decisions that lead to it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

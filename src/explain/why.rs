@@ -1,15 +1,15 @@
 //! Reasons as text: the match that was found, and the rule that allows or rejects the tunnel.
 //! Remedies are in [`change`].
 
+use crate::datapath::client_hello::ClientHello;
+use crate::datapath::http2::tunnel::Origin;
+use crate::datapath::identity::Peer;
+use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Alias, Enforcement, Exposure, ExposureVerdict, Means, Service, Snapshot};
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
 
-use super::super::hello::ClientHello;
-use super::super::identity::Peer;
-use super::super::route::{self, Route};
-use super::super::tunnel::Origin;
 use super::ExplainState;
 use super::answer::{EntryRow, LookupRow, PeerRow, RouteRow, RuleRow};
 use super::change::{self, ConfigPositions};

@@ -1,8 +1,8 @@
 //! Dry run of a tunnel: its predicted outcome, with the decisions that lead to it.
 //!
-//! It calls the same stages as [`forward`](super::forward), so that the answer cannot differ from
-//! real tunnels. It computes the probability of each pick in place of one pick, and dials nothing.
-//! It neither counts nor logs. It cannot tell whether an endpoint answers.
+//! It calls the same stages as [`forward`](crate::datapath::forward), so that the answer cannot
+//! differ from real tunnels. It computes the probability of each pick in place of one pick, and
+//! dials nothing. It neither counts nor logs. It cannot tell whether an endpoint answers.
 
 mod answer;
 mod change;
@@ -11,7 +11,7 @@ mod endpoints;
 mod tests;
 mod why;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -19,19 +19,18 @@ use std::time::SystemTime;
 use tokio::time::Instant;
 
 use crate::config::parse_identity;
+use crate::datapath::client_hello::{ClientHello, is_istio_alpn};
+use crate::datapath::dial::DenyList;
+use crate::datapath::http2::tunnel::{Origin, Target};
+use crate::datapath::identity::Peer;
+use crate::datapath::listener::ListenerRules;
+use crate::datapath::policy::{self, Permit};
+use crate::datapath::route::{self, Route};
 use crate::reason::Reason;
 use crate::snapshot::Snapshot;
 use crate::tls::{Identity, Issuer};
 use crate::wire::Authority;
 use crate::wire::sni::{self, RouteBy};
-
-use super::dial::DenyList;
-use super::hello::{ClientHello, is_istio_alpn};
-use super::identity::Peer;
-use super::listener::ListenerRules;
-use super::policy::{self, Permit};
-use super::route::{self, Route};
-use super::tunnel::{Origin, Target};
 
 pub use answer::{
     Answer, EndpointRow, EntryRow, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
@@ -87,40 +86,6 @@ pub struct ExplainState<'a> {
 }
 
 impl Question {
-    /// Parses the parameters of a query, with the keys of [`Question::parameters`].
-    ///
-    /// # Errors
-    /// An unknown key or an invalid address.
-    pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, String> {
-        let mut question = Self::default();
-        for (key, value) in parameters {
-            let text = || Some(value.clone());
-            match &**key {
-                "from" => question.from = text(),
-                "cluster" => question.cluster = text(),
-                "to" => question.to = text(),
-                "sni" => question.sni = text(),
-                "alpn" => question.alpn = value.split(',').map(Into::into).collect(),
-                "listener" => question.listener = text(),
-                "origin" => question.origin = text(),
-                "address" => {
-                    let address = value.parse().map_err(|_| {
-                        format!("address is {value:?}; write an IP address, such as 192.0.2.1")
-                    });
-                    question.address = Some(address?);
-                }
-                "all" => question.all = true,
-                other => {
-                    return Err(format!(
-                        "there is no parameter {other:?}; write from, cluster, to, sni, alpn, \
-                         listener, origin, address or all"
-                    ));
-                }
-            }
-        }
-        Ok(question)
-    }
-
     /// Returns the question as the parameters of a query.
     pub fn parameters(&self) -> Vec<(&'static str, String)> {
         let texts = [

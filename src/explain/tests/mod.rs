@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::time::Instant;
 
-use super::super::balance::choose;
-use super::super::chi_square::p_value;
-use super::super::dial::DenyList;
 use super::*;
+use crate::datapath::balance::choose;
+use crate::datapath::dial::DenyList;
+use crate::datapath::tests::chi_square::p_value;
 use crate::snapshot::Endpoint;
 
 use mesh::Generated;
