@@ -39,7 +39,7 @@ pub struct Change {
     pub policies: Option<Policies>,
     /// Enforcement mode of the policies.
     pub enforcement: Option<Enforcement>,
-    /// Locality, node, cluster and network of this gateway.
+    /// Cluster and locality of this gateway.
     pub position: Option<Position>,
     /// Load balancing of the configuration.
     pub traffic: Option<Traffic>,
