@@ -1,4 +1,4 @@
-//! The pure builder: an old snapshot and a change make the next snapshot.
+//! Builder of snapshots: a pure function of the previous snapshot and a change.
 
 use std::sync::Arc;
 
@@ -11,44 +11,43 @@ use super::{
     TrustSet,
 };
 
-/// The port of HBONE (docs/wire-contract.md 1.8): endpoints that speak it are dialled there.
+/// HBONE port (docs/wire-contract.md 1.8), at which HBONE endpoints are dialled.
 pub const HBONE_PORT: u16 = 15008;
 
-/// Parts of a snapshot that may change at once. A part that is none stays as it was.
+/// Parts of a snapshot that may change at once. A `None` part stays as it was.
 #[derive(Debug, Default)]
 pub struct Change {
-    /// The mesh, and the network whose endpoints are local.
+    /// Mesh, and the network whose endpoints are local.
     pub mesh: Option<(Mesh, Arc<str>)>,
     /// Hostnames of workloads, each with all its addresses.
     pub answers: Vec<Answer>,
-    /// The trust set.
+    /// Trust set.
     pub trust: Option<TrustSet>,
-    /// The exposure table.
+    /// Exposure table.
     pub exposure: Option<ExposureTable>,
-    /// The other names of services.
+    /// Aliases of services.
     pub names: Option<NameTable>,
     /// Exports of the control plane.
     pub exports: Option<ExportSet>,
-    /// Services that objects of their own export or keep local, and the linked clusters.
+    /// Services that Kubernetes objects export or keep local, and the linked clusters.
     pub scope: Option<ServiceVisibility>,
     /// Presence of TLS listeners.
     pub direct: Option<bool>,
-    /// A change of a listener's rules, after which open tunnels are judged anew.
+    /// True if a listener's rules changed, after which open tunnels are authorized again.
     pub listeners: bool,
     /// Istio's authorization policies.
     pub policies: Option<Policies>,
-    /// The mode in which they are evaluated.
+    /// Enforcement mode of the policies.
     pub enforcement: Option<Enforcement>,
-    /// Position of this gateway.
+    /// Cluster and locality of this gateway.
     pub position: Option<Position>,
     /// Load balancing of the configuration.
     pub traffic: Option<Traffic>,
-    /// An operator's order. It holds until the opposite is ordered.
+    /// Operator override. It holds until it is reverted.
     pub overrides: Option<Override>,
 }
 
-/// Makes the next snapshot, in a time that goes by what has changed. Endpoints that stay keep
-/// their state.
+/// Builds the next snapshot. The cost depends on the change. Unchanged endpoints keep their state.
 pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     let mut next = old.clone();
     next.version += 1;
@@ -319,7 +318,7 @@ mod tests {
             "echo.app is claimed by a-first/echo.app, and app/echo.app answers: it is canonical"
         );
         assert_eq!(&*echo(&snapshot).namespace, "app");
-        // Without the canonical one it answers to both.
+        // Without the canonical service, the other one owns both names.
         mesh.services.remove("app/echo.app");
         let snapshot = built(&snapshot, mesh);
         assert_eq!(
@@ -373,7 +372,7 @@ mod tests {
         let second = built(&first, mesh(vec![own("a")]));
         assert_eq!(zone(&second), "a");
         assert_eq!(zone(&built(&second, mesh(vec![own("b")]))), "b");
-        // A configuration that is read again, without news of the mesh.
+        // Reload of the configuration, without a change of the mesh.
         let change = Change {
             position: Some(position),
             ..Change::default()
@@ -393,7 +392,7 @@ mod tests {
             mesh(vec![selected.clone(), workload("b", "10.0.0.2")]),
         );
         assert_eq!(third.generation, 1);
-        // The tunnels to a workload that went away may still be open when it comes back.
+        // Tunnels of a removed workload may still be open when it returns.
         let gone = built(&third, mesh(vec![workload("b", "10.0.0.2")]));
         assert_eq!(gone.generation, 1);
         assert_eq!(built(&gone, mesh(vec![selected])).generation, 2);
@@ -440,7 +439,7 @@ mod tests {
         let none = built(&Snapshot::default(), Mesh::default());
         let mut private = first.clone();
         change(&mut private, |service| service.private = true);
-        // Tunnels of a service that was away may still be open.
+        // Tunnels of a removed service may still be open.
         assert_eq!(built(&none, private).generation, 1);
         assert_eq!(built(&none, first).generation, 0);
     }

@@ -1,4 +1,4 @@
-//! The endpoints of one service port, and how they share its tunnels.
+//! Endpoint set of one service port, with its groups and their shares of tunnels.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,79 +9,79 @@ use super::mesh::Scope;
 use super::traffic::Spill;
 use super::{Endpoint, EndpointState, ExclusionReason};
 
-/// The endpoints of one service port, with what a weighted pick needs.
+/// Endpoints of one service port, with the tables of a weighted pick.
 ///
-/// As a rule all are one group, of which two draws by weight decide. Where some are preferred, or
-/// places have weights, there are several, and a group is drawn by its share first.
+/// A set usually is one group, and a pick compares two weighted draws. Preferences and locality
+/// weights make several groups, of which one is drawn by share first.
 #[derive(Debug, Default)]
 pub struct EndpointSet {
-    /// Every endpoint that may be dialled, group by group, the drained ones (weight 0) left out.
+    /// Endpoints that may be dialled, group by group, without drained ones (weight 0).
     pub endpoints: Box<[Arc<Endpoint>]>,
-    /// The same, as a pick looks at them.
+    /// Candidates for the same endpoints, in the same order.
     pub candidates: Box<[Candidate]>,
-    /// Of a set that is one group.
+    /// Table of a set of one group.
     lots: Lots,
     groups: Option<Box<Groups>>,
 }
 
-/// What a pick looks at, side by side: of a large set no endpoint itself is in the processor's
-/// cache, and a pick looks at two.
+/// State that a pick reads. Candidates are contiguous because the endpoints of a large set are not
+/// in the processor's cache, and a pick reads two.
 #[derive(Debug)]
 pub struct Candidate {
-    /// The endpoint's weight.
+    /// Weight of the endpoint.
     pub weight: u32,
-    /// The endpoint's live state.
+    /// Live state of the endpoint.
     pub state: Arc<EndpointState>,
 }
 
-/// How the tunnels of a service port are shared among groups of its endpoints.
+/// Distribution of the tunnels of a service port over groups of its endpoints.
 #[derive(Debug)]
 pub struct Groups {
-    /// In the order in which they stand in for each other: by tier, then by share.
+    /// Groups in fallback order: by tier, then by share.
     list: Box<[Group]>,
     shares: Lots,
-    /// When a tier leaves a part of its share to the next one.
+    /// Condition for a tier to leave a part of its share to the next one.
     pub spill: Spill,
-    /// Whether the time that dials take counts as load.
+    /// True if dial latency counts as load.
     pub by_latency: bool,
-    /// Why ready endpoints are left out, each reason once.
+    /// Reasons for which ready endpoints are excluded, without duplicates.
     pub left_out: Box<[ExclusionReason]>,
 }
 
-/// A group: a tier, or one place of a tier where places have weights.
+/// Group of endpoints: a tier, or one weighted locality of a tier.
 #[derive(Debug)]
 pub struct Group {
-    /// What its endpoints have in common.
+    /// Tier of its endpoints.
     pub tier: Tier,
-    /// The place that has a weight of its own in the tier, as people write it, with that weight.
+    /// Weighted locality of the group, in display form, with its weight.
     pub place: Option<(Arc<str>, u32)>,
-    /// How many of its endpoints are ready,
+    /// Number of ready endpoints.
     pub ready: u32,
-    /// of how many that are not drained.
+    /// Number of endpoints that are not drained.
     pub all: u32,
-    /// Its part of all picks while each group has an endpoint that may be picked; all together are
-    /// 1 unless no endpoint is ready.
+    /// Fraction of all picks while each group has an endpoint that may be picked. The sum is 1
+    /// unless no endpoint is ready.
     pub share: f64,
     range: Range<usize>,
     lots: Lots,
 }
 
-/// What the endpoints of a tier have in common.
+/// Attribute that the endpoints of a tier have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Nothing is preferred.
+    /// No preference applies.
     Any,
-    /// They match the preferences up to this one.
+    /// Match of all preferences up to this one.
     Same(Scope),
-    /// They miss the first preference.
+    /// Mismatch of the first preference.
     Elsewhere,
-    /// Their priority in an Envoy assignment.
+    /// Priority in an Envoy assignment.
     Priority(u32),
-    /// They are degraded, and of this priority.
+    /// Degraded endpoints of this priority.
     Degraded(u32),
 }
 
-/// A group as the builder finds it. The shares of a set are in proportion to `parts`.
+/// Input of the builder for one group. Shares are proportional to `parts`.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) tier: Tier,
@@ -91,20 +91,20 @@ pub(super) struct Found {
     pub(super) parts: u32,
 }
 
-/// One group of a set, to draw from.
+/// Group of a set, for draws.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// The candidates of the group.
+    /// Candidates of the group.
     pub candidates: &'a [Candidate],
-    /// The place of the first one in the set.
+    /// Index of the first candidate in the set.
     pub start: usize,
-    /// Whether the time that dials take counts as load.
+    /// True if dial latency counts as load.
     pub by_latency: bool,
     lots: &'a Lots,
 }
 
 impl EndpointSet {
-    /// A set of one group; endpoints of weight 0 are drained and left out.
+    /// Returns a set of one group, without drained endpoints (weight 0).
     pub fn new(endpoints: impl IntoIterator<Item = Arc<Endpoint>>) -> Self {
         let endpoints = endpoints.into_iter().filter(|e| e.weight > 0);
         let endpoints: Box<[_]> = endpoints.collect();
@@ -116,7 +116,7 @@ impl EndpointSet {
         }
     }
 
-    /// A set of these groups, in their order within and among tiers.
+    /// Returns a set of these groups, in their order within and among tiers.
     pub(super) fn grouped(
         found: Vec<Found>,
         spill: Spill,
@@ -154,22 +154,22 @@ impl EndpointSet {
         }
     }
 
-    /// The groups, unless all endpoints are one of which nothing is to be said.
+    /// Returns the groups, or `None` for a set of one plain group.
     pub fn groups(&self) -> Option<&Groups> {
         self.groups.as_deref()
     }
 
-    /// The endpoints of one of its groups.
+    /// Returns the endpoints of a group.
     pub fn of(&self, group: &Group) -> &[Arc<Endpoint>] {
         self.endpoints.get(group.range.clone()).unwrap_or_default()
     }
 
-    /// Why ready endpoints are left out, each reason once.
+    /// Returns the reasons for which ready endpoints are excluded, without duplicates.
     pub fn left_out(&self) -> &[ExclusionReason] {
         self.groups().map_or(&[], |groups| &groups.left_out)
     }
 
-    /// All endpoints, to draw from where they are one group.
+    /// Returns all endpoints as one group, for draws.
     pub fn whole(&self) -> Part<'_> {
         Part {
             candidates: &self.candidates,
@@ -179,8 +179,8 @@ impl EndpointSet {
         }
     }
 
-    /// The group that was drawn, and those that stand in for it where none of its endpoints may
-    /// be picked, in their order.
+    /// Returns the drawn group, then the groups that replace it in fallback order if none of its
+    /// endpoints may be picked.
     pub fn drawn<'a>(
         &'a self,
         groups: &'a Groups,
@@ -199,19 +199,19 @@ impl EndpointSet {
 }
 
 impl Groups {
-    /// All groups, in the order in which they stand in for each other.
+    /// Returns all groups in fallback order.
     pub fn list(&self) -> &[Group] {
         &self.list
     }
 
-    /// The place of a group, drawn by share, if any has one.
+    /// Draws the index of a group by share. Returns `None` if no group has a share.
     pub fn draw(&self) -> Option<usize> {
         self.shares.draw()
     }
 }
 
 impl Part<'_> {
-    /// The place in the group of one of its endpoints, drawn by weight, if there is any.
+    /// Draws the index of an endpoint in the group by weight.
     pub fn draw(&self) -> Option<usize> {
         self.lots.draw()
     }

@@ -1,9 +1,9 @@
-//! Workloads that have several addresses, as in a dual-stack cluster, or a hostname and no address.
-//! In the mesh they stand once for each address, with the weight of the workload, so that health
-//! and tunnels in flight are each address's own.
+//! Expansion of workloads with several addresses, as in a dual-stack cluster, or with a hostname
+//! and no address. The mesh has one such workload per address, each with the full weight, so that
+//! every address has its own health and tunnels in flight.
 //!
-//! Which addresses a hostname has is told from outside; nothing here looks anything up. As for the
-//! rest of a snapshot, a change costs what it touches.
+//! Resolution of hostnames is elsewhere: this module only receives answers. The cost of a change
+//! depends on what it touches.
 
 use std::collections::{BTreeSet, HashSet};
 use std::mem;
@@ -15,40 +15,40 @@ use tokio::sync::Notify;
 use super::Shards;
 use super::mesh::{Mesh, Workload};
 
-/// The hostnames that workloads are known by, with their addresses as far as they are known.
+/// Hostnames of workloads, with their known addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
-    /// Moves when there are other hostnames, other workloads that have one, or other waypoints.
+    /// Counter of changes of hostnames, of the workloads that have one, or of waypoints.
     pub version: u64,
-    /// Each of them.
+    /// Known hostnames.
     pub known: Shards<Arc<str>, Arc<Host>>,
-    /// The mesh as the source told it.
+    /// Mesh as received from the source.
     pub(super) told: Mesh,
-    /// Number of its workloads that are replaced by others.
+    /// Number of received workloads that are replaced by others.
     spread: usize,
 }
 
-/// A hostname.
+/// Hostname with its workloads and addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
-    /// The uids of the workloads that have it.
+    /// Uids of the workloads that have it.
     workloads: BTreeSet<Arc<str>>,
-    /// Its addresses; none before the first answer.
+    /// Addresses; none before the first answer.
     addresses: Arc<[IpAddr]>,
 }
 
-/// A hostname and all its addresses.
+/// Hostname and all its addresses.
 pub type Answer = (Arc<str>, Arc<[IpAddr]>);
 
 impl Host {
-    /// Whether any answer is in force.
+    /// Returns true if any answer is in force.
     pub fn has_addresses(&self) -> bool {
         !self.addresses.is_empty()
     }
 }
 
 impl Hosts {
-    /// The workloads of the source that have a hostname.
+    /// Returns the received workloads that have a hostname.
     pub(super) fn workloads<'a>(
         &'a self,
         host: &'a Host,
@@ -57,8 +57,8 @@ impl Hosts {
         uids.filter_map(|uid| self.told.workloads.get(uid))
     }
 
-    /// Returns the workload of the source that `shown` stands for, or stood for before the number
-    /// of its addresses changed.
+    /// Returns the received workload that `shown` represents, or represented before the number of
+    /// its addresses changed.
     pub fn source_of(&self, shown: &Workload) -> Option<&Workload> {
         let told = |uid: &str| self.told.workloads.get(uid).map(|of| &**of);
         told(&shown.uid).or_else(|| {
@@ -69,8 +69,8 @@ impl Hosts {
         })
     }
 
-    /// Takes in what the source tells, if it does, and answers. `shown` is what was returned last;
-    /// returns the mesh in which each workload stands once for each of its addresses.
+    /// Applies an update of the source, if any, and answers. `shown` is the result of the previous
+    /// call. Returns the mesh with one workload per address.
     pub(super) fn follow(
         &mut self,
         shown: &Mesh,
@@ -80,7 +80,7 @@ impl Hosts {
         let old = self.told.clone();
         let told = told.unwrap_or_else(|| old.clone());
         self.told = told.clone();
-        // As long as no workload is spread both are one.
+        // Both meshes are the same as long as no workload is expanded.
         let was_plain = self.spread == 0;
         let mut mesh = told.clone();
         if !was_plain {
@@ -125,7 +125,7 @@ impl Hosts {
         mesh
     }
 
-    /// Notes that other hostnames may be wanted.
+    /// Records that other hostnames may be needed.
     pub(super) fn reconsider(&mut self) {
         self.version += u64::from(!self.known.is_empty());
     }
@@ -149,7 +149,7 @@ impl Hosts {
     }
 
     fn answer(&mut self, mesh: &mut Mesh, (name, addresses): Answer) {
-        // A late answer to what nobody asks any more.
+        // A late answer for a hostname that is no longer needed.
         if !self.known.contains_key(&name) {
             return;
         }
@@ -167,11 +167,11 @@ impl Hosts {
         }
     }
 
-    /// Takes out what a workload of the source stands for.
+    /// Removes the workloads that represent a received one.
     fn hide(&self, mesh: &mut Mesh, workload: &Arc<Workload>) {
         for address in self.addresses(workload) {
             let uid = uid_at(&workload.uid, *address);
-            // What the source itself calls so stays.
+            // Workloads that the source itself sent under this uid stay.
             if !self.told.workloads.contains_key(&*uid) {
                 mesh.workloads.remove(&*uid);
             }
@@ -179,7 +179,8 @@ impl Hosts {
         mesh.workloads.remove(&workload.uid);
     }
 
-    /// Puts in what a workload of the source stands for: itself, if it has no address or one.
+    /// Adds the workloads that represent a received one. With at most one address it is the
+    /// workload itself.
     fn show(&self, mesh: &mut Mesh, workload: &Arc<Workload>) {
         let addresses = self.addresses(workload);
         match addresses.is_empty() {
@@ -187,7 +188,7 @@ impl Hosts {
                 let uid = Arc::clone(&workload.uid);
                 mesh.workloads.insert(uid, Arc::clone(workload));
             }
-            // If all were plain before, it is held as the source sent it.
+            // If no workload was expanded before, the mesh has it as received.
             false => drop(mesh.workloads.remove(&workload.uid)),
         }
         for address in addresses {
@@ -205,8 +206,8 @@ impl Hosts {
         }
     }
 
-    /// The addresses that a workload stands there for once each, if it does not stand for itself:
-    /// its own, or those of its hostname.
+    /// Returns the addresses that a workload is expanded to: its own, or those of its hostname.
+    /// Empty if the workload represents itself.
     fn addresses<'a>(&'a self, workload: &'a Workload) -> &'a [IpAddr] {
         if workload.addresses.len() > 1 {
             return &workload.addresses;
@@ -216,12 +217,12 @@ impl Hosts {
     }
 }
 
-/// Returns whether a workload may stand there more than once, or under another uid than its own.
+/// Returns true if a workload may be expanded, or represented under another uid.
 fn is_spread(workload: &Arc<Workload>) -> bool {
     workload.addresses.len() > 1 || host_of(workload).is_some()
 }
 
-/// The hostname that a workload is known by, if it has no address.
+/// Returns the hostname of a workload without an address.
 fn host_of(workload: &Workload) -> Option<&Arc<str>> {
     let is_by_name = workload.addresses.is_empty() && !workload.hostname.is_empty();
     is_by_name.then_some(&workload.hostname)
@@ -231,18 +232,19 @@ fn uid_at(uid: &str, address: IpAddr) -> Arc<str> {
     format!("{uid}/{address}").into()
 }
 
-/// Hostnames of which an address could not be dialled.
+/// Hostnames with a failed dial.
 #[derive(Debug, Default)]
 pub struct Doubts {
     names: Mutex<HashSet<Arc<str>>>,
     noted: Notify,
 }
 
-/// Hostnames in doubt at the same time. More are looked up when their time has come.
+/// Limit of hostnames that wait for a refresh. Others are refreshed at their next scheduled
+/// look-up.
 const DOUBTS_MAX: usize = 1024;
 
 impl Doubts {
-    /// Notes a hostname.
+    /// Adds a hostname.
     pub fn note(&self, name: &Arc<str>) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         if names.len() < DOUBTS_MAX && names.insert(Arc::clone(name)) {
@@ -250,7 +252,7 @@ impl Doubts {
         }
     }
 
-    /// Waits for hostnames, and takes all that there are.
+    /// Waits for hostnames, and returns all of them.
     pub async fn taken(&self) -> HashSet<Arc<str>> {
         loop {
             self.noted.notified().await;
@@ -317,12 +319,12 @@ mod tests {
         let double = Workload::clone(shown);
         followed.tell(vec![at("a", 1), at("b", 3)]);
         assert_eq!(uid(&followed, &double).as_deref(), Some("a"));
-        // No address of its own, and nobody that is there.
+        // No address of its own, and no workload that is known.
         assert_eq!(uid(&followed, &at("a/10.0.0.9", 2)), None);
         assert_eq!(uid(&followed, &at("c", 2)), None);
     }
 
-    /// Hosts, and the mesh that they show.
+    /// Hosts, and the mesh that they produce.
     #[derive(Default)]
     struct Followed(Hosts, Mesh);
 
@@ -346,7 +348,7 @@ mod tests {
             self.1 = self.0.follow(&self.1, None, vec![answer(host, last)]);
         }
 
-        /// What is shown: uids with their weights.
+        /// Returns the uids of the mesh with their weights.
         fn shown(&self) -> Vec<String> {
             let shown = self.1.workloads.sorted().into_iter();
             shown
@@ -380,7 +382,7 @@ mod tests {
             "p=1",
         ];
         assert_eq!(mesh.shown(), both);
-        // All replaced at once.
+        // Replacement of all addresses at once.
         mesh.answer("db", &[3]);
         assert_eq!(
             mesh.shown(),
@@ -419,7 +421,7 @@ mod tests {
         let mut mesh = Followed::default();
         mesh.tell(vec![workload("a", "db", 1)]);
         mesh.answer("db", &[1]);
-        // As a file that was read again: nothing of it is shared.
+        // Full reload of a file: nothing is shared with the previous mesh.
         mesh.tell(vec![workload("a", "db", 5), at("p", 9)]);
         assert_eq!(mesh.shown(), ["a/10.0.0.1=5", "p=1"]);
         // The hostname moves to another workload in one change.
@@ -430,7 +432,7 @@ mod tests {
             (mesh.shown(), mesh.names()),
             (vec!["b=1".into(), "p=1".into()], vec!["new"])
         );
-        // With an address of its own it needs no name.
+        // A workload with its own address needs no hostname.
         mesh.change("b", Some(at("b", 7)));
         assert_eq!(
             (mesh.shown(), mesh.names()),
@@ -476,7 +478,7 @@ mod tests {
         assert!(shared(&mesh));
     }
 
-    /// What is shown where nothing is known but what was told last and the answers to it.
+    /// Returns the result computed from scratch: from the last update and the answers to it.
     fn plainly(told: &[Workload], answers: &HashMap<String, Vec<u8>>) -> Vec<String> {
         let mut shown = Vec::new();
         for one in told {
@@ -517,7 +519,7 @@ mod tests {
                     host => told.push(workload(&uid, &format!("h{host}"), weight)),
                 }
             }
-            // At times all of it is new, as in a file that was read again.
+            // Some updates share nothing with the previous one, as on a full reload of a file.
             let mut next = mesh.0.told.clone();
             let fresh = Mesh::new([], told.clone()).workloads;
             if random.u8(0..4) == 0 {

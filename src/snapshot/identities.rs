@@ -1,9 +1,9 @@
 //! Identities of the workloads of each service, by which a waypoint of a service is recognized.
 //!
-//! Only workloads in the service's own namespace count: a pod label or a WorkloadEntry of another
-//! namespace gives nobody the identity of a waypoint. What a service is said to have
-//! (`subjectAltNames`) does not count either, as tenants write it. A change of the mesh costs what
-//! it touches.
+//! Only workloads in the service's own namespace count. A pod label or a WorkloadEntry of another
+//! namespace therefore grants no waypoint identity. `subjectAltNames` of a service do not count
+//! either, because tenants write them. The cost of a mesh change depends on the workloads that it
+//! touches.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,9 +28,9 @@ struct Edit {
 }
 
 impl Edits {
-    /// Counts workloads that come and that go, all of the template and the services of `like`,
-    /// whether they can be dialled or not: they may be of another network. A source without
-    /// service accounts has no identities.
+    /// Counts added and removed workloads, all with the template and the services of `like`.
+    /// Workloads that cannot be dialled count too, because they may be of another network. A
+    /// source without service accounts has no identities.
     pub(super) fn change(&mut self, like: &mesh::Workload, come: usize, gone: usize) {
         if like.service_account.is_empty() || come == gone {
             return;
@@ -54,7 +54,7 @@ impl Edits {
 }
 
 impl Identities {
-    /// Makes the edits. Returns the services that have lost an identity, be they waypoints or not.
+    /// Applies the edits. Returns the services that have lost an identity, waypoints or not.
     pub(super) fn apply(&mut self, edits: Edits) -> Vec<Arc<str>> {
         let mut losers = Vec::new();
         for (service, edits) in edits.0 {
@@ -84,8 +84,8 @@ impl Identities {
 }
 
 impl Snapshot {
-    /// Returns whether this is an identity (`spiffe://…`) of a workload of one of the waypoints
-    /// that `service` has.
+    /// Returns true if this is an identity (`spiffe://…`) of a workload of one of the waypoints of
+    /// `service`.
     pub fn is_waypoint_of(&self, principal: &str, service: &mesh::Service) -> bool {
         service.waypoints.iter().any(|waypoint| {
             let identities = self.waypoint_identities(&waypoint.gateway.place);
@@ -93,9 +93,9 @@ impl Snapshot {
         })
     }
 
-    /// Returns whether the waypoint at one of these places has lost an identity since `old`: it has
-    /// no workload with it any more, it is gone, or another service has its hostname or VIP.
-    /// Tunnels that went past it may be open still.
+    /// Returns true if the waypoint at one of these places has lost an identity since `old`: its
+    /// last workload with the identity is gone, the waypoint is gone, or another service has its
+    /// hostname or VIP. Tunnels that bypassed the waypoint may still be open.
     pub(super) fn has_lost_waypoint_identity(&self, old: &Self, places: &[Place]) -> bool {
         places.iter().any(|place| {
             let now = self.waypoint_identities(place);
@@ -147,7 +147,8 @@ mod tests {
         }
     }
 
-    /// A workload that nobody can dial: it is not healthy, in another network, without an address.
+    /// Returns a workload that cannot be dialled: unhealthy, in another network, without an
+    /// address.
     fn workload(uid: &str, namespace: &str, service: &str) -> mesh::Workload {
         mesh::Workload {
             uid: uid.into(),
@@ -164,7 +165,8 @@ mod tests {
         }
     }
 
-    /// A mesh where `echo` has these waypoints, with workloads by uid, namespace and service.
+    /// Returns a mesh where `echo` has these waypoints, with workloads by uid, namespace and
+    /// service.
     fn mesh(waypoints: &[Place], workloads: &[(&str, &str, &str)]) -> Mesh {
         let workloads = workloads.iter();
         let workloads =
@@ -182,7 +184,7 @@ mod tests {
         let name = |name: &str| Place::Name(format!("app/{name}.app"));
         let at = |network: &str, last| Place::Address(network.to_owned(), [240, 0, 0, last].into());
         let own = || mesh(&[name("w")], &[("a", "app", "w")]);
-        // One mesh after the other, and whether the workload's own identity is believed.
+        // Successive meshes, and whether the workload's own identity is trusted.
         let steps = [
             (mesh(&[], &[("a", "app", "w")]), false),
             (own(), true),
@@ -241,7 +243,7 @@ mod tests {
     fn review_5_the_generation_moves_when_a_waypoint_loses_the_last_workload_of_an_identity() {
         let at = Place::Address("east".to_owned(), [240, 0, 0, 1].into());
         for (waypoint, is_used) in [(Some(name("w")), true), (Some(at), true), (None, false)] {
-            // One mesh after the other, and whether open tunnels are judged anew.
+            // Successive meshes, and whether open tunnels are authorized again.
             let steps = [
                 (&[("a", "app", "w")][..], false),
                 (&[("a", "app", "w"), ("b", "app", "w")], false),

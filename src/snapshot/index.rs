@@ -1,7 +1,8 @@
-//! From one mesh to the next: only what a change touches is built anew.
+//! Incremental join of workloads, services and hostnames from one mesh to the next.
 //!
 //! Two meshes share all that has not changed. Workloads are joined with the services that they
-//! name, and hostnames with the services that claim them; those that a change touches again.
+//! name, and hostnames with the services that claim them. A change rebuilds only the joins that it
+//! touches.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,76 +20,78 @@ use super::usable::{speaks_hbone, workload_exclusion};
 use super::waypoints::{AffectedServices, NamedWaypoints};
 use super::{Endpoint, Service, Shards, Snapshot};
 
-/// What the builder has to find again with the next change.
+/// Joined state that the builder keeps for the next change.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
-    /// The network whose endpoints are local.
+    /// Network whose endpoints are local.
     pub(super) network: Arc<str>,
-    /// Whether HBONE listeners pass over endpoints without it.
+    /// True if HBONE listeners skip endpoints without HBONE.
     hbone_only: bool,
-    /// Whether there are endpoints for TLS listeners too.
+    /// True if TLS listeners need endpoints, too.
     direct: bool,
-    /// The workloads that can be dialled, by each `namespace/hostname` that they name: by uid.
+    /// Workloads that can be dialled, by uid, for each `namespace/hostname` that they name.
     members: Shards<Arc<str>, Members>,
-    /// The services that claim a hostname.
+    /// Services that claim each hostname.
     claims: Shards<Arc<str>, Arc<[Claim]>>,
-    /// The identities of the workloads of each service.
+    /// Identities of the workloads of each service.
     pub(super) identities: Identities,
-    /// The waypoints that services name.
+    /// Waypoints that services name.
     pub(super) waypoints: NamedWaypoints,
-    /// The workloads that are reached at their addresses.
+    /// Workloads that are reached at their addresses.
     pub(super) opened: ExposedWorkloads,
 }
 
 type Members = Arc<[Member]>;
 
-/// The services and workloads that a change of workloads affects.
+/// Services and workloads affected by a change of workloads.
 struct Joined<'a> {
     hosts: BTreeSet<&'a str>,
-    /// Possible selection of a workload by other policies.
+    /// True if other policies may select a workload.
     reselected: bool,
     /// Services that have lost an identity.
     losers: Vec<Arc<str>>,
 }
 
-/// The hostnames that a change of services affects.
+/// Hostnames affected by a change of services.
 #[derive(Default)]
 struct Claimed<'a> {
     hosts: BTreeSet<&'a str>,
-    /// Other waypoints or visibility of a service: one back private may have left tunnels open.
+    /// True if the waypoints or the visibility of a service changed. A service that reappears as
+    /// private may have open tunnels.
     rerouted: bool,
-    /// One of the services has waypoints, or had.
+    /// True if one of the services has or had waypoints.
     has_waypoints: bool,
 }
 
-/// Workloads of one template and of the same services that come, change or go.
+/// Workloads of one template and of the same services that are added, changed or removed.
 struct Pods<'a> {
-    /// One of them.
+    /// One of the workloads.
     like: &'a mesh::Workload,
     gone: Vec<&'a mesh::Workload>,
-    /// Each with what it was before.
+    /// Added or changed workloads, each with its previous version.
     come: Vec<(&'a Arc<mesh::Workload>, Option<&'a mesh::Workload>)>,
 }
 
-/// A service with its members, at one of its ports or at the one that is asked for.
+/// Service with its members, at one of its ports or at the requested one.
 #[derive(Debug)]
 pub(super) struct Behind<'a> {
     service: &'a mesh::Service,
     port: Option<u16>,
     /// `namespace/hostname`.
     name: String,
-    /// By uid.
+    /// Members by uid.
     pub(super) members: &'a [Member],
 }
 
-/// Members of a service that come or change, and uids of those that go.
+/// Members of a service that are added or changed, and uids of those that are removed.
 type Edits<'a> = Vec<(&'a str, Option<Member>)>;
 
-/// Puts a mesh in the place of the snapshot's. Where the network, whether only HBONE is dialled or
-/// whether there are TLS listeners differs, all of it is built anew; endpoints keep their state and
-/// claims their age also then. Returns whether open tunnels are to be judged anew: other policies
-/// may select a workload, a waypoint has lost an identity of its workloads since `before`, or a
-/// service has other waypoints or another visibility.
+/// Replaces the mesh of the snapshot. A change of the network, of HBONE-only dialling or of the
+/// presence of TLS listeners rebuilds everything; endpoints keep their state and claims their age.
+///
+/// Returns true if open tunnels must be authorized again: other policies may select a workload, a
+/// waypoint has lost an identity of its workloads since `before`, or a service has other waypoints
+/// or another visibility.
 pub(super) fn apply(
     snapshot: &mut Snapshot,
     before: &Snapshot,
@@ -114,13 +117,14 @@ pub(super) fn apply(
         previous = mem::replace(&mut snapshot.index, index);
     }
     let old = mem::replace(&mut snapshot.mesh, mesh);
-    // The mesh is read from a copy, as the snapshot is written below. A copy shares everything.
+    // The snapshot is written while the mesh is read, so this is a copy. It shares everything.
     let new = snapshot.mesh.clone();
     let joined = snapshot.index.join((&old, &new), &previous);
     let claimed = snapshot
         .index
         .claim((&old, &new), &previous, snapshot.version);
-    // The owner of a family takes its other names away from others, and gives them back.
+    // The owner of a family takes the family's other names away from other services, or releases
+    // them.
     let families = claimed
         .hosts
         .iter()
@@ -144,7 +148,7 @@ pub(super) fn apply(
     joined.reselected || claimed.rerouted || renamed || lost
 }
 
-/// Looks anew at who answers to which hostname and VIP, after a change of the configuration.
+/// Recomputes the owners of hostnames and VIPs after a change of the configuration.
 pub(super) fn reclaim(snapshot: &mut Snapshot) {
     let is_other = |host: &&Arc<str>| {
         let now = snapshot.services.get(&***host).map(|of| &of.definition);
@@ -156,8 +160,8 @@ pub(super) fn reclaim(snapshot: &mut Snapshot) {
     snapshot.rerank_contested_vips();
 }
 
-/// Looks anew at the services of `before` that a change of what decides beside the mesh may touch;
-/// those that came with the same change were built by it. Open tunnels go on.
+/// Rebuilds services of `before` whose load balancing differs. Services that are new in this
+/// change are up to date already. Open tunnels continue.
 pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
     let (new, old) = (Arc::clone(&snapshot.balancing), &before.balancing);
     if Arc::ptr_eq(&new, old) {
@@ -180,8 +184,8 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
 }
 
 impl Index {
-    /// Joins workloads with the services that they name. States of endpoints are looked for in
-    /// `previous` where this index has no such workload.
+    /// Joins workloads with the services that they name. Endpoint states of workloads unknown to
+    /// this index are taken from `previous`.
     fn join<'a>(&mut self, (old, new): (&'a Mesh, &'a Mesh), previous: &Self) -> Joined<'a> {
         let (pods, reselected) = pods(old, new);
         let mut identities = identities::Edits::default();
@@ -219,7 +223,7 @@ impl Index {
         }
     }
 
-    /// What is known of a workload that could be dialled.
+    /// Returns the member for a workload, if it can be dialled.
     fn member(&self, workload: &mesh::Workload) -> Option<&Member> {
         let mut services = workload.services.keys();
         services.find_map(|service| {
@@ -229,21 +233,21 @@ impl Index {
         })
     }
 
-    /// The address of a workload that can be dialled from our network.
+    /// Returns the address of a workload if it can be dialled from our network.
     fn dialled(&self, workload: &mesh::Workload) -> Option<IpAddr> {
         let first = workload.addresses.first().map(IpAddr::to_canonical);
         let hbone_only = self.hbone_only && !self.direct;
         first.filter(|_| workload_exclusion(workload, &self.network, hbone_only).is_none())
     }
 
-    /// Returns whether HBONE listeners dial a workload for a port of a service.
+    /// Returns true if HBONE listeners dial a workload for a port of a service.
     fn tunnels_to(&self, workload: &mesh::Workload, (port, target): (u16, u16)) -> bool {
         !self.hbone_only || speaks_hbone(workload, port, target)
     }
 
-    /// Changes the members of a service. Returns false if there was nothing to change.
+    /// Changes the members of a service. Returns false if nothing changed.
     fn edit(&mut self, service: &Arc<str>, mut edits: Edits<'_>) -> bool {
-        // A member that changes is both: it comes, and what it was goes.
+        // A changed member has two edits, its removal and its addition. The addition is kept.
         edits.sort_by_key(|(uid, member)| (*uid, member.is_none()));
         edits.dedup_by_key(|(uid, _)| *uid);
         let old: &[Member] = self.members.get(service).map_or(&[], |members| members);
@@ -271,7 +275,7 @@ impl Index {
         is_changed
     }
 
-    /// Notes which services claim which hostname.
+    /// Updates the services that claim each hostname.
     fn claim<'a>(
         &mut self,
         (old, new): (&'a Mesh, &'a Mesh),
@@ -315,18 +319,18 @@ impl Index {
         claimed
     }
 
-    /// The claims to a hostname.
+    /// Returns the claims to a hostname.
     pub(super) fn claims(&self, host: &str) -> &[Claim] {
         self.claims.get(host).map_or(&[], |claims| claims)
     }
 
-    /// All hostnames that are claimed.
+    /// Returns all claimed hostnames.
     pub(super) fn all_claimed(&self) -> impl Iterator<Item = &str> {
         self.claims.keys().map(|host| &**host)
     }
 
-    /// A service with the endpoints that may be dialled: its own, or those of the services that it
-    /// stands for, in one region or in any.
+    /// Returns a service with the endpoints that may be dialled: its own, or those of the services
+    /// that it aggregates, in one region or in any.
     pub(super) fn service<'r>(
         &self,
         definition: &Arc<mesh::Service>,
@@ -345,7 +349,8 @@ impl Index {
             });
             let mut endpoints: Vec<_> = endpoints.collect();
             if parts.len() > 1 {
-                // Who serves several of them is one endpoint, ready if it is for any.
+                // A workload of several services is one endpoint. It is ready if it is ready for
+                // any of them.
                 endpoints.sort_by_key(|(one, ready)| (one.uid(), one.address, !ready));
                 endpoints.dedup_by(|(one, _), (other, _)| Arc::ptr_eq(one, other));
             }
@@ -367,7 +372,7 @@ impl Index {
         }
     }
 
-    /// A service with its members, at one of its ports or at the one that is asked for.
+    /// Returns a service with its members, at one of its ports or at the requested one.
     pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Behind<'a> {
         let name = format!("{}/{}", service.namespace, service.hostname);
         Behind {
@@ -378,14 +383,14 @@ impl Index {
         }
     }
 
-    /// The workloads of the service `namespace/hostname` that can be dialled, by uid.
+    /// Returns the workloads of the service `namespace/hostname` that can be dialled, by uid.
     pub(super) fn members_of(&self, name: &str) -> &[Member] {
         let members = self.members.get(name);
         members.map_or(&[], |members| members)
     }
 
-    /// The endpoint of one member and whether it is ready, always at its target port if `direct`.
-    /// Whether a tunnel goes there or to a waypoint is decided when it is routed.
+    /// Returns the endpoint of a member and whether it is ready. With `direct`, it is always
+    /// dialled at its target port. Routing decides later between it and a waypoint.
     pub(super) fn endpoint<'a>(
         &self,
         part: &Behind<'_>,
@@ -407,7 +412,7 @@ impl Index {
         )
     }
 
-    /// The VIPs that lead to a service from our network.
+    /// Returns the VIPs of a service in our network.
     pub(super) fn vips(&self, service: &mesh::Service) -> BTreeSet<IpAddr> {
         let here = |network: &str| network.is_empty() || *network == *self.network;
         let vips = service.vips.iter().filter(|(network, _)| here(network));
@@ -416,13 +421,13 @@ impl Index {
 }
 
 impl Snapshot {
-    /// Whether addresses of a network are ours to dial.
+    /// Returns true if addresses of a network can be dialled.
     pub fn is_local(&self, network: &str) -> bool {
         network.is_empty() || *network == *self.index.network
     }
 
-    /// Looks anew at these hostnames and at the aliases of their services. Returns whether rules of
-    /// a family may hold for another service of it than before.
+    /// Rebuilds these hostnames and the aliases of their services. Returns true if rules of a
+    /// family may now hold for another of its services.
     fn refresh<'a>(&mut self, hosts: impl Iterator<Item = &'a str>) -> bool {
         let (mut aliases, mut renamed) = (BTreeMap::new(), false);
         for host in hosts {
@@ -442,7 +447,7 @@ impl Snapshot {
         renamed
     }
 
-    /// Looks anew at what answers to a hostname.
+    /// Rebuilds the service that owns a hostname.
     fn rebuild(&mut self, host: &str) {
         let service = self.answering(host).map(|from| {
             let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
@@ -498,7 +503,7 @@ fn pods<'a>(old: &'a Mesh, new: &'a Mesh) -> (Vec<Pods<'a>>, bool) {
             Some(before) => {
                 (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
             }
-            // Its tunnels may have outlived it: it may have been away for a while.
+            // A workload that was absent for a while may still have open tunnels.
             None => !after.policies.is_empty(),
         });
         if let Some(before) = before {

@@ -1,31 +1,31 @@
-//! Draws by weight in constant time: Walker's table, built as Vose does.
+//! Alias table for weighted draws in constant time (Walker's method, built as Vose does).
 
-/// Lots with weights, of which one at a time is drawn.
+/// Alias table of weighted items.
 ///
-/// Think of one column for each lot, all of one height, that together are the area of all weights.
-/// What a light lot leaves of its column belongs to a heavier one: no column has more than two
-/// owners. A column and a height in it, both drawn evenly, hit each lot in proportion to its
-/// weight. All arithmetic is in whole numbers, so the shares are exact.
+/// Each item has one column, and all columns have equal height. Their total area is proportional
+/// to the sum of all weights. The unused part of a light item's column belongs to a heavier item,
+/// so no column has more than two owners. A uniform column and a uniform height in it select each
+/// item in proportion to its weight. Integer arithmetic keeps the shares exact.
 #[derive(Debug, Default)]
 pub(super) struct Lots {
-    /// Number of lots.
+    /// Number of items.
     count: usize,
-    /// Empty if all weights are equal, which is the rule and needs no table.
+    /// Columns. Empty if all weights are equal, the common case.
     columns: Box<[Column]>,
-    /// Of every column: the sum of all weights.
+    /// Height of every column: the sum of all weights.
     height: u64,
 }
 
 #[derive(Debug)]
 struct Column {
-    /// Below it the column belongs to the lot of its own place.
+    /// Height below which the column belongs to the item of its own index.
     mark: u64,
-    /// The lot that the rest belongs to.
+    /// Index of the item that owns the rest.
     rest: usize,
 }
 
 impl Lots {
-    /// The lots of these weights, known by their place.
+    /// Returns the table for items with these weights. Items are identified by index.
     pub(super) fn new(weights: impl ExactSizeIterator<Item = u32> + Clone) -> Self {
         let height = weights.clone().map(u64::from).sum();
         let mut others = weights.clone();
@@ -37,7 +37,8 @@ impl Lots {
                 height,
             };
         }
-        // A lot's area is its weight times the number of columns: 32 bits times less than 32.
+        // The area of an item is its weight times the number of columns: 32 bits times less than
+        // 32.
         let count = weights.len() as u64;
         let column = |(rest, weight): (usize, u32)| Column {
             mark: u64::from(weight) * count,
@@ -60,12 +61,12 @@ impl Lots {
         }
     }
 
-    /// The place of one lot, drawn by weight; none if all weights are 0.
+    /// Draws the index of an item by weight. Returns `None` if all weights are 0.
     pub(super) fn draw(&self) -> Option<usize> {
         if self.height == 0 {
             return None;
         }
-        // Two numbers: one below columns × height, to serve for both, may need more than 64 bits.
+        // Two random numbers: a single one, below columns × height, may need more than 64 bits.
         let place = fastrand::usize(..self.count);
         if self.columns.is_empty() {
             return Some(place);
@@ -82,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    /// The area of each lot over all columns.
+    /// Returns the area of each item over all columns.
     fn areas(lots: &Lots) -> Vec<u64> {
         let mut areas = vec![0; lots.count];
         if lots.columns.is_empty() {

@@ -9,19 +9,19 @@ use super::mesh::{self, Protocol};
 use super::usable::{service_exclusion, speaks_hbone};
 use super::{Endpoint, ExclusionReason};
 
-/// Endpoints of a workload that can be dialled: at least one, and one for each port that is
-/// dialled, in the order of the ports.
+/// Endpoints of a workload that can be dialled. There is at least one, and one per dialled port,
+/// in the order of the ports.
 #[derive(Clone, Debug)]
 pub(super) enum Member {
-    /// Nearly always, and worth an allocation less.
+    /// Common case; it saves an allocation.
     One(Arc<Endpoint>),
-    /// Several ports.
+    /// Endpoints at several ports.
     Several(Arc<[Arc<Endpoint>]>),
 }
 
 impl Member {
-    /// Returns a workload that is dialled at `ip` and these ports, with the states that its
-    /// endpoints had before.
+    /// Returns a workload that is dialled at `ip` and these ports. Its endpoints keep their
+    /// previous states.
     pub(super) fn new(
         workload: &Arc<mesh::Workload>,
         ip: IpAddr,
@@ -53,7 +53,7 @@ impl Member {
         }
     }
 
-    /// The workload.
+    /// Returns the workload.
     pub(super) fn workload(&self) -> Option<&Arc<mesh::Workload>> {
         self.endpoints()
             .first()
@@ -66,8 +66,7 @@ impl Member {
             .map_or("", |endpoint| endpoint.uid())
     }
 
-    /// The endpoint that is dialled for a port of a service, or would be if it were ready, and
-    /// whether it is.
+    /// Returns the endpoint that is dialled for a port of a service, and whether it is ready.
     pub(super) fn serves(
         &self,
         service: &mesh::Service,
@@ -86,7 +85,7 @@ impl Member {
         self.endpoint(port).map(|endpoint| (endpoint, is_ready))
     }
 
-    /// The endpoint that is dialled at this port.
+    /// Returns the endpoint that is dialled at this port.
     fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
         let endpoints = self.endpoints();
         let found = endpoints.binary_search_by_key(&port, |endpoint| endpoint.address.port());
@@ -94,12 +93,11 @@ impl Member {
     }
 }
 
-/// Returns the ports at which a workload is dialled, by TLS listeners too if
-/// `direct`.
+/// Returns the ports at which a workload is dialled, with those of TLS listeners if `direct`.
 pub(super) fn ports(workload: &mesh::Workload, direct: bool) -> Vec<(u16, Protocol)> {
     let targets = workload.services.values().flat_map(mesh::Ports::iter);
-    // A port that is dialled for several services is dialled over HBONE if it is for one. Of a
-    // workload without HBONE this is port 15008 alone.
+    // HBONE wins if one of the services at a port uses it. A workload without HBONE uses it at
+    // port 15008 alone.
     let mut ports = BTreeMap::<u16, Protocol>::new();
     for (&port, &target) in targets {
         if direct {
@@ -113,7 +111,7 @@ pub(super) fn ports(workload: &mesh::Workload, direct: bool) -> Vec<(u16, Protoc
     ports.into_iter().collect()
 }
 
-/// Where a target port is dialled.
+/// Returns the port that is dialled for a target port.
 pub(super) fn dialled_port(workload: &mesh::Template, target: u16) -> u16 {
     match workload.protocol {
         Protocol::Hbone => HBONE_PORT,

@@ -1,4 +1,4 @@
-//! The mesh as a discovery source tells it, before it is turned into what the data path reads.
+//! Mesh as received from a discovery source, before it is built into a snapshot.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -12,23 +12,23 @@ use serde::Serialize;
 use super::shards::Shards;
 use crate::status::{PodName, WorkloadLabels};
 
-/// Everything that a discovery source knows.
+/// Complete state of a discovery source.
 ///
-/// A copy costs next to nothing: a source that tells of changes keeps what it knows beside each
-/// mesh, and what has changed from one to the next is found by what they do not share.
+/// Copies are cheap. A source keeps its state and passes on a copy of it. The builder finds
+/// changes by comparing the parts that two meshes do not share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mesh {
-    /// The services, by `namespace/hostname`.
+    /// Services by `namespace/hostname`.
     pub services: Shards<Arc<str>, Arc<Service>>,
-    /// The workloads, local and remote, by uid.
+    /// Workloads, local and remote, by uid.
     pub workloads: Shards<Arc<str>, Arc<Workload>>,
-    /// Whether endpoints without HBONE are passed over, as under Istio (docs/wire-contract.md 1.8):
-    /// there a peer's bytes are for a ztunnel and mean nothing to the application.
+    /// True if endpoints without HBONE are skipped, as under Istio (docs/wire-contract.md 1.8).
+    /// There a peer sends bytes for a ztunnel, which the application cannot read.
     pub hbone_only: bool,
 }
 
 impl Mesh {
-    /// A mesh of these services and workloads, without policies.
+    /// Returns a mesh of these services and workloads, without policies.
     pub fn new(
         services: impl IntoIterator<Item = Service>,
         workloads: impl IntoIterator<Item = Workload>,
@@ -47,12 +47,12 @@ impl Mesh {
     }
 }
 
-/// A map of few entries, side by side in the order of their keys.
+/// Map of few entries in one allocation, in the order of their keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sorted<K, V>(Box<[(K, V)]>);
 
 impl<K: Ord, V> Sorted<K, V> {
-    /// What stands under a key.
+    /// Returns the value of a key.
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -61,27 +61,27 @@ impl<K: Ord, V> Sorted<K, V> {
         self.0.get(found.ok()?).map(|(_, value)| value)
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there is no entry.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All entries.
+    /// Returns all entries.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.0.iter().map(|(key, value)| (key, value))
     }
 
-    /// All keys.
+    /// Returns all keys.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }
 
-    /// All values.
+    /// Returns all values.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.iter().map(|(_, value)| value)
     }
@@ -93,7 +93,7 @@ impl<K, V> Default for Sorted<K, V> {
     }
 }
 
-/// Of several entries with one key the last one counts.
+/// Collects entries. The last of several entries with one key wins.
 impl<K: Ord, V> FromIterator<(K, V)> for Sorted<K, V> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut entries: Vec<(K, V)> = entries.into_iter().collect();
@@ -118,103 +118,102 @@ impl<K: Ord, V, const N: usize> From<[(K, V); N]> for Sorted<K, V> {
 /// Service port to target port.
 pub type Ports = Sorted<u16, u16>;
 
-/// A service (Istio's WDS `Service`).
+/// Service (Istio's WDS `Service`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
-    /// The service's name.
+    /// Name.
     pub name: Arc<str>,
-    /// Its namespace.
+    /// Namespace.
     pub namespace: Arc<str>,
-    /// Its hostname, in lower case and without a last dot.
+    /// Hostname, in lower case and without a trailing dot.
     pub hostname: Arc<str>,
-    /// Its virtual addresses by network.
+    /// Virtual addresses, each with its network.
     pub vips: Vec<(String, IpAddr)>,
-    /// Service port to target port; target 0 means that each workload names its own.
+    /// Service port to target port. Target 0 means that each workload names its own.
     pub ports: BTreeMap<u16, u16>,
     /// Identities to accept at the endpoints besides the workloads' own.
     pub subject_alt_names: Vec<String>,
-    /// The waypoints that traffic has to go through, if there are any.
+    /// Waypoints that traffic has to pass, if any.
     pub waypoints: Vec<Waypoint>,
-    /// Whether traffic that comes from an ingress gateway has to do so too.
+    /// True if traffic from an ingress gateway has to pass the waypoints, too.
     pub ingress_use_waypoint: bool,
-    /// What endpoints are preferred for, the first preference first; empty where the mode of
-    /// balancing ranks nothing.
+    /// Preferences for endpoints, in order. Empty if the balancing mode does not rank.
     pub preferences: Vec<Scope>,
-    /// Whether endpoints that miss a preference are not used at all (mode STRICT), instead of
-    /// only when there is no other.
+    /// True if endpoints that miss a preference are never used (mode STRICT). Otherwise they are
+    /// the fallback.
     pub strict: bool,
-    /// Whether unhealthy endpoints may be used (`healthPolicy: AllowAll`).
+    /// True if unhealthy endpoints may be used (`healthPolicy: AllowAll`).
     pub allow_unhealthy: bool,
-    /// Whether the service only passes original destinations through.
+    /// True if the service only passes original destinations through.
     pub passthrough: bool,
-    /// Whether this definition wins over others of the same hostname.
+    /// True if this definition wins over others of the same hostname.
     pub canonical: bool,
-    /// Whether only clients of its namespace see it.
+    /// True if only clients of its namespace see it.
     pub private: bool,
-    /// How the endpoints of a port are balanced, where an Envoy control plane says so.
+    /// Load balancing of each port, from an Envoy control plane.
     pub assignments: BTreeMap<u16, Arc<Assignment>>,
 }
 
-/// What an Envoy control plane says of the balancing of a service's port and WDS does not
+/// Load balancing of a service port from an Envoy control plane, beyond the fields of WDS
 /// (`ClusterLoadAssignment` and its cluster).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
-    /// `policy.overprovisioning_factor` in percent: a priority, or a locality with a weight, whose
-    /// ready part times this is below the whole leaves the rest to the next ones. Envoy's default
-    /// is 140.
+    /// `policy.overprovisioning_factor` in percent. A priority, or a locality with a weight,
+    /// spills over to the next if its ready part times this factor is below the whole. Envoy's
+    /// default is 140.
     pub overprovisioning: u32,
-    /// Whether the weights of localities count (`locality_weighted_lb_config`). Otherwise each
-    /// endpoint of a priority has its own weight of it.
+    /// True if locality weights apply (`locality_weighted_lb_config`). Otherwise endpoints of a
+    /// priority are weighted individually.
     pub by_locality: bool,
-    /// The weight of each locality of each priority. One that is not named has none, and gets
-    /// nothing where weights count.
+    /// Weight of each locality of each priority. A locality that is not listed gets no traffic if
+    /// locality weights apply.
     pub localities: Vec<(u32, Locality, u32)>,
-    /// Why tunnels are refused, and how many of a million of those that the reasons before have
-    /// left (`policy.drop_overloads`).
+    /// Categories of dropped tunnels (`policy.drop_overloads`), each with its rate per million
+    /// tunnels that earlier categories have left.
     pub drops: Vec<(Arc<str>, u32)>,
 }
 
-/// A waypoint of a service.
+/// Waypoint of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waypoint {
-    /// Where it is.
+    /// Location.
     pub gateway: GatewayAddress,
-    /// Its share of the sum of all; 0 is never picked.
+    /// Weight among all waypoints of the service; 0 is never picked.
     pub weight: u32,
 }
 
-/// A gateway or a waypoint: where it is, and its port of HBONE.
+/// Location of a gateway or a waypoint, with its HBONE port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayAddress {
-    /// Where it is.
+    /// Location.
     pub place: Place,
-    /// Its port of HBONE.
+    /// HBONE port.
     pub port: u16,
 }
 
-/// Where a gateway is.
+/// Location of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// At a service or at a workload with a DNS name: `namespace/hostname`.
+    /// `namespace/hostname` of a service, or of a workload with a DNS name.
     Name(String),
-    /// At an address in a network.
+    /// Address in a network.
     Address(String, IpAddr),
 }
 
-/// What a gateway and an endpoint can have in common.
+/// Attribute that a gateway and an endpoint can have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// The region.
+    /// Region.
     Region,
-    /// The zone.
+    /// Zone.
     Zone,
-    /// The subzone.
+    /// Subzone.
     Subzone,
-    /// The node.
+    /// Node.
     Node,
-    /// The cluster.
+    /// Cluster.
     Cluster,
-    /// The network.
+    /// Network.
     Network,
 }
 
@@ -233,13 +232,13 @@ impl fmt::Display for Scope {
 
 /// Workload (Istio's WDS `Workload`).
 ///
-/// A mesh has many of them. Fields that the pods of one Deployment have in common are those of its
-/// [`Template`], which can be read as fields of the workload.
+/// A mesh has many workloads. Fields that the pods of one Deployment have in common are in its
+/// [`Template`], which a workload dereferences to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workload {
     /// Unique id within the mesh.
     pub uid: Arc<str>,
-    /// Name, or none if it is the part of the uid after the last slash.
+    /// Name, or `None` if it is the part of the uid after the last slash.
     pub own_name: Option<Arc<str>>,
     /// Node that it runs on.
     pub node: Arc<str>,
@@ -251,9 +250,9 @@ pub struct Workload {
     pub capacity: u32,
     /// Priority in an Envoy assignment, 0 being the first to be used; 0 everywhere else.
     pub priority: u32,
-    /// True if it is used only where no better endpoint can take a tunnel (Envoy's DEGRADED).
+    /// True if it is used only when no better endpoint can take a tunnel (Envoy's DEGRADED).
     pub degraded: bool,
-    /// Gateway of another network through which it is reached.
+    /// Gateway of the remote network through which it is reached.
     pub network_gateway: Option<Arc<GatewayAddress>>,
     /// For each `namespace/hostname`, service port to target port.
     pub services: Services,
@@ -261,7 +260,7 @@ pub struct Workload {
     pub template: Arc<Template>,
 }
 
-/// Services of a workload, shared by all workloads of the same: for each `namespace/hostname`,
+/// Services of a workload, shared by workloads with equal ones: for each `namespace/hostname`,
 /// service port to target port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Services(pub Arc<Sorted<Arc<str>, Ports>>);
@@ -297,7 +296,7 @@ pub struct Template {
     pub trust_domain: Arc<str>,
     /// Cluster that it runs in.
     pub cluster: Arc<str>,
-    /// Network that its addresses belong to; empty means ours.
+    /// Network of its addresses; empty means ours.
     pub network: Arc<str>,
     /// DNS name instead of an address.
     pub hostname: Arc<str>,
@@ -305,9 +304,9 @@ pub struct Template {
     pub protocol: Protocol,
     /// Region, zone and subzone that it runs in.
     pub locality: Arc<Locality>,
-    /// Name of the Deployment, Job or the like that made it.
+    /// Name of the Deployment, Job or other owner.
     pub workload_name: Arc<str>,
-    /// Kind of what made it.
+    /// Kind of the owner.
     pub workload_type: Arc<str>,
     /// `service.istio.io/canonical-name`.
     pub canonical_name: Arc<str>,
@@ -323,8 +322,8 @@ pub struct Template {
     pub labels: Derived<WorkloadLabels>,
 }
 
-/// Value that follows from the fields beside it, computed when it is first read. It counts neither
-/// in comparisons nor in copies.
+/// Value derived from the fields beside it and computed on first use. Comparisons and copies
+/// ignore it.
 #[derive(Debug)]
 pub struct Derived<T>(OnceLock<Arc<T>>);
 
@@ -362,7 +361,7 @@ impl PodName for Workload {
     }
 }
 
-/// Changes a template of its own: other workloads keep theirs.
+/// Gives a workload a template of its own on write, so other workloads keep theirs.
 impl DerefMut for Workload {
     fn deref_mut(&mut self) -> &mut Template {
         let template = Arc::make_mut(&mut self.template);
@@ -378,12 +377,13 @@ impl Workload {
         self.own_name.as_deref().or_else(last).unwrap_or_default()
     }
 
-    /// Returns `own_name` for a name: none, and so no memory, if the uid ends in it.
+    /// Returns the value of `own_name` for a name. It is `None`, and takes no memory, if the uid
+    /// ends in the name.
     pub fn own_name(uid: &Arc<str>, name: &str) -> Option<Arc<str>> {
         if uid.rsplit('/').next() == Some(name) {
             return None;
         }
-        // The name of a split-horizon record is its uid.
+        // A split-horizon record is named by its uid.
         Some(match **uid == *name {
             true => Arc::clone(uid),
             false => name.into(),
@@ -398,7 +398,7 @@ impl Template {
             workload: self.workload_name.to_string(),
             namespace: self.namespace.to_string(),
             principal: match self.service_account.is_empty() {
-                // EDS does not send it.
+                // EDS does not send the service account.
                 true => String::new(),
                 false => self.principal().concat(),
             },
@@ -412,30 +412,30 @@ impl Template {
     }
 }
 
-/// How an endpoint is dialled.
+/// Protocol by which an endpoint is dialled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Protocol {
     /// Plain TCP at the target port.
     #[default]
     Tcp,
-    /// HBONE at port 15008; the inner CONNECT, which we do not see, names the target port.
+    /// HBONE at port 15008. The inner CONNECT, which we do not see, names the target port.
     Hbone,
 }
 
-/// Where something runs.
+/// Locality of a gateway or an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Locality {
-    /// The region, such as `us-east-2`.
+    /// Region, such as `us-east-2`.
     pub region: Arc<str>,
-    /// The zone, such as `us-east-2a`.
+    /// Zone, such as `us-east-2a`.
     pub zone: Arc<str>,
-    /// The subzone, such as a rack.
+    /// Subzone, such as a rack.
     pub subzone: Arc<str>,
 }
 
 impl Template {
-    /// The parts of its identity, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    /// Returns the parts of its identity, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
     pub fn principal(&self) -> [&str; 6] {
         let (domain, namespace) = (&self.trust_domain, &self.namespace);
         [

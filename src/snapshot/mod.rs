@@ -26,8 +26,6 @@ mod lookup;
 mod lots;
 mod members;
 pub mod mesh;
-#[cfg(test)]
-mod model;
 mod names;
 mod odds;
 mod opened;
@@ -35,6 +33,8 @@ mod policies;
 mod precedence;
 mod scope;
 mod shards;
+#[cfg(test)]
+mod tests;
 mod tiers;
 pub mod traffic;
 mod trust;

@@ -14,7 +14,7 @@ const BITS_MIN: u32 = 2;
 /// Bits of the largest number of shards: a map of millions of entries has larger shards.
 const BITS_MAX: u32 = 16;
 
-/// Entries for which a full shard gets room.
+/// Spare capacity of a shard that grows, in entries.
 const SPARE: usize = 4;
 
 /// Map that is cheap to copy. The copy shares all shards, and a change copies its own shard and
@@ -91,7 +91,7 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
         }
     }
 
-    /// Removes a key. Returns its value. Nothing is copied if there is none.
+    /// Removes a key. Returns its value. Copies nothing if the key is absent.
     pub fn remove<Q: Ord + Hash + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -135,7 +135,7 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
         entries.into_iter().map(|(_, value)| value).collect()
     }
 
-    /// Returns the differences from `old` to this map. Shards that both share are skipped.
+    /// Returns the differences from `old` to this map. Shards in common are skipped.
     pub fn changes<'a>(
         &'a self,
         old: &'a Self,
@@ -239,8 +239,8 @@ where
     })
 }
 
-/// Returns the hash of a key. The random state is one for all maps: maps are compared by hash.
-/// Keys that collide cost a few comparisons, because a shard is searched by halves.
+/// Returns the hash of a key. All maps share one random state, because maps are compared by hash.
+/// A collision costs a few comparisons, because a shard is searched by bisection.
 fn hash<Q: Hash + ?Sized>(key: &Q) -> u32 {
     static STATE: OnceLock<RandomState> = OnceLock::new();
     let hash = STATE.get_or_init(RandomState::default).hash_one(key);
@@ -357,7 +357,7 @@ mod tests {
         assert!(sizes.into_iter().max() < Some(4 * SHARD_MEAN_MAX));
     }
 
-    /// Key of which many have the same hash.
+    /// Key type with many equal hashes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     struct Colliding(u16);
 

@@ -1,12 +1,13 @@
-//! How much memory services and workloads take beside their names: what their lists have.
+//! Memory accounting of services and workloads: the number of their list entries.
 
 use crate::snapshot::mesh::{Service, Workload};
 
-/// How much the lists of a resource have: a workload its endpoints, which are its ports for each
-/// of its services, or one where it has none, and the names of its policies; a service its ports,
-/// addresses, identities and waypoints.
+/// Number of list entries of a resource.
+///
+/// Entries of a workload are its policies and its endpoints: its ports per service, or one for a
+/// service without ports. Entries of a service are its ports, addresses, identities and waypoints.
 pub(super) trait Count {
-    /// The sum.
+    /// Returns the sum.
     fn count(&self) -> usize;
 }
 

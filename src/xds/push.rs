@@ -1,7 +1,7 @@
-//! A delta response as it is on the wire, read without a copy of the bodies in it.
+//! Zero-copy decoder of delta responses.
 //!
-//! Entries are counted before anything is read: one takes two bytes on the wire and a hundred in
-//! memory, so that the limit of a message's bytes alone would bound nothing.
+//! Entries are counted before they are decoded. An entry takes two bytes on the wire and a hundred
+//! in memory, so a limit of message bytes alone does not bound memory.
 
 use bytes::Bytes;
 use prost::encoding::WireType;
@@ -9,37 +9,37 @@ use prost::encoding::WireType;
 use super::client::{ENTRIES_MAX, Resource, Response};
 use super::unknown::for_each_field;
 
-/// Numbers of the fields of `DeltaDiscoveryResponse`.
+/// Field numbers of `DeltaDiscoveryResponse`.
 const SYSTEM_VERSION: u32 = 1;
 const RESOURCES: u32 = 2;
 const TYPE_URL: u32 = 4;
 const NONCE: u32 = 5;
 const REMOVED: u32 = 6;
 
-/// Numbers of the fields of its `Resource`.
+/// Field numbers of its `Resource`.
 const VERSION: u32 = 1;
 const BODY: u32 = 2;
 const NAME: u32 = 3;
 
-/// Numbers of the fields of `google.protobuf.Any`.
+/// Field numbers of `google.protobuf.Any`.
 const ANY_TYPE: u32 = 1;
 const ANY_VALUE: u32 = 2;
 
-/// A response, with what only people and metrics are told.
+/// Response, with its properties for logs and metrics.
 #[derive(Debug, Default)]
 pub(super) struct Push {
-    /// Length of the message.
+    /// Length of the message in bytes.
     pub(super) bytes: usize,
     /// `system_version_info`.
     pub(super) version: String,
-    /// The response. Its bodies are slices of the message, and keep all of it in memory.
+    /// Decoded response. Its bodies are slices of the message and keep all of it in memory.
     pub(super) response: Response,
 }
 
-/// Reads a response.
+/// Decodes a response.
 ///
 /// # Errors
-/// The message is malformed, or has more resources and removed names than can be held.
+/// The message is malformed, or has more resources and removed names than the limit.
 pub(super) fn read(message: &Bytes) -> Result<Push, String> {
     let mut push = Push {
         bytes: message.len(),
@@ -67,8 +67,7 @@ pub(super) fn read(message: &Bytes) -> Result<Push, String> {
 /// Returns the number of resources.
 ///
 /// # Errors
-/// There are more resources and removed names than can be held, or the message is
-/// malformed.
+/// The message is malformed, or has more resources and removed names than the limit.
 fn resources(message: &[u8]) -> Result<usize, String> {
     let (mut resources, mut removed) = (0, 0);
     for_each_field(message, |number, _, _| {
@@ -106,7 +105,7 @@ fn resource(message: &Bytes, value: &[u8]) -> Result<Resource, String> {
     Ok(resource)
 }
 
-/// Reads a body. A field that comes twice is merged, as protobuf has it: the last value counts.
+/// Decodes a body. As in protobuf, the last value of a repeated scalar field wins.
 fn any(message: &Bytes, value: &[u8], into: &mut Resource) -> Result<(), String> {
     let body = into.body.get_or_insert_default();
     for_each_field(value, |number, wire, value| {
@@ -194,7 +193,7 @@ mod tests {
         let read = read(&Bytes::copy_from_slice(message));
         let read = read.ok().map(|push| (push.version, push.response));
         match decoded(message) {
-            // Fields that nobody uses are not read at all, not even to be found malformed.
+            // Fields without a use are skipped, even if they are malformed.
             None => {}
             decoded => assert_eq!(read, decoded, "{message:?}"),
         }

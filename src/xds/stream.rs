@@ -1,4 +1,5 @@
-//! The gRPC stream under the delta ADS machine: connect, talk, publish, wait, connect again.
+//! gRPC stream of the delta ADS client: connects, applies responses, publishes snapshots, waits,
+//! and connects again.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,70 +32,69 @@ use crate::telemetry::Metrics;
 
 pub use super::source::ControlPlaneKind;
 
-/// The delta form of ADS (docs/wire-contract.md 3.1).
+/// Delta ADS method (docs/wire-contract.md 3.1).
 const METHOD: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-/// The largest message that is taken (docs/wire-contract.md 3.1).
+/// Limit of a message (docs/wire-contract.md 3.1).
 const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
-/// Requests that may wait for the server to take them. Each response has one answer.
+/// Limit of requests queued for the server. Each response causes one.
 const REQUESTS_MAX: usize = 16;
-/// The time for the server to take the call, and each request.
+/// Deadline for the server to accept the call, and for each request.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
-/// The time for each message, while not all has been told: a server that says nothing has hung.
+/// Deadline for each message while a type is unanswered: a silent server has hung.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// Time from one snapshot to the next after a single message. A change that comes alone does not
-/// wait.
+/// Minimum time between snapshots after a single message. An isolated change is published at once.
 const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
-/// The same after a snapshot of several messages: while changes keep coming, one snapshot of 20
-/// changes costs little more than one of 5.
+/// Minimum time between snapshots after several messages. In a series of changes, one snapshot of
+/// 20 changes costs little more than one of 5.
 const BATCHES_APART: Duration = Duration::from_millis(20);
-/// Messages that make one snapshot, at most.
+/// Limit of messages per snapshot.
 const MESSAGES_MAX: usize = 64;
-/// A nonce or a type longer than this is no word.
+/// Limit of a nonce or type URL, in bytes.
 const WORD_BYTES_MAX: usize = 1024;
-/// Characters of the server's version of a whole type that are shown.
+/// Limit of the server's type version in status output, in characters.
 const WORD_SHOWN: usize = 64;
-/// How many rejected resources of each type the status page has, and how many the line of the last
+/// Limit of rejected resources per type on the status page, and of all in the summary of the last
 /// reload.
 const REJECTED_KEPT: usize = 100;
 const REJECTED_SHOWN: usize = 20;
 /// gRPC's `INVALID_ARGUMENT`, the code of a NACK.
 const INVALID_ARGUMENT: i32 = 3;
 
-/// Everything that the stream needs, and where it tells what it learns.
+/// Configuration of the stream and the sinks of its results.
 #[derive(Debug)]
 pub struct Feed {
-    /// Where and how.
+    /// Address and options of the control plane.
     pub plane: ControlPlane,
-    /// Whose resources they are.
+    /// Kind of control plane.
     pub kind: ControlPlaneKind,
-    /// Where the last good state is kept.
+    /// Location of the cache file.
     pub cache: Option<PathBuf>,
-    /// Who asks.
+    /// Pod that the requests describe.
     pub pod: Pod,
-    /// Where snapshots go.
+    /// Publisher of snapshots.
     pub publisher: Arc<Publisher>,
-    /// Where people look.
+    /// Status page.
     pub status: Arc<Status>,
-    /// What is counted.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// What readiness waits for until the first state is complete.
+    /// Readiness condition that is pending until the first state is complete.
     pub pending: &'static str,
-    /// Told of each stream that the control plane has accepted.
+    /// Notified of each stream that the control plane accepts.
     pub connected: Arc<Notify>,
 }
 
-/// Why a stream ended.
+/// End of a stream and its reason.
 struct Ended {
     end: StreamEnd,
     why: String,
-    /// The connection broke, and the server gave no status.
+    /// True if the connection broke before the server sent a status.
     is_broken: bool,
 }
 
 impl Ended {
-    /// Returns the end after a GOAWAY. An error code is a failure however the stream ended: a
-    /// server that asks for calm must not be asked again at once.
+    /// Returns the end after a GOAWAY. A GOAWAY with an error code is always a failure: after
+    /// ENHANCE_YOUR_CALM an immediate retry would be wrong.
     fn by_goaway(self, reason: Option<Reason>) -> Self {
         match reason {
             Some(Reason::NO_ERROR) if self.is_broken => Self {
@@ -130,14 +130,15 @@ impl From<GrpcStatus> for Ended {
         Self {
             end: StreamEnd::from_status(status.code().into(), status.message()),
             why: format!("{}: {}", status.code(), status.message()),
-            // A status that the server sent has no cause.
+            // A status from the server has no source error.
             is_broken: std::error::Error::source(&status).is_some(),
         }
     }
 }
 
-/// Keeps the mesh as the control plane tells it. Runs for ever; what was told stays in force while
-/// the control plane is away. It decodes and builds where it runs: on a thread of its own.
+/// Keeps the mesh up to date with the control plane. It never returns. The last state stays in
+/// force while the control plane is unavailable. It decodes and builds inline and needs its own
+/// thread.
 pub async fn run(feed: Feed) {
     let (mut client, mut store) = feed.start();
     let mut answers = InitialEndpoints::default();
@@ -161,14 +162,14 @@ pub async fn run(feed: Feed) {
     }
 }
 
-/// The types that readiness waits for.
+/// Returns the types that readiness waits for.
 fn missing(client: &Client) -> impl Iterator<Item = &'static str> {
     let is_pending = |url: &&str| client.pending().any(|pending| pending == *url);
     let missing = move |url: &&'static str| is_pending(url) || client.unanswered(url) > 0;
     client.types().filter(missing)
 }
 
-/// The reason of an end, in the words of ztunnel's metric.
+/// Returns the termination label of ztunnel's metric.
 fn termination(end: StreamEnd) -> &'static str {
     match end {
         StreamEnd::Connect => "ConnectionError",
@@ -179,7 +180,7 @@ fn termination(end: StreamEnd) -> &'static str {
 }
 
 impl Feed {
-    /// What there is before the first stream: the cached state, published, or nothing.
+    /// Returns the initial state: the published cache, or nothing.
     fn start(&self) -> (Client, Recorder) {
         let (mut client, source) = self.kind.new_client_and_store();
         let Some(file) = self.cache.clone() else {
@@ -210,8 +211,8 @@ impl Feed {
         (client, store)
     }
 
-    /// One stream from its beginning to its end. `is_aged` says that the one before was ended by
-    /// age, which the log has a line of already.
+    /// Runs one stream to its end. `is_aged` is true if the previous stream ended by age, which
+    /// was logged already.
     async fn stream(
         &self,
         parts: (&mut Client, &mut Recorder, &mut InitialEndpoints),
@@ -226,7 +227,8 @@ impl Feed {
             },
             Err(ended) => ended.by_goaway(goaway.reason()),
         };
-        // A stream that said nothing before it ended would be asked for a hundred times a second.
+        // Without backoff, a stream that ends before any response would be retried a hundred times
+        // a second.
         if !useful {
             ended.end = StreamEnd::Status;
         }
@@ -239,7 +241,7 @@ impl Feed {
         (is_aged, goaway): (bool, &GoAwayCode),
         useful: &mut bool,
     ) -> Result<(), Ended> {
-        // Clusters from the cache: the first request names the endpoints that they refer to.
+        // Cached clusters: the first request names the endpoints that they refer to.
         self.follow(client, store);
         let (requests, mut responses) = self.open(client, goaway).await?;
         match is_aged {
@@ -265,8 +267,8 @@ impl Feed {
             let drained = self
                 .drain_batch((response, next), &mut responses, &requests, (client, store))
                 .await;
-            // What was accepted is published though the stream has broken: the version that we
-            // will claim says that it is in force.
+            // Accepted resources are published even if the stream broke: the next stream reports
+            // their versions as in force.
             let changes = self.publish(client, store, answers);
             next = Instant::now();
             next += if drained? > 1 {
@@ -281,7 +283,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Opens a stream on a connection of its own, with the first requests.
+    /// Opens a stream on a new connection, with the first requests.
     async fn open(
         &self,
         client: &mut Client,
@@ -303,8 +305,8 @@ impl Feed {
         Ok((requests, responses))
     }
 
-    /// Applies a message, and those that have arrived or arrive before the next snapshot is due.
-    /// Returns their number.
+    /// Applies a message and those that arrive before the next snapshot is due. Returns their
+    /// number.
     async fn drain_batch(
         &self,
         (first, due): (Push, Instant),
@@ -315,7 +317,7 @@ impl Feed {
         let (mut next, mut count) = (Some(first), 0);
         while let Some(push) = next.take() {
             let response = push.response;
-            // Both come back in the answer.
+            // Both are echoed in the answer.
             if response.nonce.len().max(response.type_url.len()) > WORD_BYTES_MAX {
                 return Err(GrpcStatus::internal("a nonce or a type is too long").into());
             }
@@ -353,7 +355,7 @@ impl Feed {
         if let Some(why) = &request.error
             && let Some(suppressed) = self.metrics.xds().nacked(metric_label(&request.type_url))
         {
-            // Quoted: names and reasons are the server's words.
+            // Quoted, because names and reasons come from the server.
             warn!(type_url = ?request.type_url, ?why,
                 suppressed = (suppressed > 0).then_some(suppressed),
                 "rejected what the control plane sent");
@@ -366,8 +368,8 @@ impl Feed {
         }
     }
 
-    /// Publishes what has changed, and tells people and the probe where things stand. Returns the
-    /// changes of the subscription that come of it.
+    /// Publishes changes and updates status and readiness. Returns the resulting changes of the
+    /// subscription.
     fn publish(
         &self,
         client: &mut Client,
@@ -394,8 +396,8 @@ impl Feed {
         changes
     }
 
-    /// Wants the endpoints that clusters refer to and no other, and publishes what has changed.
-    /// Returns the changes of the subscription.
+    /// Subscribes to exactly the endpoints that clusters refer to, and publishes changes. Returns
+    /// the changes of the subscription.
     fn follow(&self, client: &mut Client, store: &mut Recorder) -> Vec<Request> {
         let names = store.store.take_eds_names();
         let changes = names.map(|names| client.set_wanted(ENDPOINT, &names, store));
@@ -403,19 +405,19 @@ impl Feed {
         changes.unwrap_or_default()
     }
 
-    /// Tells the probe and the cache of the first complete state.
+    /// Reports the first complete state to readiness and the cache.
     fn tell_ready(&self, client: &Client, store: &Recorder, answers: &mut InitialEndpoints) {
         let complete = client.is_synced() && answers.are_complete(client);
         if complete {
             self.status.clear_pending(self.pending);
         }
-        // Half of a first state would be served as if it were all: without its policies, say.
+        // A cached partial state would be served as complete, for example without its policies.
         if complete || store.restored().is_some() {
             store.save();
         }
     }
 
-    /// A response of a type is answered: accepted as a whole, or not.
+    /// Records the answer to a response: ACK or NACK.
     fn answers(&self, url: &'static str, version: &str, accepted: bool) {
         if accepted {
             self.metrics.xds().accepted(url);
@@ -424,7 +426,7 @@ impl Feed {
             .set_discovery(|known| known.record_answer(display_name(url), version, accepted));
     }
 
-    /// Tells people what is known of each type.
+    /// Updates the status page of each type.
     fn told(&self, client: &Client, store: &Recorder) {
         let now = SystemTime::now();
         let types = client.types().map(|url| {
@@ -464,7 +466,7 @@ impl Feed {
         self.status.missing(self.pending, missing);
     }
 
-    /// Makes what has changed the next snapshot.
+    /// Publishes changes as the next snapshot.
     fn update(&self, store: &mut Recorder) {
         let network: Arc<str> = self.pod.network.as_str().into();
         let change = Change {
@@ -496,9 +498,9 @@ impl Feed {
     }
 }
 
-/// The next message: within [`SILENCE_MAX`] of the last one, while a type was never told and is not
-/// answered on this stream either. A server that has nothing to add may be silent for ever; PING
-/// tells that it is there.
+/// Returns the next message. The deadline of [`SILENCE_MAX`] holds while a type has no response at
+/// all, neither on this stream nor before. Afterwards the server may stay silent, and PING detects
+/// its loss.
 async fn awaited(
     client: &Client,
     heard: Instant,
@@ -519,16 +521,16 @@ async fn awaited(
     })??)
 }
 
-/// The next message, if it is there already or comes before `due`.
+/// Returns the next message if it arrives before `due`.
 async fn before(due: Instant, responses: &mut Messages) -> Result<Option<Push>, GrpcStatus> {
     match timeout_at(due, response(responses)).await {
-        // The end of the stream is told again by the next call.
+        // The next call returns the end of the stream again.
         Ok(message) => message,
         Err(_) => Ok(None),
     }
 }
 
-/// The next response; none at the end of the stream.
+/// Returns the next response, or `None` at the end of the stream.
 async fn response(responses: &mut Messages) -> Result<Option<Push>, GrpcStatus> {
     let Some(message) = responses.next().await? else {
         return Ok(None);

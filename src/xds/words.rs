@@ -7,11 +7,10 @@ use std::sync::Arc;
 use crate::snapshot::Locality;
 use crate::snapshot::mesh::{GatewayAddress, Ports, Services, Sorted, Template};
 
-/// Number of values of a kind that are kept without a look at who else has them.
+/// Number of values of a kind below which unused ones are not removed.
 const SWEPT_MIN: usize = 1024;
 
-/// Namespaces, clusters, nodes and the like, each kept once. Unused ones are removed from time to
-/// time.
+/// Interned namespaces, clusters, nodes and the like. Unused ones are removed from time to time.
 #[derive(Debug, Default)]
 pub(super) struct Words {
     words: Shared<str>,
@@ -22,7 +21,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Returns the one copy of a word.
+    /// Returns the interned copy of a string.
     pub(super) fn share(&mut self, word: &str) -> Arc<str> {
         if word.is_empty() {
             return Arc::default();
@@ -31,25 +30,25 @@ impl Words {
         known.unwrap_or_else(|| self.words.put(word.into()))
     }
 
-    /// Returns the one copy of a word of which there is a copy already.
+    /// Returns the interned copy of a string, and interns this copy if there is none.
     pub(super) fn share_arc(&mut self, word: &Arc<str>) -> Arc<str> {
         let known = self.words.known.get(word).cloned();
         known.unwrap_or_else(|| self.words.put(Arc::clone(word)))
     }
 
-    /// Returns the one copy of a locality.
+    /// Returns the interned copy of a locality.
     pub(super) fn share_locality(&mut self, locality: Locality) -> Arc<Locality> {
         let known = self.localities.known.get(&locality).cloned();
         known.unwrap_or_else(|| self.localities.put(locality.into()))
     }
 
-    /// Returns the one copy of a gateway.
+    /// Returns the interned copy of a gateway.
     pub(super) fn share_gateway(&mut self, gateway: GatewayAddress) -> Arc<GatewayAddress> {
         let known = self.gateways.known.get(&gateway).cloned();
         known.unwrap_or_else(|| self.gateways.put(gateway.into()))
     }
 
-    /// Returns the one copy of a template whose strings and locality come from here.
+    /// Returns the interned copy of a template. Its strings and locality must be interned.
     pub(super) fn share_template(&mut self, template: Template) -> Arc<Template> {
         let Template {
             namespace,
@@ -90,7 +89,7 @@ impl Words {
         self.templates.share(hasher.finish(), template)
     }
 
-    /// Returns the one copy of services whose names come from here.
+    /// Returns the interned copy of services. Their names must be interned.
     pub(super) fn share_services(&mut self, services: Sorted<Arc<str>, Ports>) -> Services {
         let mut hasher = self.services.state.build_hasher();
         for (name, ports) in services.iter() {
@@ -103,8 +102,8 @@ impl Words {
     }
 }
 
-/// Values that are found by a hash of the addresses of their shared parts, which is much cheaper
-/// than one of their contents.
+/// Values indexed by a hash of the addresses of their shared parts. It is much cheaper than a hash
+/// of their contents.
 #[derive(Debug)]
 struct SharedParts<T> {
     state: RandomState,
@@ -140,7 +139,7 @@ impl<T> Default for SharedParts<T> {
     }
 }
 
-/// Values that are found by their contents.
+/// Values indexed by their contents.
 #[derive(Debug)]
 struct Shared<T: Eq + Hash + ?Sized> {
     known: HashSet<Arc<T>>,

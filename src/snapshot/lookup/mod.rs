@@ -12,10 +12,6 @@ use super::names::Alias;
 use super::{Caller, EndpointSet, ExposureVerdict, Service, Snapshot};
 
 #[cfg(test)]
-mod behind;
-#[cfg(test)]
-mod model;
-#[cfg(test)]
 mod tests;
 
 /// Service port that matches an authority.

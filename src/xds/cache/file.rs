@@ -1,7 +1,7 @@
-//! The file of the last good state: what is in it, how it is replaced, and why one is refused.
+//! Format of the cache file, its atomic replacement, and its validation.
 //!
-//! Its parts are a head (magic, format, length of the payload), the payload (a [`Header`] and so
-//! many [`Entry`], each a length-delimited message) and the SHA-256 digest of all that.
+//! A file consists of a head (magic, format, length of the payload), the payload (a [`Header`] and
+//! its [`Entry`] messages, all length-delimited) and the SHA-256 digest of both.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
@@ -14,33 +14,33 @@ use bytes::Bytes;
 use prost::{DecodeError, Message};
 
 const MAGIC: [u8; 8] = *b"\xf5strait\n";
-/// The format that this build writes, and the only one that it reads.
+/// Format that this build writes, and the only one that it reads.
 const FORMAT: u32 = 1;
-/// The magic, the format and the length of the payload.
+/// Length of the magic, the format and the payload length.
 const HEAD_BYTES: usize = 8 + 4 + 8;
 const DIGEST_BYTES: usize = 32;
-/// The largest file that is written or read.
+/// Limit of a file that is written or read.
 const FILE_BYTES_MAX: usize = 1 << 30;
-/// As many as the client holds.
+/// Limit of resources, the same as the client's.
 const RESOURCES_MAX: u64 = 1_000_000;
 
-/// What the file says of itself.
+/// First message of the payload.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Header {
-    /// The cluster and the network of the gateway that it was told to.
+    /// Cluster of the gateway that received the state.
     #[prost(string, tag = "1")]
     pub(super) cluster: String,
     #[prost(string, tag = "2")]
     pub(super) network: String,
-    /// Seconds since 1970.
+    /// Time of the write, in seconds since 1970.
     #[prost(uint64, tag = "3")]
     pub(super) saved: u64,
-    /// How many entries follow.
+    /// Number of entries that follow.
     #[prost(uint64, tag = "4")]
     pub(super) resources: u64,
 }
 
-/// A resource as the control plane sent it.
+/// Resource as received from the control plane.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Entry {
     #[prost(string, tag = "1")]
@@ -54,7 +54,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Returns its bytes in the file, without the length.
+    /// Returns the encoded entry without its length.
     pub(super) fn encode(&self) -> Bytes {
         self.encode_to_vec().into()
     }
@@ -63,10 +63,10 @@ impl Entry {
 /// Entry whose type and name are kept apart from the rest of it.
 pub(super) type Split = (&'static str, Arc<str>, Bytes);
 
-/// Entry that was read, and its part without type and name, as in [`Split`].
+/// Decoded entry, and its part without type and name, as in [`Split`].
 pub(super) type Restored = (Entry, Bytes);
 
-/// The length of an entry with its first fields; the rest of it follows.
+/// Returns the length of an entry and its first fields. The rest of the entry follows them.
 fn first((type_url, name, rest): &Split) -> Vec<u8> {
     let first = named(type_url, name);
     let mut bytes = Vec::new();
@@ -76,7 +76,7 @@ fn first((type_url, name, rest): &Split) -> Vec<u8> {
     bytes
 }
 
-/// Puts a new file in the place of the old one, which stays as it is if that fails.
+/// Replaces the file atomically. The old one is kept if that fails.
 pub(super) fn write(path: &Path, header: &Header, entries: &[Split]) -> io::Result<()> {
     let header = header.encode_length_delimited_to_vec();
     let lengths = entries
@@ -97,11 +97,11 @@ pub(super) fn write(path: &Path, header: &Header, entries: &[Split]) -> io::Resu
     let parts = [(head, &*header)].into_iter().chain(parts);
     let written = fill(&new, parts).and_then(|()| fs::rename(&new, path));
     if written.is_err() {
-        // What is left of it would only be in the way, and the next write removes it anyway.
+        // Best effort: the next write removes the remains anyway.
         drop(fs::remove_file(&new));
         return written;
     }
-    // The file is whole with or without this; only a crash of the machine could bring back the old.
+    // Best effort: without it, only a crash of the machine could bring back the old file.
     let folder = path.parent().and_then(|folder| File::open(folder).ok());
     drop(folder.map(|folder| folder.sync_all()));
     Ok(())
@@ -138,10 +138,10 @@ fn head(length: usize) -> Vec<u8> {
     parts.concat()
 }
 
-/// Reads a file; `None` if there is none.
+/// Reads a file. Returns `None` if there is none.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns the defect of the file.
 pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Restored>)>, String> {
     let metadata = match path.metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -160,10 +160,10 @@ pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Restored>)>, Strin
     parse(&bytes.into()).map(Some)
 }
 
-/// Parses a file. The entries are slices of it: no body is copied.
+/// Parses a file. Entries are slices of it: no body is copied.
 ///
 /// # Errors
-/// Returns what is wrong with the file.
+/// Returns the defect of the file.
 pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
     let Some((magic, rest)) = bytes.split_first_chunk() else {
         return Err("it is too short".to_owned());
@@ -214,11 +214,11 @@ fn payload(mut bytes: Bytes) -> Result<(Header, Vec<Restored>), String> {
     Ok((header, entries))
 }
 
-/// Takes the first entry.
+/// Decodes the first entry.
 fn entry(bytes: &mut Bytes) -> Result<Restored, DecodeError> {
     let mut whole = bytes.clone();
     let entry = Entry::decode_length_delimited(&mut *bytes)?;
-    // The length has been read once already, so that it is one and within the buffer.
+    // The length was decoded before, so it is valid and within the buffer.
     let length = prost::decode_length_delimiter(&mut whole)?;
     whole.truncate(length);
     let rest = Entry {
@@ -226,7 +226,7 @@ fn entry(bytes: &mut Bytes) -> Result<Restored, DecodeError> {
         body: entry.body.clone(),
         ..Entry::default()
     };
-    // Both come last in the files that this build writes.
+    // This build writes both of them last.
     let rest = match whole.len().checked_sub(rest.encoded_len()) {
         Some(first) if first == named(&entry.type_url, &entry.name).encoded_len() => {
             whole.slice(first..)

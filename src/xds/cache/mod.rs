@@ -1,8 +1,8 @@
-//! The last good state of the control plane on disk, for a start while there is none.
+//! Last good state of the control plane on disk, for a start without a control plane.
 //!
-//! A [`Recorder`] stands in front of the [`Source`] and remembers each accepted resource as it was
-//! sent, where a file is configured. A task of its own writes the file: five seconds apart, or up
-//! to a minute where that takes long.
+//! A [`Recorder`] wraps the [`Source`] and keeps each accepted resource as received, if a file is
+//! configured. A separate task writes the file every five seconds, or up to every minute if writes
+//! are slow.
 
 mod file;
 #[cfg(test)]
@@ -25,39 +25,39 @@ use super::envoy::ENDPOINT;
 use super::source::Source;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
 
-/// The time from the end of one write to the next: so many times what that took, because each
-/// writes all there is, and at least and at most this.
+/// Factor of the pause after a write over its duration, because each write covers the whole state.
+/// The pause is also bounded below and above.
 const EVERY: u32 = 50;
 const EVERY_MIN: Duration = Duration::from_secs(5);
 const EVERY_MAX: Duration = Duration::from_secs(60);
-/// Bytes of policies that cannot be read: they say what is refused in their place after a restart,
-/// and the client does not count them.
+/// Limit of the bodies of unreadable policies. After a restart the bodies tell what the
+/// placeholders deny. The client does not count them.
 const UNREADABLE_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// How long further changes are waited for: the first state comes in several messages.
+/// Delay before a write, because the first state comes in several messages.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// The file, and whose state it has: that of another cluster or network is refused.
+/// Cache file and owner of its state. A file of another cluster or network is refused.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// Where it is.
+    /// Path of the file.
     pub file: PathBuf,
-    /// The cluster of the gateway that it is told to.
+    /// Cluster of the gateway that receives the state.
     pub cluster: String,
-    /// Its network.
+    /// Network of the gateway.
     pub network: String,
 }
 
-/// A source that remembers what it was given, if there is a file for it.
+/// Source with an optional record of the accepted resources.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    /// What was accepted, decoded.
+    /// Decoded resources.
     pub store: Source,
     kept: Option<Arc<Kept>>,
     restored: Option<String>,
     saved: Option<SystemTime>,
 }
 
-/// What the file will have, and the one who writes it is told by.
+/// Content of the file, and the trigger of its writer.
 #[derive(Debug)]
 struct Kept {
     cache: Cache,
@@ -65,18 +65,18 @@ struct Kept {
     told: Notify,
 }
 
-/// By type and name, each resource but for these two as it stands in the file.
+/// Encoded resources by type and name; the encoding leaves these two out.
 #[derive(Debug, Default)]
 struct State {
     entries: BTreeMap<&'static str, BTreeMap<Arc<str>, Bytes>>,
-    /// Bytes of the bodies of policies that cannot be read, by name and together.
+    /// Size of the bodies of unreadable policies, by name and in total.
     unreadable: BTreeMap<Arc<str>, usize>,
     unreadable_bytes: usize,
     changed: bool,
 }
 
 impl Recorder {
-    /// A recorder that remembers nothing.
+    /// Returns a recorder without a file.
     pub fn new(store: Source) -> Self {
         Self {
             store,
@@ -84,8 +84,9 @@ impl Recorder {
         }
     }
 
-    /// A recorder for a file, with what is in it, which the client holds then too. A file that
-    /// cannot be used is ignored, and the log says why. Reads and decodes: not for a runtime.
+    /// Returns a recorder for a file, and restores the content of the file into the store and the
+    /// client. An unusable file is logged and ignored. The call blocks, so it must not run on a
+    /// runtime.
     pub fn restore(cache: Cache, store: Source, client: &mut Client) -> Self {
         let path = cache.file.clone();
         let read = file::read(&path).and_then(|read| match read {
@@ -146,7 +147,7 @@ impl Recorder {
         ));
     }
 
-    /// Takes a resource from the file; says whether it is in use.
+    /// Restores a resource from the file. Returns true if it is in use.
     fn take(&mut self, (entry, rest): Restored, client: &mut Client) -> bool {
         let mut types = [ADDRESS, AUTHORIZATION, CLUSTER, ENDPOINT].into_iter();
         let Some(type_url) = types.find(|known| *known == entry.type_url) else {
@@ -167,7 +168,7 @@ impl Recorder {
                 }
                 (Arc::clone(&resource.version), bytes)
             }
-            // It is to be sent again, or to be said to be gone.
+            // The control plane has to send it again or remove it.
             Err(_) if self.store.has_placeholder(type_url, &name) => {
                 if let Some(kept) = &self.kept {
                     kept.put_unreadable(type_url, &resource);
@@ -184,17 +185,17 @@ impl Recorder {
         holds
     }
 
-    /// What is served without a control plane having told it to this process.
+    /// Returns a description of the state that comes from the file, if any does.
     pub fn restored(&self) -> Option<&str> {
         self.restored.as_deref()
     }
 
-    /// When that was saved.
+    /// Returns the time at which the restored state was saved.
     pub fn saved(&self) -> Option<SystemTime> {
         self.saved
     }
 
-    /// The state is complete and in force: if it has changed, the file is to follow.
+    /// Schedules a write if the state has changed. The state must be complete and in force.
     pub fn save(&self) {
         if let Some(kept) = &self.kept
             && kept.state().changed
@@ -203,7 +204,8 @@ impl Recorder {
         }
     }
 
-    /// What writes the file, for ever, and tells when it did. There is nothing to do without one.
+    /// Returns the task that writes the file for ever and reports each write. Without a file it
+    /// ends at once.
     pub fn writer(
         &self,
         saved: impl Fn(SystemTime) + Send + 'static,
@@ -217,19 +219,19 @@ impl Recorder {
     }
 }
 
-/// How long to wait after a write that took so long.
+/// Returns the pause after a write of this duration.
 fn pause(took: Duration) -> Duration {
     took.saturating_mul(EVERY).clamp(EVERY_MIN, EVERY_MAX)
 }
 
-/// The last that RFC 3339 can say: the end of the year 9999.
+/// Limit of RFC 3339: the end of the year 9999, in seconds since 1970.
 const LAST_SECOND: u64 = 253_402_300_799;
 
 impl ResourceStore for Recorder {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         let result = self.store.upsert(type_url, resource);
         if let Some(kept) = &self.kept {
-            // What stands in for a policy refuses what it covers, after a restart too.
+            // A placeholder for a policy denies what the policy covers after a restart too.
             if result.is_ok() {
                 kept.put(type_url, resource, self.store.uses_bodies(type_url));
             } else if self.store.has_placeholder(type_url, &resource.name) {
@@ -245,7 +247,7 @@ impl ResourceStore for Recorder {
             && stands_in
             && !kept.has(type_url, name)
         {
-            // Nothing of it is known, so that nothing of it is read after a restart either.
+            // Unknown content: a restart restores it as unreadable too.
             let unreadable = Resource {
                 name: name.into(),
                 body_type: type_url.to_owned(),
@@ -290,8 +292,8 @@ impl Kept {
         entries.is_some_and(|entries| entries.contains_key(name))
     }
 
-    /// Keeps a policy that cannot be read: without its body if there is no room for that, so that
-    /// after a restart it refuses all.
+    /// Records an unreadable policy. Beyond the limit its body is dropped, so that the placeholder
+    /// denies all after a restart.
     fn put_unreadable(&self, type_url: &'static str, resource: &Resource) {
         let bytes = resource.body.as_ref().map_or(0, Bytes::len);
         let old = self.state().unreadable.get(&resource.name).copied();
@@ -310,7 +312,7 @@ impl Kept {
         state.unreadable_bytes = all;
     }
 
-    /// Keeps a resource, with its body if anybody reads that.
+    /// Records a resource, with its body if the store uses it.
     fn put(&self, type_url: &'static str, resource: &Resource, reads: bool) {
         let body = resource.body.clone().filter(|_| reads).unwrap_or_default();
         let entry = Entry {
@@ -321,7 +323,7 @@ impl Kept {
         self.keep(type_url, &resource.name, entry.encode());
     }
 
-    /// Keeps an entry as it is in the file, without its type and name.
+    /// Records an encoded entry, without its type and name.
     fn keep(&self, type_url: &'static str, name: &Arc<str>, entry: Bytes) {
         let state = &mut *self.state();
         state.drop_unreadable(type_url, name);
@@ -340,7 +342,7 @@ impl Kept {
             self.told.notified().await;
             sleep_until(next.max(Instant::now() + SETTLE)).await;
             let (kept, began) = (Arc::clone(&self), Instant::now());
-            // It fails only where the process ends.
+            // The task fails only while the process exits.
             let Ok(written) = tokio::task::spawn_blocking(move || kept.write()).await else {
                 return;
             };
@@ -360,7 +362,8 @@ impl Kept {
         }
     }
 
-    /// Writes the file if anything has changed since that was done last, and says when.
+    /// Writes the file if the state has changed since the last write. Returns the time of the
+    /// write.
     fn write(&self) -> io::Result<Option<SystemTime>> {
         let entries: Vec<_> = {
             let mut state = self.state();
@@ -385,7 +388,8 @@ impl Kept {
         written.map(|()| Some(now))
     }
 
-    /// Each critical section is a step that leaves it whole.
+    /// Locks the state. Poisoning is ignored, because each critical section leaves the state
+    /// consistent.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Tests of the cache: what comes back, what is refused, and when it is written.
+//! Tests of the cache: restoration, validation and the times of writes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -47,7 +47,7 @@ fn workload(uid: &str, version: &str) -> Resource {
     resource(ADDRESS, uid, version, &message)
 }
 
-/// A policy about a port. With a number that is no port, its action is one that nobody knows.
+/// Returns a policy about a port. An invalid port gives it an unknown action.
 fn policy(port: u32, version: &str) -> Resource {
     let one = security::Match {
         destination_ports: vec![port],
@@ -66,7 +66,7 @@ fn policy(port: u32, version: &str) -> Resource {
     resource(AUTHORIZATION, "app/p", version, &message)
 }
 
-/// A recorder with two workloads and an exported service.
+/// Returns a recorder with two workloads and an exported service.
 fn filled(folder: &Path) -> Recorder {
     let mut recorder = Recorder::restore(cache(folder), Source::default(), &mut client());
     recorder.upsert(ADDRESS, &workload("a", "1")).unwrap();
@@ -213,7 +213,7 @@ fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
     );
     assert_eq!(client.held(AUTHORIZATION), 0);
     versions(&mut client);
-    // The first response of a stream has none.
+    // The first response of a stream has no nonce.
     let response = Response {
         type_url: AUTHORIZATION.into(),
         ..Response::default()
@@ -262,7 +262,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
     newer[8] = 2;
     assert_eq!(why(&newer), "it has format 2, this build reads 1");
 
-    // One that is whole and lies.
+    // Well-formed content with wrong numbers.
     let header = |resources| Header {
         resources,
         ..Header::default()
@@ -311,7 +311,7 @@ fn a_write_that_fails_leaves_the_old_file_and_is_tried_again() {
     write(&recorder).unwrap_err();
     assert_eq!(fs::read(&path).unwrap(), old);
     fs::remove_dir(&in_the_way).unwrap();
-    // What a process left that was killed.
+    // Remains of a process that was killed.
     fs::write(&in_the_way, "half").unwrap();
     write(&recorder).unwrap();
     assert_ne!(fs::read(&path).unwrap(), old);

@@ -9,8 +9,6 @@
 mod backoff;
 mod known;
 mod messages;
-#[cfg(test)]
-mod model;
 mod rejected;
 #[cfg(test)]
 mod tests;

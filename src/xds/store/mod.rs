@@ -1,8 +1,8 @@
-//! The resources of Istio's discovery, decoded, and the mesh that they make.
+//! Store of decoded resources from Istio's discovery, and source of the mesh built from them.
 //!
-//! A workload may come before its service, and a service without workloads: the builder joins
-//! them. Of several services with one hostname it lets the canonical one answer. A resource that
-//! is rejected leaves its last good version where it was.
+//! Resources arrive in any order: a workload may precede its service. The builder joins them, and
+//! prefers the canonical one of several services with one hostname. A rejected resource keeps its
+//! last good version in force.
 
 #[cfg(test)]
 mod tests;
@@ -23,29 +23,29 @@ use crate::snapshot::authorization::{Policy, PolicyScope};
 use crate::snapshot::mesh::{Mesh, Service, Workload};
 use crate::snapshot::{ExportSet, Policies, Shards};
 
-/// The type of services and workloads.
+/// Type URL of services and workloads.
 pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
-/// The type of authorization policies.
+/// Type URL of authorization policies.
 pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorization";
 
-/// The type of clusters, of which only the names are read: under Istio they are the export set.
+/// Type URL of clusters. Only their names are read: under Istio they are the export set.
 pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
-/// The largest body of one resource: Kubernetes takes objects of 1.5 MiB.
+/// Limit of the body of one resource, in bytes. Kubernetes limits objects to 1.5 MiB.
 pub(super) const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// What all lists of services and workloads have, of some 40 bytes each.
+/// Limit of the list entries of all services and workloads, about 40 bytes each.
 const ENDPOINTS_MAX: usize = 4_000_000;
-/// Rules, clauses, matches and entries of lists of all policies; the largest, a match, has some 300
-/// bytes.
+/// Limit of the rules, clauses, matches and list entries of all policies. A match, the largest,
+/// takes about 300 bytes.
 const POLICY_PARTS_MAX: usize = 1_000_000;
 
-/// What discovery has told, by the names of the resources.
+/// Resources received from discovery, by resource name.
 #[derive(Debug, Default)]
 pub struct Store {
     services: Shards<Arc<str>, Arc<Service>>,
     workloads: Shards<Arc<str>, Arc<Workload>>,
     policies: BTreeMap<Arc<str>, Arc<Policy>>,
-    /// How much they are, for the limits.
+    /// Number of list entries, compared with the limit.
     endpoints: usize,
     policy_parts: usize,
     words: Words,
@@ -56,34 +56,34 @@ pub struct Store {
 }
 
 impl Store {
-    /// The mesh, if it has changed since this was called last.
+    /// Returns the mesh if it has changed since the last call.
     pub fn take_change(&mut self) -> Option<Mesh> {
         mem::take(&mut self.changed).then(|| self.mesh())
     }
 
-    /// The export set, if it has changed since this was called last.
+    /// Returns the export set if it has changed since the last call.
     pub fn take_exports(&mut self) -> Option<ExportSet> {
         self.exports.take_change()
     }
 
-    /// The policies, if they were told and have changed since this was called last. Those of a
-    /// response that left the type pending would pass for all there are.
+    /// Returns the policies if they are complete and have changed since the last call. A partial
+    /// set, from a response that left the type pending, is never returned as the whole.
     pub fn take_policies(&mut self) -> Option<Policies> {
         let changed = self.policies_told && mem::take(&mut self.policies_changed);
         changed.then(|| self.policies())
     }
 
-    /// The policies.
+    /// Returns the policies.
     pub fn policies(&self) -> Policies {
         self.policies.values().cloned().collect()
     }
 
-    /// The control plane has told its policies, be it that there is none.
+    /// Marks the policies as received, even if there are none.
     pub fn told_policies(&mut self) {
         self.policies_changed |= !mem::replace(&mut self.policies_told, true);
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> Mesh {
         Mesh {
             services: self.services.clone(),
@@ -92,7 +92,7 @@ impl Store {
         }
     }
 
-    /// Whether what is known by this name only stands in for a policy that cannot be read.
+    /// Returns true if the policy of this name is a placeholder for one that cannot be read.
     pub fn has_stand_in(&self, type_url: &str, name: &str) -> bool {
         let policy = self.policies.get(name);
         type_url == AUTHORIZATION && policy.is_some_and(|policy| policy.unreadable)
@@ -118,7 +118,7 @@ impl Store {
                         service.count(),
                     )?;
                     self.workloads.remove(&resource.name);
-                    // Workloads name their services by the same word.
+                    // Workloads refer to services by this interned name.
                     let name = self.words.share_arc(&resource.name);
                     self.services.insert(name, Arc::new(service));
                     self.changed = true;
@@ -149,7 +149,10 @@ impl Store {
         Ok(())
     }
 
-    /// Notes what the lists of a service or workload have, in place of what is known by the name.
+    /// Replaces the list entry count of a resource.
+    ///
+    /// # Errors
+    /// The total exceeds its limit and grows.
     fn count(&mut self, field: &str, old: usize, new: usize) -> Result<(), String> {
         let all = self.endpoints - old + new;
         if all > ENDPOINTS_MAX && all > self.endpoints {
@@ -173,11 +176,12 @@ impl Store {
         self.changed |= self.services.remove(name).is_some();
     }
 
-    /// A policy that cannot be read and has no last good version is known by what stands in for
-    /// it, which refuses all that it covers: everything, where not even that can be read.
+    /// Stores a policy. One that cannot be read and has no last good version is replaced by a
+    /// placeholder that denies all that it covers. The placeholder covers everything if its scope
+    /// is unreadable too.
     fn upsert_policy(&mut self, resource: &Resource) -> Result<(), String> {
         let message = decode::<security::Authorization>(AUTHORIZATION, resource);
-        // Under another name than its own, nobody can say what selects it.
+        // A mismatch of name makes the selector of the policy unreliable.
         let own = |message: &security::Authorization| {
             format!("{}/{}", message.namespace, message.name) == *resource.name
         };
@@ -221,7 +225,7 @@ impl Store {
         result
     }
 
-    /// Puts a policy in, or takes it out.
+    /// Sets or removes a policy.
     fn put_policy(&mut self, name: &str, policy: Option<Policy>) {
         let old = self.policies.remove(name);
         let new = policy.map(|new| match &old {
@@ -250,7 +254,8 @@ impl ResourceStore for Store {
         }
     }
 
-    /// A policy that was sent without a body, say, covers nobody knows what.
+    /// Installs a deny-all placeholder of global scope for a policy of unknown scope, such as one
+    /// without a body.
     fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
         if type_url == AUTHORIZATION && !self.policies.contains_key(name) {
             let policy = authorization::deny_all_placeholder(name, PolicyScope::Global, false);
@@ -259,7 +264,7 @@ impl ResourceStore for Store {
         self.has_stand_in(type_url, name)
     }
 
-    /// Clusters have large bodies, and only their names count.
+    /// Returns false for clusters: their bodies are large, and only their names are used.
     fn uses_bodies(&self, type_url: &str) -> bool {
         type_url != CLUSTER
     }
@@ -293,7 +298,7 @@ fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, 
     T::decode(body).map_err(|error| error.to_string())
 }
 
-/// A resource is removed by its name, so the name has to be that of what is in it.
+/// Checks that a resource is named after its content, because resources are removed by name.
 pub(super) fn is_named(resource: &Resource, field: &str, name: &str) -> Result<(), String> {
     if *resource.name == *name {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What is kept of what was told.
+//! Tests of the store.
 
 use super::*;
 use crate::snapshot::authorization::Action;
@@ -47,7 +47,7 @@ fn service(namespace: &str, canonical: bool) -> Resource {
     resource(&format!("{namespace}/Echo.app"), ADDRESS, &message)
 }
 
-/// A policy about a port. With a number that is no port, its action is one that nobody knows.
+/// Returns a policy about a port. An invalid port gives it an unknown action.
 fn policy(scope: i32, port: u32) -> Resource {
     let one = security::Match {
         destination_ports: vec![port],

@@ -1,27 +1,26 @@
-//! From the messages of WDS to services and workloads, by the ingestion rules of
+//! Conversion of WDS messages to services and workloads, by the ingestion rules of
 //! docs/wire-contract.md 3.2.
 //!
-//! Everything that ztunnel accepts is accepted, but for lists beyond our limits and namespaces
-//! with a slash. A field that only dialing or finding needs makes its endpoint or name unreachable,
-//! and no more. Any other mistake in a resource rejects all of it, and the error names the field.
-//! An unknown value of an enum is no mistake, because istiod may be newer than we are; it has the
-//! safe meaning:
+//! It accepts all that ztunnel accepts, except lists beyond our limits and namespaces with a slash.
+//! An invalid field that only dialling or look-up needs makes its endpoint or name unreachable. Any
+//! other mistake rejects the whole resource, and the error names the field. An unknown value of an
+//! enum is accepted with its safe meaning, because istiod may be newer:
 //!
-//! | field | an unknown value means |
+//! | field | meaning of an unknown value |
 //! |---|---|
 //! | `tunnel_protocol` | not HBONE, as `LEGACY_ISTIO_MTLS` does |
 //! | `status` | unhealthy |
-//! | `network_mode` | host network: the address is not this workload's alone |
-//! | `workload_type` | no type, which only labels have |
+//! | `network_mode` | host network: other workloads may share the address |
+//! | `workload_type` | no type; it only affects labels |
 //! | `visibility` | public (docs/wire-contract.md 3.2) |
 //! | `load_balancing.mode` | no ranking |
 //! | `load_balancing.routing_preference` | the preferences end before it |
 //! | `load_balancing.health_policy` | healthy endpoints only |
 //!
-//! Passed over are `extensions`, `ip_families`, `app_protocol`, `native_tunnel` and
-//! `application_tunnel`, which say nothing to a gateway; a workload's `waypoint` is checked for its
-//! form. Special records of remote networks are workloads like others: the builder tells them by
-//! their uid. So are endpoints without HBONE, which it skips where the mesh says so.
+//! It ignores `extensions`, `ip_families`, `app_protocol`, `native_tunnel` and
+//! `application_tunnel`, which do not concern a gateway. It only validates a workload's `waypoint`.
+//! Special records of remote networks are converted like other workloads: the builder recognizes
+//! them by uid. The builder also skips endpoints without HBONE if the mesh is HBONE-only.
 
 #[cfg(test)]
 mod tests;
@@ -42,22 +41,22 @@ use crate::snapshot::mesh::{
     Waypoint, Workload,
 };
 
-/// Ports of a service, and of a workload for each of its services.
+/// Limit of the ports of a service, and of the ports of a workload per service.
 const PORTS_MAX: usize = 1024;
-/// Services of a workload.
+/// Limit of the services of a workload.
 const SERVICES_MAX: usize = 1024;
-/// Virtual addresses of a service.
+/// Limit of the virtual addresses of a service.
 const VIPS_MAX: usize = 1024;
-/// Addresses of a workload.
+/// Limit of the addresses of a workload.
 const ADDRESSES_MAX: usize = 64;
-/// Policies that select a workload by name.
+/// Limit of the policies that select a workload by name.
 const POLICIES_MAX: usize = 1024;
-/// Identities to accept at a service's endpoints.
+/// Limit of the identities to accept at a service's endpoints.
 const IDENTITIES_MAX: usize = 1024;
-/// Waypoints of a service that share its traffic.
+/// Limit of the waypoints that share a service's traffic.
 const WAYPOINTS_MAX: usize = 64;
 
-/// Reads a service.
+/// Converts a service.
 pub fn service(from: proto::Service) -> Result<Service, String> {
     let namespace = namespace(from.namespace).map_err(|why| format!("service.namespace: {why}"))?;
     let hostname = hostname(&from.hostname);
@@ -100,7 +99,7 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
     })
 }
 
-/// Virtual addresses. Ranges are passed over: an authority is looked up by its address.
+/// Returns the virtual addresses. Ranges are skipped: look-ups are by single address.
 fn vips(from: Vec<proto::NetworkAddress>) -> Result<Vec<(String, IpAddr)>, String> {
     few("service.addresses", from.len(), VIPS_MAX)?;
     let mut vips = Vec::with_capacity(from.len());
@@ -114,7 +113,7 @@ fn vips(from: Vec<proto::NetworkAddress>) -> Result<Vec<(String, IpAddr)>, Strin
     Ok(vips)
 }
 
-/// Returns the address, and whether it stands for more than itself.
+/// Returns the address, and whether it is a range.
 fn network_address(from: &proto::NetworkAddress) -> Result<(IpAddr, bool), String> {
     let ip = ip(&from.address).map_err(|why| format!("address: {why}"))?;
     let bits = from.address.len() * 8;
@@ -122,7 +121,7 @@ fn network_address(from: &proto::NetworkAddress) -> Result<(IpAddr, bool), Strin
     Ok((ip, is_range))
 }
 
-/// The waypoints of a service. Those with weights win over the one without.
+/// Returns the waypoints of a service. Weighted waypoints take precedence over the unweighted one.
 fn waypoints(
     one: Option<proto::GatewayAddress>,
     weighted: Vec<proto::WeightedWaypoint>,
@@ -160,7 +159,7 @@ fn preferences(from: &[i32]) -> Vec<Scope> {
     from.iter().map_while(known).collect()
 }
 
-/// Reads a workload; what it has in common with others it shares.
+/// Converts a workload. Parts that it has in common with others are interned.
 pub(super) fn workload(
     uid: &Arc<str>,
     from: proto::Workload,
@@ -225,7 +224,7 @@ pub(super) fn workload(
     })
 }
 
-/// The ports of a workload by service. A service that is not known yet may come later.
+/// Returns the ports of a workload by service. The service may be received later.
 fn services(
     from: BTreeMap<String, proto::PortList>,
     words: &mut Words,
@@ -243,7 +242,7 @@ fn services(
         let ports = ports(&list.ports).map_err(|why| at(format!(".{why}")))?;
         services.push((key, ports.collect()));
     }
-    // Two names may have one normal form.
+    // Two names may have the same normal form.
     services.sort_by(|(one, _), (other, _)| one.cmp(other));
     services.dedup_by(|(name, ports), (kept, all)| {
         let is_same = name == kept;
@@ -257,7 +256,7 @@ fn services(
     Ok(words.share_services(services.collect()))
 }
 
-/// Whether a field has no more entries than are taken: each takes more memory than it has bytes.
+/// Checks the length of a field: each entry takes more memory than bytes on the wire.
 fn few(field: &str, count: usize, most: usize) -> Result<(), String> {
     match count > most {
         true => Err(format!(
@@ -267,10 +266,11 @@ fn few(field: &str, count: usize, most: usize) -> Result<(), String> {
     }
 }
 
-/// Returns the target port of each service port. Of two with one service port the last one counts.
+/// Returns the target port of each service port. The last of several entries for a service port
+/// wins.
 ///
-/// A target that is no port, such as the 0 of a named port, is 0: the record counts, and only
-/// dialing at the target port needs it. A service port that no authority can name is passed over.
+/// An invalid target, such as the 0 of a named port, becomes 0: only dialling at the target port
+/// needs it. An invalid service port is skipped, because no authority can name it.
 fn ports(from: &[proto::Port]) -> Result<impl Iterator<Item = (u16, u16)>, String> {
     few("ports", from.len(), PORTS_MAX)?;
     Ok(from.iter().filter_map(|port| {
@@ -279,8 +279,8 @@ fn ports(from: &[proto::Port]) -> Result<impl Iterator<Item = (u16, u16)>, Strin
     }))
 }
 
-/// Reads a gateway or a waypoint. What is no port, such as the 0 that istiod leaves where a gateway
-/// does not say its own, means the port of HBONE.
+/// Converts a gateway or waypoint. An invalid port, such as the 0 that istiod sends for an
+/// unspecified one, becomes the HBONE port.
 fn gateway(from: proto::GatewayAddress) -> Result<GatewayAddress, String> {
     let place = match from.destination {
         Some(Destination::Hostname(name)) => {
@@ -330,7 +330,7 @@ fn locality(from: &proto::Locality, words: &mut Words) -> Arc<Locality> {
     words.share_locality(locality)
 }
 
-/// An address of 4 or 16 bytes. IPv4 inside IPv6 becomes IPv4, or look-ups would miss it.
+/// Parses an address of 4 or 16 bytes. IPv4-mapped IPv6 becomes IPv4, as look-ups expect.
 pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     let v6 = || <[u8; 16]>::try_from(bytes).map(|bytes| IpAddr::from(bytes).to_canonical());
@@ -338,12 +338,12 @@ pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
         .map_err(|_| format!("{} bytes, want 4 or 16", bytes.len()))
 }
 
-/// Returns the port, or 0 for a number that is none.
+/// Returns the port, or 0 if the number is out of range.
 pub(super) fn number(value: u32) -> u16 {
     u16::try_from(value).unwrap_or(0)
 }
 
-/// Returns the namespace. With a slash, names such as `namespace/hostname` would mean two things.
+/// Returns the namespace. A slash would make names such as `namespace/hostname` ambiguous.
 pub(super) fn namespace(text: String) -> Result<String, String> {
     match text.contains('/') {
         true => Err(format!("{} has a slash", shown(&text))),
@@ -351,13 +351,13 @@ pub(super) fn namespace(text: String) -> Result<String, String> {
     }
 }
 
-/// Returns the hostname in its normal form. One that no authority can name is kept, escaped: the
-/// record counts, and nobody finds it by that name.
+/// Returns the normal form of a hostname. An invalid one is kept, escaped: no authority can match
+/// it, but the record stays valid.
 fn hostname(text: &str) -> Cow<'_, str> {
     normal_hostname(text).unwrap_or_else(|| text.escape_debug().to_string().into())
 }
 
-/// What a message shows of a text that may be anything.
+/// Returns untrusted text in a form that is safe in messages.
 pub(super) fn shown(text: &str) -> String {
     const CHARS_MAX: usize = 80;
     let short: String = text.chars().take(CHARS_MAX).collect();

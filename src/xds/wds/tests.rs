@@ -1,4 +1,4 @@
-//! Messages of WDS: what is read from them, and what is said of those that are wrong.
+//! Tests of the conversion of WDS messages, and of its errors.
 
 use bytes::Bytes;
 
@@ -285,7 +285,7 @@ fn special_records_of_other_networks_are_read() {
     assert_eq!(&*gateway.hostname, "gw.example.com");
 }
 
-/// A change of something good, and what is wrong with it then.
+/// Modification of a valid message, and the error that it causes.
 type Wrong<T> = (fn(&mut T), &'static str);
 
 fn claim(from: &mut proto::Workload, name: &str, ports: Vec<proto::Port>) {

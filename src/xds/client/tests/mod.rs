@@ -1,7 +1,8 @@
-//! Tests of each rule by an example; `model` tests them in combination.
+//! Tests of each rule by an example; [`schedules`] tests them in combination.
 
 mod limits;
 mod on_demand;
+mod schedules;
 mod stand_ins;
 mod unchanged;
 mod whole;

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
-use super::tests::{
-    address_suffixes, build_snapshot, exposed, found, names, service, trust, workload,
-};
+use super::{address_suffixes, build_snapshot, exposed, found, names, service, trust, workload};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh, Workload};
 use crate::snapshot::{ExposureTable, NameTable, ServiceVisibility, Snapshot};

@@ -1,5 +1,8 @@
 //! Table-driven tests of lookup and exposure.
 
+mod behind;
+mod incremental;
+
 use std::collections::BTreeMap;
 
 use super::*;
@@ -7,9 +10,9 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, GatewayAddress, Locality, Mesh, Place, Protocol, Waypoint};
 use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, NameTable, TrustSet};
 
-pub(super) const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
+const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
 
-pub(super) fn caller(domain: &str) -> Caller<'_> {
+fn caller(domain: &str) -> Caller<'_> {
     Caller {
         trust_domain: domain,
         issuer: None,
@@ -18,11 +21,11 @@ pub(super) fn caller(domain: &str) -> Caller<'_> {
     }
 }
 
-pub(super) fn asked(text: &str) -> Authority {
+fn asked(text: &str) -> Authority {
     Authority::parse(text).expect("an authority")
 }
 
-pub(super) fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
+fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
     let namespace = hostname.split('.').nth(1).unwrap_or("app");
     mesh::Service {
         name: hostname.into(),
@@ -35,7 +38,7 @@ pub(super) fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
 
 /// Returns a workload with this last byte of its address. It serves each service at the given
 /// (hostname, service port, target port).
-pub(super) fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
+fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
     let mut ports: BTreeMap<String, Vec<(u16, u16)>> = BTreeMap::new();
     for (hostname, port, target) in services {
         let namespace = hostname.split('.').nth(1).unwrap_or("app");
@@ -71,9 +74,9 @@ fn target(text: &str) -> (Box<str>, Option<u16>) {
 }
 
 /// Alias as configured: name, targets, consumers and region.
-pub(super) type AliasSpec<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
+type AliasSpec<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
 
-pub(super) fn names(aliases: &[AliasSpec<'_>]) -> NameTable {
+fn names(aliases: &[AliasSpec<'_>]) -> NameTable {
     let parsed: Vec<_> = aliases.iter().map(|(name, ..)| target(name)).collect();
     let aliases = aliases.iter().zip(&parsed);
     let aliases = aliases.map(|((_, to, consumers, region), (host, port))| {
@@ -85,7 +88,7 @@ pub(super) fn names(aliases: &[AliasSpec<'_>]) -> NameTable {
     NameTable::new(SUFFIXES, aliases)
 }
 
-pub(super) fn exposed(to: &str, workloads: bool) -> Exposure {
+fn exposed(to: &str, workloads: bool) -> Exposure {
     let audience = Audience {
         anyone: to == "anyone",
         cluster: (to != "anyone").then(|| to.into()),
@@ -98,11 +101,11 @@ pub(super) fn exposed(to: &str, workloads: bool) -> Exposure {
     }
 }
 
-pub(super) fn trust() -> TrustSet {
+fn trust() -> TrustSet {
     TrustSet::new([("west.local", "west"), ("north.local", "north")])
 }
 
-pub(super) fn build_snapshot(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snapshot {
+fn build_snapshot(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snapshot {
     let change = Change {
         mesh: Some((mesh, "east".into())),
         names: Some(names),
@@ -115,7 +118,7 @@ pub(super) fn build_snapshot(mesh: Mesh, names: NameTable, exposure: ExposureTab
 
 /// Returns, for callers of west, of north and without identity, `hostname:port` and whether the
 /// caller may reach it.
-pub(super) fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
+fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
     let callers = [caller("west.local"), caller("north.local"), Caller::UNKNOWN];
     callers.map(|caller| {
         let asked = asked(text);
@@ -264,10 +267,10 @@ fn an_entry_holds_for_all_names_of_its_service() {
     assert!(by_west.expect("the service").1);
 }
 
-pub(super) const WEST2: &str = "foo.uswest2.svc.cluster.local";
-pub(super) const EAST2: &str = "foo.useast2.svc.cluster.local";
+const WEST2: &str = "foo.uswest2.svc.cluster.local";
+const EAST2: &str = "foo.useast2.svc.cluster.local";
 
-pub(super) fn payments() -> Mesh {
+fn payments() -> Mesh {
     let workloads = [
         workload(1, "us-west-2", &[(WEST2, 80, 8080)]),
         workload(2, "us-east-2", &[(EAST2, 80, 8080)]),
@@ -278,7 +281,7 @@ pub(super) fn payments() -> Mesh {
 }
 
 /// Returns the last bytes of the endpoint addresses to which `text` leads, in order.
-pub(super) fn address_suffixes(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
+fn address_suffixes(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
     let found = snapshot.find(caller(domain), &asked(text))?;
     let set = snapshot.endpoints(&found, false);
     let last = |ip: IpAddr| match ip {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use fastrand::Rng;
 
-use super::reference::{Reference, check_answer};
+use super::oracle::{Oracle, check_answer};
 use super::server::Server;
 use super::wrong::{Fault, FaultyClient};
 use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, subscription, validate};
@@ -26,7 +26,7 @@ pub(super) struct World<'a> {
     server: Server,
     machine: FaultyClient,
     store: Store,
-    reference: Reference,
+    oracle: Oracle,
     connected: bool,
     /// Remaining steps without activity of the server.
     silent: usize,
@@ -48,7 +48,7 @@ impl<'a> World<'a> {
             server: Server::default(),
             machine: FaultyClient::new(fault),
             store: Store::default(),
-            reference: Reference::default(),
+            oracle: Oracle::default(),
             connected: false,
             silent: 0,
             slow: 0,
@@ -220,7 +220,7 @@ impl<'a> World<'a> {
         self.nonces.0.insert(response.nonce.clone());
         self.classify(&response);
         let answers = self.machine.received(response.clone(), &mut self.store);
-        let rejected = self.reference.deliver(&response);
+        let rejected = self.oracle.deliver(&response);
         let good = check_answer(&response, &answers, rejected.as_ref())?;
         self.count(if good { Event::Acked } else { Event::Nacked });
         let mut errors = answers.iter().filter_map(|answer| answer.error.as_ref());
@@ -239,7 +239,7 @@ impl<'a> World<'a> {
         let bad = sent.iter().filter(bad).count();
         let held = self.store.held.get(response.type_url.as_str());
         let is_held = |name: &String| held.is_some_and(|held| held.contains_key(name));
-        let unclaimed = self.reference.unclaimed.contains(&*response.type_url);
+        let unclaimed = self.oracle.unclaimed.contains(&*response.type_url);
         let mut all_held = held.into_iter().flat_map(BTreeMap::keys);
         let unsaid = unclaimed && all_held.any(|name| !names.contains(&**name));
         let removed = &response.removed;
@@ -248,7 +248,7 @@ impl<'a> World<'a> {
         for (event, happened) in [
             (
                 Event::FirstOfItsType,
-                is_known && !self.reference.has_response(&response.type_url),
+                is_known && !self.oracle.has_response(&response.type_url),
             ),
             (
                 Event::Empty,
@@ -281,14 +281,14 @@ impl<'a> World<'a> {
 
     /// Returns whether a response has a valid resource that is not wanted.
     fn has_unwanted(&self, response: &Response) -> bool {
-        let wanted = |one: &Resource| self.reference.wanted.contains(&*one.name);
+        let wanted = |one: &Resource| self.oracle.wanted.contains(&*one.name);
         let mut sent = response.resources.iter();
         response.type_url == DEMAND && sent.any(|one| validate(one).is_ok() && !wanted(one))
     }
 
     fn want(&mut self) -> Result<()> {
         let name = self.name();
-        let mut names = self.reference.wanted.clone();
+        let mut names = self.oracle.wanted.clone();
         let new = names.insert(name);
         self.count(match (new, self.connected) {
             (false, _) => Event::WantedAgain,
@@ -299,7 +299,7 @@ impl<'a> World<'a> {
     }
 
     fn forget(&mut self) -> Result<()> {
-        let mut names = self.reference.wanted.clone();
+        let mut names = self.oracle.wanted.clone();
         if let Some(name) = names.iter().nth(self.rng.usize(..names.len().max(1))) {
             let name = name.clone();
             names.remove(&name);
@@ -314,7 +314,7 @@ impl<'a> World<'a> {
     /// Replaces the wanted names, and checks that the changes are sent while connected.
     fn set_wanted(&mut self, names: BTreeSet<String>) -> Result<()> {
         let sent = self.machine.want(&names, &mut self.store);
-        let (new, gone) = self.reference.want(names);
+        let (new, gone) = self.oracle.want(names);
         let change = |subscribe: Vec<String>, unsubscribe: Vec<String>| Request {
             type_url: DEMAND.into(),
             subscribe,
@@ -340,8 +340,8 @@ impl<'a> World<'a> {
         }
         self.count(Event::Connected);
         let requests = self.machine.connected();
-        self.reference.check_first(&requests)?;
-        for _ in 0..self.reference.unclaimed.len() {
+        self.oracle.check_first(&requests)?;
+        for _ in 0..self.oracle.unclaimed.len() {
             self.count(Event::InitialVersionsOmitted);
         }
         self.up.extend(requests);
@@ -382,7 +382,7 @@ impl<'a> World<'a> {
 
     fn ended(&mut self, end: StreamEnd) -> Result<()> {
         let wait = self.machine.disconnected(end);
-        let expected = self.reference.wait(end);
+        let expected = self.oracle.wait(end);
         ensure!(wait == expected, "{wait:?} instead of {expected:?}");
         self.connected = false;
         self.up.clear();
@@ -407,13 +407,13 @@ impl<'a> World<'a> {
         }
         self.count(Event::Restarted);
         // The wanted names survive a restart, except for changes in the meantime.
-        let mut wanted = self.reference.wanted.clone();
+        let mut wanted = self.oracle.wanted.clone();
         if self.rng.bool() {
             wanted.pop_first();
         }
-        self.reference.restart();
+        self.oracle.restart();
         self.machine.restart();
-        for (type_url, held) in &self.reference.held {
+        for (type_url, held) in &self.oracle.held {
             for (name, kept) in held {
                 let client = &mut self.machine.client;
                 let (name, version) = (name.as_str(), kept.version.as_str());
@@ -421,7 +421,7 @@ impl<'a> World<'a> {
                 ensure!(held, "no room");
             }
         }
-        if self.reference.unplaced {
+        if self.oracle.unplaced {
             let client = &mut self.machine.client;
             ensure!(
                 !client.restore(POLICY, SHARED_PLACEHOLDER, "", 0),
@@ -432,8 +432,7 @@ impl<'a> World<'a> {
     }
 
     fn check(&self) -> Result<()> {
-        self.reference
-            .check_state(&self.machine.client, &self.store)
+        self.oracle.check_state(&self.machine.client, &self.store)
     }
 
     /// Checks that the client holds the server's resources in the end, without further
@@ -447,7 +446,7 @@ impl<'a> World<'a> {
         }
         for again in [false, true] {
             self.reconnect()?;
-            let claimed = !self.reference.unclaimed.contains(ADDRESS);
+            let claimed = !self.oracle.unclaimed.contains(ADDRESS);
             let sent = self.deliver_all()?;
             let good = |one: &Resource| one.body.as_deref() == Some(b"good");
             let sent = sent.iter().filter(|sent| sent.type_url == ADDRESS);
@@ -498,7 +497,7 @@ impl<'a> World<'a> {
             let held = self.store.held.get(one.type_url);
             let held = |name: &String| held.and_then(|held| held.get(name));
             for (name, item) in self.server.items(one.type_url) {
-                let wanted = one.mode == Mode::Wildcard || self.reference.wanted.contains(name);
+                let wanted = one.mode == Mode::Wildcard || self.oracle.wanted.contains(name);
                 let (held, version) = (held(name), &item.version);
                 let right = match (item.good, held) {
                     (true, None) => !wanted,

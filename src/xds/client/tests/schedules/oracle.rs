@@ -19,7 +19,7 @@ pub(super) struct ExpectedResource {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Reference {
+pub(super) struct Oracle {
     pub(super) held: BTreeMap<&'static str, BTreeMap<String, ExpectedResource>>,
     /// Wanted names of the on-demand type.
     pub(super) wanted: BTreeSet<String>,
@@ -37,7 +37,7 @@ pub(super) struct Reference {
     failures: u32,
 }
 
-impl Reference {
+impl Oracle {
     /// Restarts with the names and versions that the previous process wrote to disk.
     pub(super) fn restart(&mut self) {
         let (held, unplaced) = (std::mem::take(&mut self.held), self.unplaced);

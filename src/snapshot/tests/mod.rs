@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
-mod groups;
+mod oracle;
 
 use super::builder::{Change, HBONE_PORT, build};
 use super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Template, Waypoint, Workload};
 use super::traffic::Override;
 use super::{EndpointState, Snapshot};
 use crate::wire::RegionPattern;
-use groups::{Inputs, PLACES};
+use oracle::{Inputs, PLACES};
 
 const SEEDS: u64 = 128;
 const STEPS: usize = 60;
@@ -236,7 +236,7 @@ fn service(rng: &mut Rng, (namespace, hostname): (&str, &str)) -> Service {
         allow_unhealthy: rng.bool(),
         ..Service::default()
     };
-    groups::balance(rng, &mut service);
+    oracle::balance(rng, &mut service);
     service
 }
 
@@ -286,7 +286,7 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
         .into(),
         ..Workload::default()
     };
-    groups::locate(rng, &mut workload);
+    oracle::locate(rng, &mut workload);
     workload
 }
 
@@ -327,7 +327,7 @@ fn change_inputs(rng: &mut Rng, said: &mut Inputs) -> Option<Override> {
         _ => hostname(rng),
     };
     match rng.u8(..6) {
-        0 => drop(said.traffic.insert(host, groups::entry(rng))),
+        0 => drop(said.traffic.insert(host, oracle::entry(rng))),
         1 => drop(said.traffic.remove(&host)),
         2 => {
             let place = rng.choice(&PLACES[1..]).expect("a place");
@@ -382,8 +382,8 @@ fn check_groups(snapshot: &Snapshot, mesh: &Mesh, said: &Inputs) -> Result<(), S
         for (port, set) in &service.ports {
             let all = members(mesh, definition, *port).into_iter();
             let all = all.map(|(workload, _)| (workload, is_ready(definition, workload)));
-            let want = groups::groups(definition, said, &all.collect::<Vec<_>>());
-            if !groups::has_groups(set, &want) {
+            let want = oracle::groups(definition, said, &all.collect::<Vec<_>>());
+            if !oracle::has_groups(set, &want) {
                 let groups = set.groups();
                 return Err(format!("{hostname}:{port}: {groups:?} instead of {want:?}"));
             }
@@ -422,7 +422,7 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
         let change = Change {
             mesh: has_mesh.then(|| (mesh_of_fault, NETWORK.into())),
             traffic: (has_mesh || fault != Fault::MissesTraffic).then(|| said.traffic()),
-            position: Some(groups::position()),
+            position: Some(oracle::position()),
             overrides: order.filter(|_| fault != Fault::ForgetsOrders),
             ..Change::default()
         };
@@ -471,7 +471,7 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
         for host in [hostname, "*"] {
             if rng.u8(..3) == 0 {
                 said.traffic
-                    .insert(host.to_owned(), groups::entry(&mut rng));
+                    .insert(host.to_owned(), oracle::entry(&mut rng));
             }
         }
         let evacuated = rng.choice(&PLACES[1..]).filter(|_| rng.u8(..4) == 0);
@@ -488,7 +488,7 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
         let change = Change {
             mesh: Some((Mesh::new([of], workloads), NETWORK.into())),
             traffic: Some(said.traffic()),
-            position: Some(groups::position()),
+            position: Some(oracle::position()),
             overrides: pattern.map(Override::Evacuate),
             ..Change::default()
         };

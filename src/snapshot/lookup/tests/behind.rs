@@ -2,9 +2,6 @@
 
 use std::sync::Arc;
 
-use super::tests::{
-    EAST2, WEST2, asked, build_snapshot, caller, exposed, names, payments, service,
-};
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh};

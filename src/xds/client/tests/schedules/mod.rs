@@ -4,7 +4,7 @@
 //! and each request must match the rules. Once the server is quiet, the client holds the
 //! server's resources. No clock is needed, because delays are values to compare.
 
-mod reference;
+mod oracle;
 mod server;
 mod world;
 mod wrong;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use self::world::World;
 use self::wrong::Fault;
-use super::{Mode, Resource, ResourceStore, SHARED_PLACEHOLDER, Subscription};
+use crate::xds::client::{Mode, Resource, ResourceStore, SHARED_PLACEHOLDER, Subscription};
 
 const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
 const POLICY: &str = "type.googleapis.com/istio.security.Authorization";
