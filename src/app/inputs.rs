@@ -76,7 +76,7 @@ impl Inputs {
     pub(super) fn load(source: &Source, examined: Examined) -> anyhow::Result<Self> {
         let mut report = load_and_check(source, examined);
         let inputs = report.inputs.take();
-        report.into_result()?;
+        report.to_result()?;
         inputs.context("not every file could be read")
     }
 
@@ -195,7 +195,7 @@ impl Report {
     ///
     /// # Errors
     /// All mistakes, one line each.
-    pub(super) fn into_result(&self) -> anyhow::Result<()> {
+    pub(super) fn to_result(&self) -> anyhow::Result<()> {
         match self.errors.is_empty() {
             true => Ok(()),
             false => Err(anyhow::Error::msg(self.errors.join("\n"))),

@@ -280,7 +280,7 @@ impl Reloader {
                 .extend(compare::run(&new, files, &told.policies));
             (new, told, joined)
         });
-        report.into_result()?;
+        report.to_result()?;
         let ((new, told, joined), trust) = new.zip(trust).context("it could not be read")?;
         let mut certificates = self.certificates.lock();
         let served = certificates.server_config_with(&trust)?;

@@ -22,8 +22,8 @@ pub(super) struct Rejected {
     entries: BTreeMap<Box<str>, Rejection>,
     /// Number of names beyond the limit in the latest response, and the largest such number on
     /// this stream.
-    unlisted: usize,
-    unlisted_max: usize,
+    unlisted_now: usize,
+    unlisted_peak: usize,
 }
 
 /// Reason and version of a rejection.
@@ -38,8 +38,8 @@ impl Rejected {
     pub(super) fn put(&mut self, name: &str, version: &str, reason: &str) {
         let name = if check_name(name).is_ok() { name } else { "" };
         if self.entries.len() >= LISTED_MAX && !self.entries.contains_key(name) {
-            self.unlisted += usize::from(!name.is_empty());
-            self.unlisted_max = self.unlisted_max.max(self.unlisted);
+            self.unlisted_now += usize::from(!name.is_empty());
+            self.unlisted_peak = self.unlisted_peak.max(self.unlisted_now);
             return;
         }
         let rejection = Rejection {
@@ -57,7 +57,7 @@ impl Rejected {
     /// Removes the rejection without a usable name when a new response of the type begins.
     pub(super) fn remove_unnamed(&mut self) {
         self.entries.remove("");
-        self.unlisted = 0;
+        self.unlisted_now = 0;
     }
 
     /// Removes all rejections at the first response of a stream, on which the server sends
@@ -73,7 +73,7 @@ impl Rejected {
 
     /// Returns the number of rejections that are only counted; a lower bound.
     pub(super) fn unlisted(&self) -> usize {
-        self.unlisted_max
+        self.unlisted_peak
     }
 
     /// Returns name, reason and version of each rejection, ordered by name.

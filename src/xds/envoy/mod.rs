@@ -393,9 +393,9 @@ impl ClusterStore {
 }
 
 /// Reason in the status for a cluster that belongs to no service.
-const NO_SERVICE_REASON: &str = "no service by its name; write one in `discovery.clusters`, or \
-     name the \
-                        cluster `HOST:PORT` or as Istio does";
+const NO_SERVICE_REASON: &str = "no service by its name; write one in \
+                                 `discovery.clusters`, or name the cluster `HOST:PORT` or as \
+                                 Istio does";
 /// Field numbers: the assignment in a cluster, the localities in an assignment, and the
 /// endpoints in a locality.
 const LOAD_ASSIGNMENT: u32 = 33;

@@ -426,11 +426,9 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
         let found = snapshot
             .find(caller("west.local"), &authority)
             .expect("one");
-        let set = snapshot.endpoints(&found, false);
-        let endpoints = set.endpoints.iter();
-        endpoints
-            .map(|one| one.address.to_string())
-            .collect::<Vec<_>>()
+        let endpoints = &snapshot.endpoints(&found, false).endpoints;
+        let addresses = endpoints.iter().map(|one| one.address.to_string());
+        addresses.collect::<Vec<_>>()
     };
     assert_eq!(dialled("10.0.0.1:8080"), ["10.0.0.1:15008"]);
     assert_eq!(dialled("10.0.0.3:8080"), ["10.0.0.3:8080"]);
@@ -438,12 +436,10 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     // Tunnels by address and tunnels by service name count as one load.
     let by_name = snapshot.services.get(echo).expect("a service");
     let authority = asked("10.0.0.1:8080");
-    let found = snapshot
-        .find(caller("west.local"), &authority)
-        .expect("one");
-    let set = snapshot.endpoints(&found, false);
-    let same =
-        |one: &Arc<crate::snapshot::Endpoint>| Arc::ptr_eq(&one.state, &set.endpoints[0].state);
+    let found = snapshot.find(caller("west.local"), &authority);
+    let set = snapshot.endpoints(&found.expect("one"), false);
+    let state = &set.endpoints[0].state;
+    let same = |one: &Arc<crate::snapshot::Endpoint>| Arc::ptr_eq(&one.state, state);
     assert!(by_name.ports[&80].endpoints.iter().any(same));
     // Without the entries no address resolves.
     let change = Change {
