@@ -11,7 +11,7 @@ use strait::datapath::client_hello::ClientHelloReader;
 use strait::datapath::dial::DenyList;
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::{Caller, ExposureTable, Means};
+use strait::snapshot::{Caller, ExposureTable, MatchedBy};
 use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source};
 use strait::wire::Authority;
 
@@ -100,7 +100,12 @@ fn route_and_policy(criterion: &mut Criterion) {
         group.bench_function(kind, |b| {
             b.iter(|| {
                 let of = (&*host, 80);
-                snapshot.evaluate_exposure(black_box(caller), black_box(&name), of, &Means::Service)
+                snapshot.evaluate_exposure(
+                    black_box(caller),
+                    black_box(&name),
+                    of,
+                    &MatchedBy::Service,
+                )
             });
         });
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
-use crate::snapshot::{Caller, ExposureVerdict, Means, Snapshot, mesh};
+use crate::snapshot::{Caller, ExposureVerdict, MatchedBy, Snapshot, mesh};
 use crate::wire::{Authority, Host};
 
 /// Listener of the running gateway.
@@ -192,9 +192,9 @@ impl<'a> AnonymousAccess<'a> {
             port,
         };
         let of = (host, port);
-        let judged = self
-            .snapshot
-            .evaluate_exposure(Caller::UNKNOWN, &asked, of, &Means::Service);
+        let judged =
+            self.snapshot
+                .evaluate_exposure(Caller::UNKNOWN, &asked, of, &MatchedBy::Service);
         judged == ExposureVerdict::Allowed
     }
 }
@@ -214,7 +214,7 @@ fn targets_of<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16
     let Some(found) = snapshot.find(Caller::UNKNOWN, &asked) else {
         return Vec::new();
     };
-    let Means::Alias(alias) = &found.matched_by else {
+    let MatchedBy::Alias(alias) = &found.matched_by else {
         return vec![(&found.service.hostname, found.port)];
     };
     let targets = snapshot.behind(alias, asked.port);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, ExposureVerdict, Means, Snapshot, mesh};
+use crate::snapshot::{Endpoint, ExposureVerdict, MatchedBy, Snapshot, mesh};
 use crate::wire::{Authority, sni};
 
 use super::http2::tunnel::Origin;
@@ -51,7 +51,7 @@ impl Permit {
 #[derive(Clone, Debug)]
 pub struct Grant {
     authority: Authority,
-    matched_by: Means,
+    matched_by: MatchedBy,
     service: Arc<mesh::Service>,
     port: u16,
     granted: bool,
@@ -184,7 +184,7 @@ fn evaluate(
     peer: &Peer,
     asked: &Authority,
     of: (&str, u16),
-    means: &Means,
+    means: &MatchedBy,
 ) -> Result<(), Reason> {
     if !snapshot.is_linked(peer.policy_source()) {
         return Err(Reason::NotLinked);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::reason::Reason;
 use crate::snapshot::mesh::{self, Waypoint};
-use crate::snapshot::{EndpointSet, Means, Service, Snapshot};
+use crate::snapshot::{EndpointSet, MatchedBy, Service, Snapshot};
 use crate::wire::Authority;
 
 use super::http2::tunnel::{Origin, Target};
@@ -17,7 +17,7 @@ pub struct Route {
     authority: Authority,
     service: Arc<Service>,
     port: u16,
-    matched_by: Means,
+    matched_by: MatchedBy,
     endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
     passthrough: bool,
@@ -31,12 +31,12 @@ impl Route {
     }
 
     /// Returns the requested authority and the kind of its match with the service.
-    pub fn into_match(self) -> (Authority, Means) {
+    pub fn into_match(self) -> (Authority, MatchedBy) {
         (self.authority, self.matched_by)
     }
 
     /// Returns how the requested authority matched the service.
-    pub fn means(&self) -> &Means {
+    pub fn means(&self) -> &MatchedBy {
         &self.matched_by
     }
 
@@ -169,7 +169,7 @@ pub fn resolve_passthrough(
 pub fn may_bypass_waypoints(
     snapshot: &Snapshot,
     peer: &Peer,
-    (host, means): (&str, &Means),
+    (host, means): (&str, &MatchedBy),
     origin: Origin,
 ) -> bool {
     let service = snapshot.service_or_derived(host);
@@ -192,7 +192,7 @@ pub fn may_bypass_waypoints(
 fn uses_waypoint(
     snapshot: &Snapshot,
     peer: &Peer,
-    (service, means): (&Service, &Means),
+    (service, means): (&Service, &MatchedBy),
     origin: Origin,
 ) -> bool {
     let definition = &service.definition;
@@ -213,7 +213,7 @@ fn uses_waypoint(
         is_own && snapshot.trust.distinguishes_clusters()
     };
     let is_trusted_waypoint = || match means {
-        Means::Alias(alias) => {
+        MatchedBy::Alias(alias) => {
             let targets = alias.targets().iter();
             let mut behind = targets.filter_map(|(host, _)| snapshot.service_by_name(host));
             behind.all(|service| is_waypoint_of(&service.definition))
@@ -385,7 +385,7 @@ mod tests {
             let service = snapshot.services.get(service).expect("a service");
             let origins = [Origin::Workload, Origin::Waypoint, Origin::Gateway];
             let peer = peer(&snapshot, principal);
-            let of = (&**service, &Means::Service);
+            let of = (&**service, &MatchedBy::Service);
             let got = origins.map(|origin| uses_waypoint(&snapshot, &peer, of, origin));
             assert_eq!(got, want, "{} {principal}", service.hostname);
         }
@@ -423,7 +423,7 @@ mod tests {
             may_bypass_waypoints(
                 &snapshot,
                 &peer,
-                ("echo.app", &Means::Service),
+                ("echo.app", &MatchedBy::Service),
                 Origin::Waypoint,
             )
         };
@@ -444,7 +444,7 @@ mod tests {
         ];
         let before = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
         let opened = peer(&before, WAYPOINT);
-        let of = ("echo.app", &Means::Service);
+        let of = ("echo.app", &MatchedBy::Service);
         assert!(may_bypass_waypoints(&before, &opened, of, Origin::Waypoint));
         let change = Change {
             trust: Some(TrustSet::new([

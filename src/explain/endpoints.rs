@@ -12,8 +12,8 @@ use crate::datapath::{authorize, balance};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, ExclusionReason, Means, PolicyVerdict, Protocol, Service,
-    exclusion_reason, pick_probabilities,
+    Endpoint, EndpointSet, Enforcement, ExclusionReason, MatchedBy, PolicyVerdict, Protocol,
+    Service, exclusion_reason, pick_probabilities,
 };
 
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
@@ -329,7 +329,7 @@ fn list_unused(
         });
     };
     let is_out = |workload: &&Workload| !used.contains(&*workload.uid);
-    if let Means::Workload(workload) = route.means() {
+    if let MatchedBy::Workload(workload) = route.means() {
         let mut only = Some(&**workload).filter(is_out).into_iter();
         let service = route.service();
         return only
@@ -338,7 +338,7 @@ fn list_unused(
     }
     let snapshot = world.snapshot;
     let services: Vec<_> = match route.means() {
-        Means::Alias(alias) => {
+        MatchedBy::Alias(alias) => {
             let behind = snapshot.behind(alias, route.asked().port);
             let behind =
                 behind.filter_map(|(host, port)| Some((snapshot.service_or_derived(host)?, port)));
@@ -371,7 +371,7 @@ fn why(
     let why = exclusion_reason(world.snapshot, &service.definition, workload, port);
     let why = why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.is_by_waypoint());
     let region = match route.means() {
-        Means::Alias(alias) => alias.region(),
+        MatchedBy::Alias(alias) => alias.region(),
         _ => None,
     };
     match (why, region) {

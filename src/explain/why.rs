@@ -6,7 +6,9 @@ use crate::datapath::http2::tunnel::Origin;
 use crate::datapath::identity::Peer;
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::snapshot::{Alias, Enforcement, Exposure, ExposureVerdict, Means, Service, Snapshot};
+use crate::snapshot::{
+    Alias, Enforcement, Exposure, ExposureVerdict, MatchedBy, Service, Snapshot,
+};
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
 
@@ -129,7 +131,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
     let service = route.service();
     let (by, mut said) = matched(snapshot, route);
     let collision = match (route.means(), &route.asked().host) {
-        (Means::Service, Host::Ip(ip)) => snapshot.vip_collision(*ip),
+        (MatchedBy::Service, Host::Ip(ip)) => snapshot.vip_collision(*ip),
         _ => snapshot.collision(&service.hostname),
     };
     said.extend(collision.map(|collision| format!("; {collision}")));
@@ -151,19 +153,19 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
 fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
     let hostname = &route.service().hostname;
     match (route.means(), &route.asked().host) {
-        (Means::Service, Host::Name(name)) if **name == **hostname => {
+        (MatchedBy::Service, Host::Name(name)) if **name == **hostname => {
             ("hostname", "its hostname".to_owned())
         }
-        (Means::Service, Host::Name(_)) => {
+        (MatchedBy::Service, Host::Name(_)) => {
             let said = "a name of the same family, by `names.suffixes`";
             ("family", said.to_owned())
         }
-        (Means::Service, Host::Ip(_)) => {
+        (MatchedBy::Service, Host::Ip(_)) => {
             ("vip", format!("its VIP in network {}", snapshot.network()))
         }
-        (Means::Exposed, _) => ("exposedName", "a name that `exposure` gives it".to_owned()),
-        (Means::Alias(alias), _) => ("alias", describe_alias(alias)),
-        (Means::Workload(workload), _) => (
+        (MatchedBy::Exposed, _) => ("exposedName", "a name that `exposure` gives it".to_owned()),
+        (MatchedBy::Alias(alias), _) => ("alias", describe_alias(alias)),
+        (MatchedBy::Workload(workload), _) => (
             "workload",
             format!("an address of workload {}", workload.uid),
         ),
@@ -361,11 +363,11 @@ impl<'a> PolicyInput<'a> {
         } = *world;
         let (asked, means) = (route.asked(), route.means());
         let hosts: Vec<_> = match means {
-            Means::Alias(alias) => snapshot.behind(alias, asked.port).collect(),
+            MatchedBy::Alias(alias) => snapshot.behind(alias, asked.port).collect(),
             _ => vec![(&*route.service().hostname, route.port())],
         };
         let each = match means {
-            Means::Alias(_) => &Means::Service,
+            MatchedBy::Alias(_) => &MatchedBy::Service,
             own => own,
         };
         let subject = |(host, port): (&str, u16)| Subject {
@@ -380,7 +382,7 @@ impl<'a> PolicyInput<'a> {
             places,
             peer,
             subjects: hosts.into_iter().map(subject).collect(),
-            is_workload: matches!(means, Means::Workload(_)),
+            is_workload: matches!(means, MatchedBy::Workload(_)),
         }
     }
 
@@ -503,9 +505,9 @@ fn entries<'a>(
     snapshot: &'a Snapshot,
     asked: &Authority,
     (host, port): (&str, u16),
-    means: &Means,
+    means: &MatchedBy,
 ) -> Vec<&'a Exposure> {
-    if *means == Means::Exposed {
+    if *means == MatchedBy::Exposed {
         return snapshot.exposure.entries_with_alias(asked).collect();
     }
     let entries = snapshot
@@ -513,6 +515,7 @@ fn entries<'a>(
         .entries(&snapshot.exposure_host(host))
         .iter();
     let of_port = entries.filter(|entry| entry.applies_to(port));
-    let opens = |entry: &&Exposure| entry.exposes_workloads || !matches!(means, Means::Workload(_));
+    let opens =
+        |entry: &&Exposure| entry.exposes_workloads || !matches!(means, MatchedBy::Workload(_));
     of_port.filter(opens).collect()
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::lots::Lots;
+use super::alias_table::AliasTable;
 use super::mesh::Scope;
 use super::traffic::Spill;
 use super::{Endpoint, EndpointState, ExclusionReason};
@@ -20,7 +20,7 @@ pub struct EndpointSet {
     /// Candidates for the same endpoints, in the same order.
     pub candidates: Box<[Candidate]>,
     /// Table of a set of one group.
-    lots: Lots,
+    lots: AliasTable,
     groups: Option<Box<Groups>>,
 }
 
@@ -39,7 +39,7 @@ pub struct Candidate {
 pub struct Groups {
     /// Groups in fallback order: by tier, then by share.
     list: Box<[Group]>,
-    shares: Lots,
+    shares: AliasTable,
     /// Condition for a tier to leave a part of its share to the next one.
     pub spill: Spill,
     /// True if dial latency counts as load.
@@ -63,7 +63,7 @@ pub struct Group {
     /// unless no endpoint is ready.
     pub share: f64,
     range: Range<usize>,
-    lots: Lots,
+    lots: AliasTable,
 }
 
 /// Attribute that the endpoints of a tier have in common.
@@ -100,7 +100,7 @@ pub struct Part<'a> {
     pub start: usize,
     /// True if dial latency counts as load.
     pub by_latency: bool,
-    lots: &'a Lots,
+    lots: &'a AliasTable,
 }
 
 impl EndpointSet {
@@ -110,7 +110,7 @@ impl EndpointSet {
         let endpoints: Box<[_]> = endpoints.collect();
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
-            lots: Lots::new(endpoints.iter().map(|endpoint| endpoint.weight)),
+            lots: AliasTable::new(endpoints.iter().map(|endpoint| endpoint.weight)),
             endpoints,
             groups: None,
         }
@@ -123,7 +123,7 @@ impl EndpointSet {
         by_latency: bool,
         left_out: Vec<ExclusionReason>,
     ) -> Self {
-        let shares = Lots::new(found.iter().map(|group| group.parts));
+        let shares = AliasTable::new(found.iter().map(|group| group.parts));
         let parts: f64 = found.iter().map(|group| f64::from(group.parts)).sum();
         let mut endpoints = Vec::new();
         let mut list = Vec::with_capacity(found.len());
@@ -136,14 +136,14 @@ impl EndpointSet {
                 all: group.all,
                 share: f64::from(group.parts) / parts.max(1.0),
                 range: start..start + group.endpoints.len(),
-                lots: Lots::new(group.endpoints.iter().map(|endpoint| endpoint.weight)),
+                lots: AliasTable::new(group.endpoints.iter().map(|endpoint| endpoint.weight)),
             });
             endpoints.extend(group.endpoints);
         }
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
             endpoints: endpoints.into(),
-            lots: Lots::default(),
+            lots: AliasTable::default(),
             groups: Some(Box::new(Groups {
                 list: list.into(),
                 shares,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::lookup::{LookupResult, Means};
+use super::lookup::{LookupResult, MatchedBy};
 use super::{Endpoint, Service, Shards, Snapshot};
 
 /// Workloads of the services whose entry exposes them.
@@ -47,7 +47,7 @@ impl Snapshot {
         let found = |(port, _): (&u16, _)| LookupResult {
             service,
             port: *port,
-            matched_by: Means::Workload(Arc::clone(workload)),
+            matched_by: MatchedBy::Workload(Arc::clone(workload)),
         };
         ports.map(found).collect()
     }

@@ -22,13 +22,13 @@ pub struct LookupResult<'a> {
     /// Port of the service; the service has it.
     pub port: u16,
     /// Part of the configuration or mesh that the authority matched.
-    pub matched_by: Means,
+    pub matched_by: MatchedBy,
 }
 
 /// Part of the configuration or mesh that an authority matched. It determines the exposure rules
 /// that apply.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Means {
+pub enum MatchedBy {
     /// Hostname, name of its family, or VIP of the service.
     #[default]
     Service,
@@ -51,7 +51,7 @@ impl Snapshot {
         let (service, port, means) = match &asked.host {
             Host::Name(name) => self.find_name(caller, name, asked)?,
             Host::Ip(ip) => match self.service_by_vip(*ip) {
-                Some(service) => (service, asked.port, Means::Service),
+                Some(service) => (service, asked.port, MatchedBy::Service),
                 None => return self.find_workload(caller, *ip, asked.port),
             },
         };
@@ -69,21 +69,21 @@ impl Snapshot {
         caller: Caller<'_>,
         name: &str,
         asked: &Authority,
-    ) -> Option<(&Arc<Service>, u16, Means)> {
+    ) -> Option<(&Arc<Service>, u16, MatchedBy)> {
         if let Some((host, port)) = self.exposure.alias(asked) {
-            return Some((self.service_by_name(host)?, port, Means::Exposed));
+            return Some((self.service_by_name(host)?, port, MatchedBy::Exposed));
         }
         if let Some(alias) = self.names.alias(asked, self.cluster(caller)) {
             let (service, port) = match alias.single_target() {
                 Some((host, port)) => (self.service_by_name(host)?, port.unwrap_or(asked.port)),
                 None => (self.derived_services.get(alias.label())?, asked.port),
             };
-            return Some((service, port, Means::Alias(Arc::clone(alias))));
+            return Some((service, port, MatchedBy::Alias(Arc::clone(alias))));
         }
         Some((
             self.service_by_unassigned_name(name)?,
             asked.port,
-            Means::Service,
+            MatchedBy::Service,
         ))
     }
 
@@ -151,7 +151,7 @@ impl Snapshot {
     /// Returns the endpoints of a lookup result, those for TLS listeners if `direct`.
     pub fn endpoints(&self, found: &LookupResult<'_>, is_passthrough: bool) -> Arc<EndpointSet> {
         let LookupResult { service, port, .. } = found;
-        if let Means::Workload(workload) = &found.matched_by {
+        if let MatchedBy::Workload(workload) = &found.matched_by {
             let endpoint = self.workload_endpoint(service, &workload.uid, *port, is_passthrough);
             return Arc::new(EndpointSet::new(endpoint));
         }
@@ -176,14 +176,14 @@ impl Snapshot {
         caller: Caller<'_>,
         asked: &Authority,
         (host, port): (&str, u16),
-        means: &Means,
+        means: &MatchedBy,
     ) -> ExposureVerdict {
         match means {
-            Means::Service => self.evaluate_service(caller, host, port),
-            Means::Exposed if self.is_cluster_local(host) => ExposureVerdict::NotExposed,
-            Means::Exposed => self.exposure.evaluate_alias(caller, &self.trust, asked),
-            Means::Alias(alias) => self.evaluate_targets(caller, alias, asked.port),
-            Means::Workload(_) => self.evaluate_workload(caller, host, port),
+            MatchedBy::Service => self.evaluate_service(caller, host, port),
+            MatchedBy::Exposed if self.is_cluster_local(host) => ExposureVerdict::NotExposed,
+            MatchedBy::Exposed => self.exposure.evaluate_alias(caller, &self.trust, asked),
+            MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, asked.port),
+            MatchedBy::Workload(_) => self.evaluate_workload(caller, host, port),
         }
     }
 
@@ -242,10 +242,10 @@ impl Snapshot {
         &self,
         caller: Caller<'_>,
         asked: &Authority,
-        means: &Means,
+        means: &MatchedBy,
         endpoint: &Workload,
     ) -> ExposureVerdict {
-        let Means::Alias(alias) = means else {
+        let MatchedBy::Alias(alias) = means else {
             return ExposureVerdict::Allowed;
         };
         let served = |target: &str| {
@@ -286,12 +286,12 @@ impl Snapshot {
         &self,
         asked: &Authority,
         (host, port): (&str, u16),
-        means: &Means,
+        means: &MatchedBy,
     ) -> Option<RouteBy> {
         let of = |(host, port)| self.exposure.route_by(&self.exposure_host(host), port);
         match means {
-            Means::Alias(alias) => self.behind(alias, asked.port).filter_map(of).max(),
-            Means::Exposed => {
+            MatchedBy::Alias(alias) => self.behind(alias, asked.port).filter_map(of).max(),
+            MatchedBy::Exposed => {
                 let called = self.exposure.entries_with_alias(asked);
                 called
                     .map(|entry| entry.route_by)
@@ -310,7 +310,7 @@ impl Snapshot {
         caller: Caller<'_>,
         asked: &Authority,
         (service, port): (&mesh::Service, u16),
-        means: &Means,
+        means: &MatchedBy,
     ) -> bool {
         let host = &*service.hostname;
         let Host::Name(name) = &asked.host else {
@@ -318,23 +318,25 @@ impl Snapshot {
         };
         let exposed = || self.exposure.alias(asked);
         match means {
-            Means::Service => match (exposed(), self.names.alias(asked, self.cluster(caller))) {
-                (Some((now, at)), _) => at == port && self.names.is_same_family(now, host),
-                (None, Some(alias)) => {
-                    let mut targets = alias.targets().iter();
-                    targets.any(|(target, _)| self.names.is_same_family(target, host))
+            MatchedBy::Service => {
+                match (exposed(), self.names.alias(asked, self.cluster(caller))) {
+                    (Some((now, at)), _) => at == port && self.names.is_same_family(now, host),
+                    (None, Some(alias)) => {
+                        let mut targets = alias.targets().iter();
+                        targets.any(|(target, _)| self.names.is_same_family(target, host))
+                    }
+                    (None, None) => {
+                        self.names.is_same_family(name, host) && self.may_use_name(name, service)
+                    }
                 }
-                (None, None) => {
-                    self.names.is_same_family(name, host) && self.may_use_name(name, service)
-                }
-            },
-            Means::Exposed => exposed()
+            }
+            MatchedBy::Exposed => exposed()
                 .is_some_and(|(now, at)| at == port && self.names.is_same_family(now, host)),
-            Means::Alias(alias) => {
+            MatchedBy::Alias(alias) => {
                 let now = self.names.alias(asked, self.cluster(caller));
                 exposed().is_none() && now.is_some_and(|now| now.keeps_targets_of(alias))
             }
-            Means::Workload(_) => false,
+            MatchedBy::Workload(_) => false,
         }
     }
 

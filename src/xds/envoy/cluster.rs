@@ -11,9 +11,9 @@ use super::endpoints::{self, Endpoints};
 use crate::grpc::cluster as proto;
 use crate::grpc::cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig};
 use crate::grpc::core::config_source::ConfigSourceSpecifier;
+use crate::xds::interner::Interner;
 use crate::xds::unknown::for_each_field;
 use crate::xds::wds::shown;
-use crate::xds::words::Words;
 
 /// Transport socket that leaves bytes unchanged.
 const RAW_BUFFER: &str = "envoy.transport_sockets.raw_buffer";
@@ -52,7 +52,7 @@ pub(super) enum EndpointSource {
 }
 
 /// Converts a cluster.
-pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster, String> {
+pub(super) fn cluster(from: proto::Cluster, words: &mut Interner) -> Result<Cluster, String> {
     let mut notes = Vec::new();
     let sockets = from.transport_socket_matches.into_iter();
     let sockets = sockets.filter_map(|one| one.transport_socket);

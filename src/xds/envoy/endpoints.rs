@@ -26,8 +26,8 @@ use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
 use crate::grpc::number::fractional_percent::DenominatorType;
 use crate::snapshot::mesh::{Locality, Protocol, Template, Workload};
 use crate::wire::{Authority, Host};
+use crate::xds::interner::Interner;
 use crate::xds::wds::shown;
-use crate::xds::words::Words;
 
 /// Limit of the localities of an assignment, at all priorities.
 pub(super) const LOCALITIES_MAX: usize = 10_000;
@@ -87,7 +87,7 @@ enum HostAddress {
 /// Converts an assignment.
 pub(super) fn endpoints(
     from: proto::ClusterLoadAssignment,
-    words: &mut Words,
+    words: &mut Interner,
 ) -> Result<Endpoints, String> {
     let mut read =
         policy(from.policy.unwrap_or_default()).map_err(|why| format!("policy.{why}"))?;
@@ -156,7 +156,7 @@ impl Endpoints {
         from: proto::LocalityLbEndpoints,
         seen: &mut HashSet<String>,
         sums: &mut HashMap<u32, u32>,
-        words: &mut Words,
+        words: &mut Interner,
     ) -> Result<(), String> {
         match from.lb_config {
             Some(LbConfig::LoadBalancerEndpoints(_)) => {
@@ -232,7 +232,7 @@ impl Endpoints {
         from: Option<HostIdentifier>,
         metadata: &Metadata,
         mut workload: Workload,
-        (seen, words): (&mut HashSet<String>, &mut Words),
+        (seen, words): (&mut HashSet<String>, &mut Interner),
     ) -> Result<(), String> {
         let endpoint = match from {
             Some(HostIdentifier::Endpoint(endpoint)) => endpoint,
@@ -384,7 +384,7 @@ fn original_destination(metadata: &Metadata) -> Option<SocketAddr> {
 /// Sets the names of a workload from Istio's metadata, `istio: {workload:
 /// name;namespace;canonical name;revision;cluster}`. Missing parts stay empty, as for unknown
 /// workloads in WDS.
-fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Words) {
+fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Interner) {
     let text = metadata_string(metadata, "istio", "workload").unwrap_or_default();
     let mut parts = text.split(';').map(|part| words.share(part));
     let mut next = || parts.next().unwrap_or_default();
@@ -397,7 +397,7 @@ fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Words) {
     workload.own_name = Some(Arc::clone(&workload.workload_name));
 }
 
-fn locality(from: &core::Locality, words: &mut Words) -> Arc<Locality> {
+fn locality(from: &core::Locality, words: &mut Interner) -> Arc<Locality> {
     let locality = Locality {
         region: words.share(&from.region),
         zone: words.share(&from.zone),

@@ -24,10 +24,10 @@ use self::endpoints::{ENDPOINTS_MAX, Endpoints, LOCALITIES_MAX};
 use self::names::{ClusterTarget, Target, cluster_target, service_of};
 use super::client::{Resource, ResourceStore, Response};
 use super::exports::{self, Exports};
+use super::interner::Interner;
 use super::store::{CLUSTER, is_named};
 use super::unknown::for_each_field;
 use super::wds::shown;
-use super::words::Words;
 use crate::grpc::{cluster as cds, endpoint as eds};
 use crate::snapshot::mesh::{Assignment, Mesh, Service, Services, Sorted, Workload};
 use crate::snapshot::{ExportSet, Shards};
@@ -65,7 +65,7 @@ pub struct ClusterStore {
     endpoints: usize,
     services: Shards<Arc<str>, Arc<Service>>,
     workloads: Shards<Arc<str>, Arc<Workload>>,
-    interner: Words,
+    interner: Interner,
     changed: bool,
     wanted_changed: bool,
     exports: Exports,

@@ -16,7 +16,7 @@ use prost::Message;
 use super::client::{Resource, ResourceStore, Response};
 use super::count::Count;
 use super::exports::{self, Exports};
-use super::words::Words;
+use super::interner::Interner;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
 use crate::snapshot::authorization::{Policy, PolicyScope};
@@ -48,7 +48,7 @@ pub struct Store {
     /// Number of list entries, compared with the limit.
     endpoints: usize,
     policy_parts: usize,
-    words: Words,
+    words: Interner,
     changed: bool,
     policies_changed: bool,
     policies_told: bool,

@@ -30,8 +30,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::interner::Interner;
 use super::names::normal_hostname;
-use super::words::Words;
 use crate::grpc::workload as proto;
 use crate::grpc::workload::gateway_address::Destination;
 use crate::grpc::workload::load_balancing;
@@ -163,7 +163,7 @@ fn preferences(from: &[i32]) -> Vec<Scope> {
 pub(super) fn workload(
     uid: &Arc<str>,
     from: proto::Workload,
-    words: &mut Words,
+    words: &mut Interner,
 ) -> Result<Workload, String> {
     if from.uid.is_empty() {
         return Err("workload.uid: empty".to_owned());
@@ -227,7 +227,7 @@ pub(super) fn workload(
 /// Returns the ports of a workload by service. The service may be received later.
 fn services(
     from: BTreeMap<String, proto::PortList>,
-    words: &mut Words,
+    words: &mut Interner,
 ) -> Result<Services, String> {
     few("workload.services", from.len(), SERVICES_MAX)?;
     let mut services = Vec::<(Arc<str>, Vec<_>)>::with_capacity(from.len());
@@ -321,7 +321,7 @@ fn workload_type(from: i32) -> &'static str {
     }
 }
 
-fn locality(from: &proto::Locality, words: &mut Words) -> Arc<Locality> {
+fn locality(from: &proto::Locality, words: &mut Interner) -> Arc<Locality> {
     let locality = Locality {
         region: words.share(&from.region),
         zone: words.share(&from.zone),

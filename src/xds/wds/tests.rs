@@ -24,7 +24,7 @@ fn a_service() -> proto::Service {
 
 fn read_by_uid(from: proto::Workload) -> Result<Workload, String> {
     let uid = from.uid.as_str().into();
-    workload(&uid, from, &mut Words::default())
+    workload(&uid, from, &mut Interner::default())
 }
 
 fn read(change: impl FnOnce(&mut proto::Workload)) -> Workload {

@@ -5,7 +5,7 @@ use super::*;
 fn read(change: impl FnOnce(&mut ClusterLoadAssignment)) -> Result<Endpoints, String> {
     let mut from = assignment("x", vec![at(socket("10.0.0.1", 80))]);
     change(&mut from);
-    endpoints::endpoints(from, &mut Words::default())
+    endpoints::endpoints(from, &mut Interner::default())
 }
 
 fn read_one(change: impl FnOnce(&mut LbEndpoint)) -> Result<Endpoints, String> {
@@ -44,7 +44,7 @@ fn an_endpoint_has_what_its_assignment_says() {
         ],
         ..Policy::default()
     });
-    let read = endpoints::endpoints(from, &mut Words::default()).expect("an assignment");
+    let read = endpoints::endpoints(from, &mut Interner::default()).expect("an assignment");
     let (address, workload, port) = &read.list[0];
     assert_eq!((&**address, *port), ("10.0.0.1:8080", 8080));
     assert_eq!(
@@ -391,7 +391,7 @@ fn weights_of_localities_count_where_the_cluster_says_so() {
             load_balancing_policy: policy.clone(),
             ..named_by_eds(ECHO, "")
         };
-        let read = cluster::cluster(cluster, &mut Words::default()).expect("a cluster");
+        let read = cluster::cluster(cluster, &mut Interner::default()).expect("a cluster");
         assert_eq!(
             (read.by_locality, read.notes.len()),
             (want, said),

@@ -7,7 +7,7 @@
 /// so no column has more than two owners. A uniform column and a uniform height in it select each
 /// item in proportion to its weight. Integer arithmetic keeps the shares exact.
 #[derive(Debug, Default)]
-pub(super) struct Lots {
+pub(super) struct AliasTable {
     /// Number of items.
     count: usize,
     /// Columns. Empty if all weights are equal, the common case.
@@ -24,7 +24,7 @@ struct Column {
     rest: usize,
 }
 
-impl Lots {
+impl AliasTable {
     /// Returns the table for items with these weights. Items are identified by index.
     pub(super) fn new(weights: impl ExactSizeIterator<Item = u32> + Clone) -> Self {
         let height = weights.clone().map(u64::from).sum();
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     /// Returns the area of each item over all columns.
-    fn areas(lots: &Lots) -> Vec<u64> {
+    fn areas(lots: &AliasTable) -> Vec<u64> {
         let mut areas = vec![0; lots.count];
         if lots.columns.is_empty() {
             return vec![lots.height; lots.count];
@@ -105,7 +105,7 @@ mod tests {
                 (0..9_u32, 0..20_usize).prop_map(|(weight, count)| vec![weight; count]),
             ],
         ) {
-            let lots = Lots::new(weights.iter().copied());
+            let lots = AliasTable::new(weights.iter().copied());
             let count = weights.len() as u64;
             let want: Vec<_> = weights.iter().map(|&weight| u64::from(weight) * count).collect();
             prop_assert_eq!(areas(&lots), want);
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn without_a_weight_nothing_is_drawn() {
-        let draw = |weights: &[u32]| Lots::new(weights.iter().copied()).draw();
+        let draw = |weights: &[u32]| AliasTable::new(weights.iter().copied()).draw();
         assert_eq!(draw(&[]), None);
         assert_eq!(draw(&[0, 0]), None);
         assert_eq!(draw(&[0, 5, 0]), Some(1));

@@ -12,7 +12,7 @@ const SWEPT_MIN: usize = 1024;
 
 /// Interned namespaces, clusters, nodes and the like. Unused ones are removed from time to time.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct Interner {
     words: Shared<str>,
     localities: Shared<Locality>,
     gateways: Shared<GatewayAddress>,
@@ -20,7 +20,7 @@ pub(super) struct Words {
     services: SharedParts<Sorted<Arc<str>, Ports>>,
 }
 
-impl Words {
+impl Interner {
     /// Returns the interned copy of a string.
     pub(super) fn share(&mut self, word: &str) -> Arc<str> {
         if word.is_empty() {
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_word_is_kept_once_and_goes_when_nobody_uses_it() {
-        let mut words = Words::default();
+        let mut words = Interner::default();
         let kept = words.share("app");
         assert!(Arc::ptr_eq(&kept, &words.share("app")));
         for at in 0..10 * SWEPT_MIN {
@@ -185,14 +185,14 @@ mod tests {
 
     #[test]
     fn a_locality_is_kept_once() {
-        let mut words = Words::default();
+        let mut words = Interner::default();
         let mut share = || words.share_locality(Locality::default());
         assert!(Arc::ptr_eq(&share(), &share()));
     }
 
     #[test]
     fn templates_and_services_are_kept_once_and_go_when_unused() {
-        let mut words = Words::default();
+        let mut words = Interner::default();
         let mut shared = |name: &str, port| {
             let template = Template {
                 canonical_name: words.share(name),
