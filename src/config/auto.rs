@@ -200,7 +200,7 @@ mod tests {
         read.ok_or_else(|| report.into_findings().to_string())
     }
 
-    /// Whether a rule exports a Service; labels are `KEY=VALUE KEY=VALUE`.
+    /// Returns true if a rule exports a Service; labels are `KEY=VALUE KEY=VALUE`.
     fn exports(rule: &str, namespace: &'static str, service: &'static str) -> bool {
         let find = |labels: &'static str, key: &str| {
             let mut labels = labels.split(' ').filter_map(|one| one.split_once('='));

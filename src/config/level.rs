@@ -28,7 +28,7 @@ words! {
 pub struct Directives {
     /// The directives without blanks around them.
     pub text: String,
-    /// Whether one of them has no target, and holds for every target without one.
+    /// True if one of them has no target; it applies to every target without a level.
     pub has_default: bool,
 }
 

@@ -140,7 +140,7 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
         &'a self,
         old: &'a Self,
         same: impl Fn(&V, &V) -> bool,
-    ) -> Vec<(&'a K, Option<&'a V>, Option<&'a V>)> {
+    ) -> Vec<Difference<'a, K, V>> {
         let mut changes = Vec::new();
         if self.bits != old.bits {
             compare(old.entries(), self.entries(), &same, &mut changes);

@@ -26,26 +26,22 @@ impl Interner {
         if word.is_empty() {
             return Arc::default();
         }
-        let known = self.words.known.get(word).cloned();
-        known.unwrap_or_else(|| self.words.put(word.into()))
+        self.words.share(word, || word.into())
     }
 
     /// Returns the interned copy of a string, and interns this copy if there is none.
     pub(super) fn share_arc(&mut self, word: &Arc<str>) -> Arc<str> {
-        let known = self.words.known.get(word).cloned();
-        known.unwrap_or_else(|| self.words.put(Arc::clone(word)))
+        self.words.share(&**word, || Arc::clone(word))
     }
 
     /// Returns the interned copy of a locality.
     pub(super) fn share_locality(&mut self, locality: Locality) -> Arc<Locality> {
-        let known = self.localities.known.get(&locality).cloned();
-        known.unwrap_or_else(|| self.localities.put(locality.into()))
+        self.localities.share_value(locality)
     }
 
     /// Returns the interned copy of a gateway.
     pub(super) fn share_gateway(&mut self, gateway: GatewayAddress) -> Arc<GatewayAddress> {
-        let known = self.gateways.known.get(&gateway).cloned();
-        known.unwrap_or_else(|| self.gateways.put(gateway.into()))
+        self.gateways.share_value(gateway)
     }
 
     /// Returns the interned copy of a template. Its strings and locality must be interned.
@@ -121,7 +117,7 @@ impl<T: PartialEq> SharedParts<T> {
         }
         if self.known.len() >= self.sweep_at {
             self.known.retain(|_, known| Arc::strong_count(known) > 1);
-            self.sweep_at = SWEPT_MIN.max(2 * self.known.len());
+            self.sweep_at = next_sweep(self.known.len());
         }
         let value = Arc::new(value);
         self.known.insert(hash, Arc::clone(&value));
@@ -139,6 +135,11 @@ impl<T> Default for SharedParts<T> {
     }
 }
 
+/// Returns the number of values at which unused ones are removed again, if so many are left now.
+fn next_sweep(left: usize) -> usize {
+    SWEPT_MIN.max(2 * left)
+}
+
 /// Values indexed by their contents.
 #[derive(Debug)]
 struct Shared<T: Eq + Hash + ?Sized> {
@@ -147,11 +148,25 @@ struct Shared<T: Eq + Hash + ?Sized> {
     sweep_at: usize,
 }
 
+impl<T: Eq + Hash> Shared<T> {
+    fn share_value(&mut self, value: T) -> Arc<T> {
+        if let Some(known) = self.known.get(&value) {
+            return Arc::clone(known);
+        }
+        self.put(value.into())
+    }
+}
+
 impl<T: Eq + Hash + ?Sized> Shared<T> {
+    fn share(&mut self, value: &T, make: impl FnOnce() -> Arc<T>) -> Arc<T> {
+        let known = self.known.get(value).cloned();
+        known.unwrap_or_else(|| self.put(make()))
+    }
+
     fn put(&mut self, new: Arc<T>) -> Arc<T> {
         if self.known.len() >= self.sweep_at {
             self.known.retain(|known| Arc::strong_count(known) > 1);
-            self.sweep_at = SWEPT_MIN.max(2 * self.known.len());
+            self.sweep_at = next_sweep(self.known.len());
         }
         self.known.insert(Arc::clone(&new));
         new

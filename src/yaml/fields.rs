@@ -18,7 +18,7 @@ pub struct Fields<'a> {
     entries: &'a [Entry],
     known: Vec<&'static str>,
     later: &'static [&'static str],
-    /// Whether further keys, and keys without a value, are ignored.
+    /// True if further keys, and keys without a value, are ignored.
     pub(super) is_foreign: bool,
 }
 

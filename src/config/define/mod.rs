@@ -42,9 +42,9 @@ pub(super) enum Shape {
     List {
         /// The shape of each entry.
         of: Box<Self>,
-        /// Whether an empty list is an error.
+        /// True if an empty list is an error.
         needs_entry: bool,
-        /// Whether one entry may stand without a list.
+        /// True if one entry may stand without a list.
         or_one: bool,
     },
     /// A map whose keys are data.

@@ -65,7 +65,7 @@ fn citations(line: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Whether a line cites a numbered section without naming its document.
+/// Returns true if a line cites a numbered section without naming its document.
 fn is_unnamed(line: &str) -> bool {
     line.match_indices(UNNAMED).any(|(start, word)| {
         let rest = line[start + word.len()..].trim_start_matches([' ', '.', '`', 'm', 'd']);

@@ -191,7 +191,7 @@ impl Istiod {
 
     /// Sends this response to all subscribers, without storing its resources.
     pub fn push_unstored(&self, response: &DeltaDiscoveryResponse) {
-        self.state().print_uncaptured(response);
+        self.state().push_unstored(response);
     }
 
     /// Returns all requests of clients so far.

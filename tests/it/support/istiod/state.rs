@@ -149,7 +149,7 @@ impl State {
     }
 
     /// Sends a response to every stream, regardless of its subscriptions.
-    pub(super) fn print_uncaptured(&mut self, response: &DeltaDiscoveryResponse) {
+    pub(super) fn push_unstored(&mut self, response: &DeltaDiscoveryResponse) {
         self.streams.retain(|stream| !stream.pushes.is_closed());
         for stream in &self.streams {
             let pushed = stream.pushes.try_send(Ok(response.clone()));
