@@ -120,9 +120,10 @@ impl FileWatcher {
         let mut steps = RelevantPaths::default();
         for (directory, names) in wanted {
             for name in names {
-                match name == ALL_ENTRIES {
-                    true => steps.directories.insert(directory.clone()),
-                    false => steps.entries.insert(directory.join(name)),
+                if name == ALL_ENTRIES {
+                    steps.directories.insert(directory.clone())
+                } else {
+                    steps.entries.insert(directory.join(name))
                 };
             }
         }

@@ -13,9 +13,10 @@ const NAMED_MAX: usize = 8;
 /// credential of the gateway, and errors otherwise.
 pub fn check(source: &Source) -> Report {
     let examined = source.examine_without_keys();
-    match has_credential(&examined) {
-        true => load_and_check(source, examined.strict()),
-        false => check_with_absent_files(source, examined),
+    if has_credential(&examined) {
+        load_and_check(source, examined.strict())
+    } else {
+        check_with_absent_files(source, examined)
     }
 }
 

@@ -196,9 +196,10 @@ impl Report {
     /// # Errors
     /// All mistakes, one line each.
     pub(super) fn to_result(&self) -> anyhow::Result<()> {
-        match self.errors.is_empty() {
-            true => Ok(()),
-            false => Err(anyhow::Error::msg(self.errors.join("\n"))),
+        if self.errors.is_empty() {
+            Ok(())
+        } else {
+            Err(anyhow::Error::msg(self.errors.join("\n")))
         }
     }
 

@@ -229,11 +229,10 @@ impl Reloader {
         if passed_over == self.passed_over {
             return;
         }
-        match passed_over.is_empty() {
-            true => self.record_success(ReloadSource::Objects),
-            false => {
-                self.record_partial_success(ReloadSource::Objects, passed_over.join("\n"), true)
-            }
+        if passed_over.is_empty() {
+            self.record_success(ReloadSource::Objects)
+        } else {
+            self.record_partial_success(ReloadSource::Objects, passed_over.join("\n"), true)
         }
         self.passed_over = passed_over;
     }
@@ -494,20 +493,20 @@ fn read_limited(file: &Path) -> std::io::Result<Vec<u8>> {
 /// Returns a hash of the content that detects changes. It protects nothing, so a plain hash
 /// suffices.
 fn fingerprint(file: &Path) -> u64 {
-    let contents = file
-        .metadata()
-        .and_then(|metadata| match metadata.is_file() {
-            true => read_limited(file),
-            false if metadata.is_dir() => {
-                let names = object_files(file)?.into_iter().map(PathBuf::into_os_string);
-                Ok(names
-                    .collect::<Vec<_>>()
-                    .join(OsStr::new("/"))
-                    .into_encoded_bytes())
-            }
+    let contents = file.metadata().and_then(|metadata| {
+        if metadata.is_file() {
+            read_limited(file)
+        } else if metadata.is_dir() {
+            let names = object_files(file)?.into_iter().map(PathBuf::into_os_string);
+            Ok(names
+                .collect::<Vec<_>>()
+                .join(OsStr::new("/"))
+                .into_encoded_bytes())
+        } else {
             // Reading a pipe would take the data from the loader, or block.
-            false => Ok(Vec::new()),
-        });
+            Ok(Vec::new())
+        }
+    });
     let mut hasher = DefaultHasher::new();
     contents.map_err(|error| error.kind()).hash(&mut hasher);
     hasher.finish()

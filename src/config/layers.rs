@@ -67,9 +67,10 @@ impl Source {
 
     /// Returns the name of the whole source.
     pub fn label(&self) -> String {
-        match self.defaults.is_some() && self.is_absent() {
-            true => "the pod".to_owned(),
-            false => self.file.display().to_string(),
+        if self.defaults.is_some() && self.is_absent() {
+            "the pod".to_owned()
+        } else {
+            self.file.display().to_string()
         }
     }
 
@@ -187,9 +188,10 @@ impl Printer<'_> {
             let _ = writeln!(self.text, "{name}:");
         }
         for (key, value) in keys {
-            let said = match key.is_empty() {
-                true => format!("{name}: {value}"),
-                false => format!("{:INDENT$}{key}: {value}", ""),
+            let said = if key.is_empty() {
+                format!("{name}: {value}")
+            } else {
+                format!("{:INDENT$}{key}: {value}", "")
             };
             self.line(&said, defaults::ORIGIN);
         }
@@ -224,9 +226,10 @@ impl Printer<'_> {
             let _ = writeln!(self.text, "{start}");
             return self.entries(node, depth + 1, is_secret);
         }
-        let value = match is_secret {
-            true => "hidden".to_owned(),
-            false => value(self.document, node),
+        let value = if is_secret {
+            "hidden".to_owned()
+        } else {
+            value(self.document, node)
         };
         let said = format!("{start} {value}");
         let place = self.document.place_of(node);
@@ -268,9 +271,10 @@ pub(super) fn scalar(text: &str) -> String {
     let means_more = means_more
         .iter()
         .any(|word| text.eq_ignore_ascii_case(word));
-    match is_word && text.bytes().all(is_plain) && !means_more {
-        true => text.to_owned(),
+    if is_word && text.bytes().all(is_plain) && !means_more {
+        text.to_owned()
+    } else {
         // JSON is YAML.
-        false => serde_json::Value::from(text).to_string(),
+        serde_json::Value::from(text).to_string()
     }
 }

@@ -84,9 +84,10 @@ impl Messages {
                 return Ok(Some(message));
             }
             let Some(frame) = self.body.frame().await else {
-                return match self.buffer.is_empty() {
-                    true => Ok(None),
-                    false => Err(Status::unavailable("the stream ended within a message")),
+                return if self.buffer.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(Status::unavailable("the stream ended within a message"))
                 };
             };
             match frame?.into_data() {

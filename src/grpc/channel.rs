@@ -233,9 +233,10 @@ pub fn check_files(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
     };
     let root = match &plane.roots {
         Roots::File(file) => error_in(file, ROOTS_BYTES_MAX, |pem| {
-            match parse_roots(pem)?.is_empty() {
-                true => Err("holds no certificate".to_owned()),
-                false => Ok(()),
+            if parse_roots(pem)?.is_empty() {
+                Err("holds no certificate".to_owned())
+            } else {
+                Ok(())
             }
         }),
         Roots::Pem(_) | Roots::System | Roots::Plaintext => None,

@@ -363,9 +363,10 @@ impl fmt::Display for Audience {
         let accounts: Vec<_> = accounts
             .map(|(space, name)| format!("{space}/{name}"))
             .collect();
-        match accounts.is_empty() {
-            true => Ok(()),
-            false => write!(f, ", account {}", accounts.join(" or ")),
+        if accounts.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ", account {}", accounts.join(" or "))
         }
     }
 }

@@ -183,13 +183,12 @@ impl Hosts {
     /// workload itself.
     fn show(&self, mesh: &mut Mesh, workload: &Arc<Workload>) {
         let addresses = self.addresses(workload);
-        match addresses.is_empty() {
-            true => {
-                let uid = Arc::clone(&workload.uid);
-                mesh.workloads.insert(uid, Arc::clone(workload));
-            }
+        if addresses.is_empty() {
+            let uid = Arc::clone(&workload.uid);
+            mesh.workloads.insert(uid, Arc::clone(workload));
+        } else {
             // If no workload was expanded before, the mesh has it as received.
-            false => drop(mesh.workloads.remove(&workload.uid)),
+            drop(mesh.workloads.remove(&workload.uid))
         }
         for address in addresses {
             let uid = uid_at(&workload.uid, *address);

@@ -74,9 +74,10 @@ impl Identities {
             if is_lost {
                 losers.push(Arc::clone(&service));
             }
-            match counts.is_empty() {
-                true => drop(self.0.remove(&service)),
-                false => drop(self.0.insert(service, counts.into())),
+            if counts.is_empty() {
+                drop(self.0.remove(&service))
+            } else {
+                drop(self.0.insert(service, counts.into()))
             }
         }
         losers

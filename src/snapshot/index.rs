@@ -265,12 +265,10 @@ impl Index {
             rest = after;
         }
         members.extend_from_slice(rest);
-        match members.is_empty() {
-            true => drop(self.members.remove(service)),
-            false if is_changed => {
-                drop(self.members.insert(Arc::clone(service), members.into()));
-            }
-            false => {}
+        if members.is_empty() {
+            drop(self.members.remove(service))
+        } else if is_changed {
+            drop(self.members.insert(Arc::clone(service), members.into()));
         }
         is_changed
     }
@@ -309,9 +307,10 @@ impl Index {
                     since,
                 }));
                 let host = Arc::clone(&service.hostname);
-                match claims.is_empty() {
-                    true => drop(self.claims.remove(&host)),
-                    false => drop(self.claims.insert(host, claims.into())),
+                if claims.is_empty() {
+                    drop(self.claims.remove(&host))
+                } else {
+                    drop(self.claims.insert(host, claims.into()))
                 }
                 claimed.hosts.insert(&*service.hostname);
             }
@@ -365,9 +364,10 @@ impl Index {
             hostname: Arc::clone(&definition.hostname),
             definition: Arc::clone(definition),
             ports: ports().map(|port| (port, set(port, false))).collect(),
-            passthrough_ports: match self.direct {
-                true => ports().map(|port| (port, set(port, true))).collect(),
-                false => HashMap::new(),
+            passthrough_ports: if self.direct {
+                ports().map(|port| (port, set(port, true))).collect()
+            } else {
+                HashMap::new()
             },
         }
     }
@@ -399,17 +399,14 @@ impl Index {
         direct: bool,
     ) -> Option<(&'a Arc<Endpoint>, bool)> {
         let port = part.port.unwrap_or(asked);
-        member.serves(
-            part.service,
-            &part.name,
-            port,
-            |workload, target| match direct {
-                true => Some(target),
-                false => self
-                    .tunnels_to(workload, (port, target))
-                    .then(|| dialled_port(workload, target)),
-            },
-        )
+        member.serves(part.service, &part.name, port, |workload, target| {
+            if direct {
+                Some(target)
+            } else {
+                self.tunnels_to(workload, (port, target))
+                    .then(|| dialled_port(workload, target))
+            }
+        })
     }
 
     /// Returns the VIPs of a service in our network.

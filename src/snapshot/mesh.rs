@@ -384,9 +384,10 @@ impl Workload {
             return None;
         }
         // A split-horizon record is named by its uid.
-        Some(match **uid == *name {
-            true => Arc::clone(uid),
-            false => name.into(),
+        Some(if **uid == *name {
+            Arc::clone(uid)
+        } else {
+            name.into()
         })
     }
 }
@@ -397,10 +398,11 @@ impl Template {
         let labels = || WorkloadLabels {
             workload: self.workload_name.to_string(),
             namespace: self.namespace.to_string(),
-            principal: match self.service_account.is_empty() {
+            principal: if self.service_account.is_empty() {
                 // EDS does not send the service account.
-                true => String::new(),
-                false => self.principal().concat(),
+                String::new()
+            } else {
+                self.principal().concat()
             },
             cluster: self.cluster.to_string(),
             canonical_name: self.canonical_name.to_string(),

@@ -22,9 +22,10 @@ impl Load {
     pub fn of(candidate: &Candidate, by_latency: bool) -> Self {
         let (state, weight) = (&candidate.state, candidate.weight);
         let tunnels = u64::from(state.in_flight());
-        let amount = match by_latency {
-            true => (tunnels + u64::from(weight)) * u64::from(state.mean_dial_millis()),
-            false => tunnels,
+        let amount = if by_latency {
+            (tunnels + u64::from(weight)) * u64::from(state.mean_dial_millis())
+        } else {
+            tunnels
         };
         Self { amount, weight }
     }

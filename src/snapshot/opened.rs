@@ -102,9 +102,10 @@ impl Snapshot {
                 .opened
                 .set_served(*ip, (&host, uid), new.contains(&(*ip, Arc::clone(uid))));
         }
-        match new.is_empty() {
-            true => drop(self.index.opened.services.remove(&host)),
-            false => drop(self.index.opened.services.insert(host, Arc::new(new))),
+        if new.is_empty() {
+            drop(self.index.opened.services.remove(&host))
+        } else {
+            drop(self.index.opened.services.insert(host, Arc::new(new)))
         }
     }
 
@@ -149,9 +150,10 @@ impl ExposedWorkloads {
         let mut places: Vec<_> = others.cloned().collect();
         places.extend(is_there.then(|| (Arc::clone(host), Arc::clone(uid))));
         places.sort_unstable();
-        match places.is_empty() {
-            true => drop(self.addresses.remove(&ip)),
-            false => drop(self.addresses.insert(ip, places.into())),
+        if places.is_empty() {
+            drop(self.addresses.remove(&ip))
+        } else {
+            drop(self.addresses.insert(ip, places.into()))
         }
     }
 }

@@ -76,9 +76,10 @@ impl Snapshot {
         touched: &AffectedServices<'_>,
     ) -> bool {
         let hosts = touched.hosts.iter().map(|host| &**host);
-        let mut places: Vec<_> = match touched.all {
-            true => self.index.waypoints.places().cloned().collect(),
-            false => self.named_waypoints(before, hosts).collect(),
+        let mut places: Vec<_> = if touched.all {
+            self.index.waypoints.places().cloned().collect()
+        } else {
+            self.named_waypoints(before, hosts).collect()
         };
         if touched.all || touched.has_waypoints || !places.is_empty() {
             self.hosts.reconsider();

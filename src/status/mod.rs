@@ -323,9 +323,12 @@ impl Status {
     /// Returns the conditions that readiness waits for, in the order in which they were added;
     /// empty when ready. Missing parts are appended: `discovery (addresses, clusters)`.
     pub fn list_pending(&self) -> Vec<String> {
-        let shown = |(name, missing): &(&str, Vec<&str>)| match missing.is_empty() {
-            true => (*name).to_owned(),
-            false => format!("{name} ({})", missing.join(", ")),
+        let shown = |(name, missing): &(&str, Vec<&str>)| {
+            if missing.is_empty() {
+                (*name).to_owned()
+            } else {
+                format!("{name} ({})", missing.join(", "))
+            }
         };
         lock(&self.pending).iter().map(shown).collect()
     }

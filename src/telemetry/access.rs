@@ -65,18 +65,20 @@ impl AccessLog {
         if was_open {
             return Some(0);
         }
-        self.count_suppressed(match identity.is_empty() {
-            true => self.without_identity.admit(Instant::now()),
-            false => self.identities.admit(identity, Instant::now()),
+        self.count_suppressed(if identity.is_empty() {
+            self.without_identity.admit(Instant::now())
+        } else {
+            self.identities.admit(identity, Instant::now())
         })
     }
 
     /// Decides like [`AccessLog::admit`], for a refused handshake or a connection closed before
     /// it.
     pub(super) fn admit_handshake(&self) -> Option<u64> {
-        match self.is(Access::Off) {
-            true => None,
-            false => self.count_suppressed(self.without_identity.admit(Instant::now())),
+        if self.is(Access::Off) {
+            None
+        } else {
+            self.count_suppressed(self.without_identity.admit(Instant::now()))
         }
     }
 

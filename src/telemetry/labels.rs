@@ -117,9 +117,10 @@ impl<'a> TunnelFacts<'a> {
             workload: self.workload.cloned().unwrap_or_default(),
             response_flags,
             // The security of TLS that is passed through is unknown.
-            security: match self.has_identity() {
-                true => "mutual_tls",
-                false => "unknown",
+            security: if self.has_identity() {
+                "mutual_tls"
+            } else {
+                "unknown"
             },
         }
     }

@@ -62,9 +62,10 @@ impl Limiter {
     /// Returns and resets the count of suppressed lines, if their second is over.
     pub(super) fn take_suppressed(&self, now: Instant) -> u64 {
         let mut window = lock(&self.window);
-        match window.is_over(now) {
-            true => std::mem::take(&mut window.suppressed),
-            false => 0,
+        if window.is_over(now) {
+            std::mem::take(&mut window.suppressed)
+        } else {
+            0
         }
     }
 }

@@ -301,23 +301,25 @@ fn read(file: &Path, left: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(left).unwrap_or(u64::MAX).saturating_add(1);
     File::open(file)?.take(limit).read_to_end(&mut bytes)?;
-    match bytes.len() <= left {
-        true => Ok(bytes),
-        false => Err(io::Error::other(format!(
+    if bytes.len() <= left {
+        Ok(bytes)
+    } else {
+        Err(io::Error::other(format!(
             "the files have more than {} MiB",
             BYTES_MAX >> 20
-        ))),
+        )))
     }
 }
 
 fn parse(file: &Path, bytes: &[u8]) -> Result<Vec<List>, TlsError> {
     const PEM: &[u8] = b"-----BEGIN";
     let is_pem = bytes.windows(PEM.len()).any(|window| window == PEM);
-    let found = match is_pem {
-        true => CertificateRevocationListDer::pem_slice_iter(bytes)
+    let found = if is_pem {
+        CertificateRevocationListDer::pem_slice_iter(bytes)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| bad_crl(file, &error))?,
-        false => vec![CertificateRevocationListDer::from(bytes.to_vec())],
+            .map_err(|error| bad_crl(file, &error))?
+    } else {
+        vec![CertificateRevocationListDer::from(bytes.to_vec())]
     };
     if found.is_empty() {
         return Err(bad_crl(file, &"it has no list"));

@@ -145,9 +145,10 @@ impl<'a> Fields<'a> {
         };
         let meant = did_you_mean(&entry.key, self.known.iter().copied());
         let what = format!("unknown key `{}`{place}{meant}", shortened(&entry.key));
-        let how = match self.known.is_empty() {
-            true => "nothing there".to_owned(),
-            false => one_of(self.known.iter().copied()),
+        let how = if self.known.is_empty() {
+            "nothing there".to_owned()
+        } else {
+            one_of(self.known.iter().copied())
         };
         self.report.error(entry.line.into(), what, how);
     }

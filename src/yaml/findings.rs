@@ -261,9 +261,12 @@ fn printable(text: String) -> String {
     if !text.chars().any(char::is_control) {
         return text;
     }
-    let escape = |c: char| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
+    let escape = |c: char| {
+        if c.is_control() {
+            c.escape_default().to_string()
+        } else {
+            c.to_string()
+        }
     };
     text.chars().map(escape).collect()
 }

@@ -178,9 +178,12 @@ pub(in crate::config) fn word<T: PartialEq>(variant: &T, words: &[(&str, T)]) ->
 
 /// Describes a closed list of words, each with the lines of its description.
 pub(in crate::config) fn one_of(words: &[(&'static str, &[&str])]) -> Shape {
-    let described = words.iter().map(|(word, about)| match about.is_empty() {
-        true => format!("`{word}`"),
-        false => format!("`{word}`: {}", super::joined(about)),
+    let described = words.iter().map(|(word, about)| {
+        if about.is_empty() {
+            format!("`{word}`")
+        } else {
+            format!("`{word}`: {}", super::joined(about))
+        }
     });
     let described: Vec<_> = described.collect();
     let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
@@ -271,9 +274,10 @@ impl<T: Type> Type for OneOrMore<T> {
     type Out = Vec<T::Out>;
 
     fn read(value: Value<'_>) -> Option<Self::Out> {
-        match value.is_list() {
-            true => NonEmpty::<T>::read(value),
-            false => T::read(value).map(|one| vec![one]),
+        if value.is_list() {
+            NonEmpty::<T>::read(value)
+        } else {
+            T::read(value).map(|one| vec![one])
         }
     }
 

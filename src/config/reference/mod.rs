@@ -129,9 +129,10 @@ fn format(shape: &Shape) -> String {
         Shape::Scalar(format, _) => format.clone(),
         Shape::List { of, or_one, .. } => {
             let of = format(of);
-            match or_one {
-                true => format!("{of}; or a list of such"),
-                false => format!("list: {of}"),
+            if *or_one {
+                format!("{of}; or a list of such")
+            } else {
+                format!("list: {of}")
             }
         }
         Shape::Pairs(of) => format!("map of names to values: {}", format(of)),
@@ -187,9 +188,10 @@ fn values(shape: &Shape) -> Json {
             if *needs_entry {
                 list["minItems"] = json!(1);
             }
-            match or_one {
-                true => json!({"anyOf": [values(of), list]}),
-                false => list,
+            if *or_one {
+                json!({"anyOf": [values(of), list]})
+            } else {
+                list
             }
         }
         Shape::Pairs(of) => json!({"type": "object", "additionalProperties": values(of)}),

@@ -155,9 +155,10 @@ impl Snapshot {
             let endpoint = self.workload_endpoint(service, &workload.uid, *port, is_passthrough);
             return Arc::new(EndpointSet::new(endpoint));
         }
-        let sets = match is_passthrough {
-            true => &service.passthrough_ports,
-            false => &service.ports,
+        let sets = if is_passthrough {
+            &service.passthrough_ports
+        } else {
+            &service.ports
         };
         sets.get(port).cloned().unwrap_or_default()
     }
@@ -196,9 +197,10 @@ impl Snapshot {
             return self.exposure.evaluate(caller, &self.trust, &entry, port);
         }
         let is_exposed = || self.is_exposed_by_default(host) || self.is_exported(host, port);
-        match self.cluster(caller).is_some() && is_exposed() {
-            true => ExposureVerdict::Allowed,
-            false => ExposureVerdict::NotExposed,
+        if self.cluster(caller).is_some() && is_exposed() {
+            ExposureVerdict::Allowed
+        } else {
+            ExposureVerdict::NotExposed
         }
     }
 

@@ -206,9 +206,10 @@ impl Snapshot {
             rank: self.vip_rank(&service.definition, before.unwrap_or(self.version)),
         }));
         claims.sort_by_key(|claim| claim.rank);
-        match claims.is_empty() {
-            true => drop(self.vips.remove(&vip)),
-            false => drop(self.vips.insert(vip, claims.into())),
+        if claims.is_empty() {
+            drop(self.vips.remove(&vip))
+        } else {
+            drop(self.vips.insert(vip, claims.into()))
         }
     }
 

@@ -332,12 +332,11 @@ fn change_inputs(rng: &mut Rng, said: &mut Inputs) -> Option<Override> {
         2 => {
             let place = rng.choice(&PLACES[1..]).expect("a place");
             let pattern = RegionPattern::parse(place).expect("a pattern");
-            return Some(match said.evacuated.remove(place) {
-                true => Override::Restore(pattern),
-                false => {
-                    said.evacuated.insert(place);
-                    Override::Evacuate(pattern)
-                }
+            return Some(if said.evacuated.remove(place) {
+                Override::Restore(pattern)
+            } else {
+                said.evacuated.insert(place);
+                Override::Evacuate(pattern)
             });
         }
         _ => {}

@@ -301,9 +301,10 @@ impl<'a> Ranking<'a> {
     fn tier(&self, workload: &Workload) -> Result<(u32, Tier), ExclusionReason> {
         if self.assignment.is_some() {
             let priority = workload.priority;
-            return Ok(match workload.degraded {
-                false => (priority, Tier::Priority(priority)),
-                true => (degraded_order(priority), Tier::Degraded(priority)),
+            return Ok(if workload.degraded {
+                (degraded_order(priority), Tier::Degraded(priority))
+            } else {
+                (priority, Tier::Priority(priority))
             });
         }
         let preferences = self.preferences.iter().filter(|of| **of != Scope::Node);

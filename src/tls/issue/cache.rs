@@ -207,9 +207,10 @@ impl Cache {
     }
 
     fn check_folder(&self, metadata: &Metadata) -> Result<(), CacheError> {
-        match metadata.is_dir() {
-            true => check_private(&self.directory, metadata),
-            false => Err(failed(&self.directory, ErrorKind::NotADirectory.into())),
+        if metadata.is_dir() {
+            check_private(&self.directory, metadata)
+        } else {
+            Err(failed(&self.directory, ErrorKind::NotADirectory.into()))
         }
     }
 }

@@ -319,9 +319,10 @@ mod tests {
                 .borrow_mut()
                 .push(began.elapsed().as_secs_f64() / 3600.0);
             let up = script.borrow_mut().pop_front().unwrap_or(true);
-            let got = match up {
-                true => Ok(Arc::new(material(&issuer, now(), 24 * HOUR))),
-                false => Err(IssueError::Timeout),
+            let got = if up {
+                Ok(Arc::new(material(&issuer, now(), 24 * HOUR)))
+            } else {
+                Err(IssueError::Timeout)
             };
             async { got }
         };

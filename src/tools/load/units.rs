@@ -34,9 +34,10 @@ pub(super) fn size(text: &str) -> Result<NonZeroU64, String> {
 /// Parses the size of a request.
 pub(super) fn request_size(text: &str) -> Result<NonZeroU64, String> {
     let size = size(text)?;
-    match size.get() <= REQUEST_BYTES_MAX {
-        true => Ok(size),
-        false => Err("a request has at most 1GiB".to_owned()),
+    if size.get() <= REQUEST_BYTES_MAX {
+        Ok(size)
+    } else {
+        Err("a request has at most 1GiB".to_owned())
     }
 }
 

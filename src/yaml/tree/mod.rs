@@ -167,12 +167,13 @@ impl Document {
     /// Returns the base of relative paths in a value, and its name: the folder of the file, or the
     /// working directory for values of a layer.
     pub(crate) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
-        match node.line < ORIGINS {
-            true => (
+        if node.line < ORIGINS {
+            (
                 self.file.parent().unwrap_or_else(|| Path::new("")),
                 "the folder of this one",
-            ),
-            false => (Path::new(""), "the working directory"),
+            )
+        } else {
+            (Path::new(""), "the working directory")
         }
     }
 
