@@ -9,7 +9,7 @@ use super::{
     PolicyMode, READINESS, Traffic, Trust,
 };
 use crate::wire::UNKNOWN_CLUSTER;
-use crate::yaml::{Document, Report, Value};
+use crate::yaml::{Document, Position, Report, Value};
 
 /// The sections that others are checked against, each if it is readable.
 #[derive(Debug)]
@@ -198,8 +198,8 @@ pub(super) fn repeated<'a>(named: impl Iterator<Item = (&'a str, Value<'a>)>) {
 
 /// Reports addresses that cannot be bound together, at the later line of the two.
 fn overlaps(root: Value<'_>, report: &Report) {
-    let address = |value: Value<'_>| Some((value.word()?.parse().ok()?, Some(value.line())));
-    let mut all: Vec<(String, SocketAddr, Option<u64>)> = Vec::new();
+    let address = |value: Value<'_>| Some((value.word()?.parse().ok()?, Some(value.position())));
+    let mut all: Vec<(String, SocketAddr, Option<Position>)> = Vec::new();
     for listener in root.find("listeners[]") {
         let name = listener.peek("name").unwrap_or("?");
         let bind = listener.child("listeners[]", "bind").and_then(address);
@@ -227,7 +227,7 @@ fn overlaps(root: Value<'_>, report: &Report) {
                 continue;
             }
             // Two defaults never overlap, so one of the lines is known.
-            let line = (*line).max(*earlier_line).unwrap_or(1);
+            let line = (*line).max(*earlier_line).unwrap_or(Position::Line(1));
             let what = format!("{label} ({address}) overlaps {earlier_label} ({earlier})");
             report.error(line, what, "another port or a specific address");
         }

@@ -245,9 +245,11 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<IstioKeys> {
     if fields.word("tls") != Some("off") {
         return IstioKeys::read_keys(fields);
     }
-    let address = Read::required::<Address>(fields, "address", ADDRESS_EXAMPLE);
+    let address = fields
+        .need("address", ADDRESS_EXAMPLE)
+        .and_then(Address::read);
     let headers = Read::key::<Headers>(fields, "headers");
-    let cache = Read::key::<NewFile>(fields, "cache");
+    let cache = Read::key::<Option<NewFile>>(fields, "cache");
     let mut is_good = true;
     for key in ["roots", "token", "san"] {
         if let Some(value) = fields.get(key) {
@@ -257,13 +259,13 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<IstioKeys> {
         }
     }
     let plane = ControlPlane {
-        address: address.given()??,
+        address: address?,
         roots: Roots::Plaintext,
         token: None,
         san: None,
-        headers: headers.given()?.unwrap_or_default(),
+        headers: headers.or(Vec::new())?,
     };
-    let cache = cache.given()?;
+    let cache = cache.or(None)?;
     is_good.then_some(IstioKeys { plane, cache })
 }
 

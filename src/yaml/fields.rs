@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::findings::Report;
-use super::tree::{Document, Entry, Kind};
+use super::tree::{Document, Entry, Kind, Position};
 use super::value::{Value, did_you_mean, one_of, shortened};
 
 /// A map with a fixed set of keys: those that its reader looked up. [`Fields::finish`] reports all
@@ -14,7 +14,7 @@ pub struct Fields<'a> {
     document: &'a Document,
     report: &'a Report,
     place: &'static str,
-    line: u64,
+    position: Position,
     entries: &'a [Entry],
     known: Vec<&'static str>,
     later: &'static [&'static str],
@@ -31,24 +31,24 @@ impl<'a> Fields<'a> {
                 Kind::Null => "the file is empty",
                 _ => "the file is not a map of keys and values",
             };
-            report.error(node.line.into(), what, format!("`{example}` and so on"));
+            report.error(node.position, what, format!("`{example}` and so on"));
             return None;
         };
-        Some(Self::new(document, report, "", node.line.into(), entries))
+        Some(Self::new(document, report, "", node.position, entries))
     }
 
     pub(super) fn new(
         document: &'a Document,
         report: &'a Report,
         place: &'static str,
-        line: u64,
+        position: Position,
         entries: &'a [Entry],
     ) -> Self {
         Self {
             document,
             report,
             place,
-            line,
+            position,
             entries,
             known: Vec::new(),
             later: &[],
@@ -69,7 +69,7 @@ impl<'a> Fields<'a> {
 
     /// Returns the line on which the map begins.
     pub fn line(&self) -> u64 {
-        self.line
+        self.position.line()
     }
 
     /// Names planned keys, which this version lacks.
@@ -88,7 +88,7 @@ impl<'a> Fields<'a> {
             }
             // A list that was commented out line by line must not mean "no restriction".
             self.report.error(
-                entry.line.into(),
+                entry.position,
                 format!("`{value}` has no value"),
                 "one or remove the key",
             );
@@ -106,7 +106,7 @@ impl<'a> Fields<'a> {
             };
             let what = format!("{owner} has no `{key}`");
             self.report
-                .error(self.line, what, format!("`{key}: {example}`"));
+                .error(self.position, what, format!("`{key}: {example}`"));
         }
         self.get(key)
     }
@@ -120,17 +120,17 @@ impl<'a> Fields<'a> {
                 place => format!("{place}.{}", shortened(&entry.key)),
             };
             match self.known.iter().position(|known| **known == *entry.key) {
-                Some(index) => match seen[index].replace(entry.line) {
+                Some(index) => match seen[index].replace(entry.position.line()) {
                     Some(first) => {
                         let what = format!("`{key}` is given twice, first on line {first}");
-                        self.report.error(entry.line.into(), what, "it once");
+                        self.report.error(entry.position, what, "it once");
                     }
                     None => continue,
                 },
                 None if self.later.contains(&&*entry.key) => {
                     let what = format!("`{key}` is not built yet");
                     self.report
-                        .error(entry.line.into(), what, "the file without it");
+                        .error(entry.position, what, "the file without it");
                 }
                 None if self.is_foreign => {}
                 None => self.unknown(entry),
@@ -150,6 +150,6 @@ impl<'a> Fields<'a> {
         } else {
             one_of(self.known.iter().copied())
         };
-        self.report.error(entry.line.into(), what, how);
+        self.report.error(entry.position, what, how);
     }
 }

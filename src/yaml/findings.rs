@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::tree::{self, Document};
+use super::tree::{self, Document, Position};
 
 /// Maximum findings of a file: a hostile file must not cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
@@ -104,9 +104,9 @@ impl Findings {
     }
 
     /// Makes the findings of a file that cannot be parsed.
-    pub(crate) fn one(file: &Path, line: u64, what: &str, how: &str) -> Self {
+    pub(crate) fn one(file: &Path, position: Position, what: &str, how: &str) -> Self {
         let report = Report::new(file);
-        report.error(line, what, how);
+        report.error(position, what, how);
         report.into_findings()
     }
 }
@@ -167,8 +167,8 @@ impl Report {
     }
 
     /// Notes the line that names another file, for findings about that file's contents.
-    pub fn names(&self, path: PathBuf, line: u64) {
-        let place = tree::place(&self.file, &self.origins, line);
+    pub fn names(&self, path: PathBuf, position: Position) {
+        let place = tree::place(&self.file, &self.origins, position);
         self.paths.borrow_mut().push((path, place));
     }
 
@@ -184,10 +184,10 @@ impl Report {
     }
 
     /// Notes a file of certificates, a key or a token that does not exist.
-    pub fn note_absent(&self, path: &Path, line: u64, what: String, how: String) {
-        let place = tree::place(&self.file, &self.origins, line);
+    pub fn note_absent(&self, path: &Path, position: Position, what: String, how: String) {
+        let place = tree::place(&self.file, &self.origins, position);
         self.absent.borrow_mut().push((path.to_owned(), place));
-        self.push(Severity::Absent, line, what, how);
+        self.push(Severity::Absent, position, what, how);
     }
 
     /// Sets the severity of the errors that follow: [`Severity::Error`], which it is at first, or
@@ -197,17 +197,17 @@ impl Report {
     }
 
     /// Notes an error: the file, or an object of it, is not used.
-    pub fn error(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
+    pub fn error(&self, position: Position, what: impl Into<String>, how: impl Into<String>) {
         let severity = self.severity.get();
         self.errors.set(self.errors.get() + 1);
         let is_refused = self.is_refused.get() || severity == Severity::Error;
         self.is_refused.set(is_refused);
-        self.push(severity, line, what.into(), how.into());
+        self.push(severity, position, what.into(), how.into());
     }
 
     /// Notes a warning: something that the author probably did not intend.
-    pub fn warning(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
-        self.push(Severity::Warning, line, what.into(), how.into());
+    pub fn warning(&self, position: Position, what: impl Into<String>, how: impl Into<String>) {
+        self.push(Severity::Warning, position, what.into(), how.into());
     }
 
     /// Returns the number of errors so far. A reader compares two counts to see whether a part has
@@ -239,7 +239,7 @@ impl Report {
         Findings(found)
     }
 
-    fn push(&self, severity: Severity, line: u64, what: String, how: String) {
+    fn push(&self, severity: Severity, position: Position, what: String, how: String) {
         let mut found = self.found.borrow_mut();
         if found.len() >= FINDINGS_MAX {
             self.left_out.set(self.left_out.get() + 1);
@@ -248,7 +248,7 @@ impl Report {
         // Keys and values are quoted in findings, and findings go to terminals and logs.
         let (what, how) = (printable(what), printable(how));
         found.push(Finding {
-            place: tree::place(&self.file, &self.origins, line),
+            place: tree::place(&self.file, &self.origins, position),
             severity,
             what,
             how,
@@ -278,8 +278,8 @@ mod tests {
     #[test]
     fn findings_come_sorted_by_line_one_per_line() {
         let report = Report::new(Path::new("a.yaml"));
-        report.warning(7, "late", "");
-        report.error(3, "early", "`x: 1`");
+        report.warning(Position::Line(7), "late", "");
+        report.error(Position::Line(3), "early", "`x: 1`");
         let findings = report.into_findings();
         assert!(findings.has_errors());
         assert_eq!(
@@ -293,10 +293,10 @@ mod tests {
         for of_the_file in [0, 1] {
             let report = Report::new(Path::new("a"));
             report.grade_errors(Severity::PassedOver);
-            (0..FINDINGS_MAX).for_each(|_| report.error(1, "x", ""));
-            report.error(1, "left out", "");
+            (0..FINDINGS_MAX).for_each(|_| report.error(Position::Line(1), "x", ""));
+            report.error(Position::Line(1), "left out", "");
             report.grade_errors(Severity::Error);
-            (0..of_the_file).for_each(|_| report.error(1, "left out too", ""));
+            (0..of_the_file).for_each(|_| report.error(Position::Line(1), "left out too", ""));
             let findings = report.into_findings();
             assert_eq!(findings.has_errors(), of_the_file > 0);
             let more = format!("error: {} more findings are left out", 1 + of_the_file);
@@ -306,14 +306,14 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        let findings = Findings::one(Path::new("a"), 1, "key `\u{1b}[31m\n`", "");
+        let findings = Findings::one(Path::new("a"), Position::Line(1), "key `\u{1b}[31m\n`", "");
         assert_eq!(findings.to_string(), "a:1: error: key `\\u{1b}[31m\\n`");
     }
 
     #[test]
     fn a_flood_of_findings_is_cut_and_counted() {
         let report = Report::new(Path::new("a"));
-        (0..FINDINGS_MAX + 5).for_each(|_| report.error(1, "x", ""));
+        (0..FINDINGS_MAX + 5).for_each(|_| report.error(Position::Line(1), "x", ""));
         let findings = report.into_findings();
         assert_eq!(findings.0.len(), FINDINGS_MAX + 1);
         assert!(

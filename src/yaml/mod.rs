@@ -10,5 +10,5 @@ mod value;
 
 pub use fields::Fields;
 pub use findings::{Finding, Findings, Place, Report, Severity};
-pub use tree::{Document, Entry, FILE_BYTES_MAX, Kind, Layer, Node};
+pub use tree::{Document, Entry, FILE_BYTES_MAX, Kind, Layer, Node, Position};
 pub use value::Value;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::fields::Fields;
 use super::findings::{Place, Report};
-use super::tree::{Document, Entry, Kind, Node};
+use super::tree::{Document, Entry, Kind, Node, Position};
 
 /// Characters of a value that findings quote.
 const QUOTE_CHARS_MAX: usize = 80;
@@ -21,7 +21,7 @@ pub struct Value<'a> {
     document: &'a Document,
     report: &'a Report,
     node: &'a Node,
-    line: u32,
+    position: Position,
     place: &'static str,
     key: &'static str,
     entry: bool,
@@ -41,7 +41,7 @@ impl<'a> Value<'a> {
             document,
             report,
             node,
-            line: node.line,
+            position: node.position,
             place,
             key,
             entry: false,
@@ -56,7 +56,12 @@ impl<'a> Value<'a> {
 
     /// Returns the line on which the value begins, or that of its key if the key is data too.
     pub fn line(self) -> u64 {
-        self.line.into()
+        self.position.line()
+    }
+
+    /// Returns the position of that line.
+    pub fn position(self) -> Position {
+        self.position
     }
 
     /// Returns its place, for later findings.
@@ -75,13 +80,13 @@ impl<'a> Value<'a> {
     /// Reports an error of this value.
     pub fn error(self, what: impl fmt::Display, how: impl Into<String>) {
         self.report
-            .error(self.line(), format!("`{self}` {what}"), how);
+            .error(self.position, format!("`{self}` {what}"), how);
     }
 
     /// Reports a warning about this value.
     pub fn warning(self, what: impl fmt::Display, how: impl Into<String>) {
         self.report
-            .warning(self.line(), format!("`{self}` {what}"), how);
+            .warning(self.position, format!("`{self}` {what}"), how);
     }
 
     /// Reads text of at least one character. An unquoted number or boolean is its characters in
@@ -164,7 +169,7 @@ impl<'a> Value<'a> {
         };
         nodes.iter().map(move |node| Value {
             node,
-            line: node.line,
+            position: node.position,
             entry: true,
             ..self
         })
@@ -177,7 +182,7 @@ impl<'a> Value<'a> {
                 self.document,
                 self.report,
                 place,
-                self.line(),
+                self.position,
                 entries,
             )),
             _ => self.not("a map of keys and values"),
@@ -203,7 +208,7 @@ impl<'a> Value<'a> {
         };
         let value = move |entry: &'a Entry| Value {
             node: &entry.value,
-            line: entry.line,
+            position: entry.position,
             entry: true,
             ..self
         };
@@ -215,7 +220,7 @@ impl<'a> Value<'a> {
         let node = self.node.get(key)?;
         Some(Self {
             node,
-            line: node.line,
+            position: node.position,
             place,
             key,
             entry: false,
@@ -236,7 +241,7 @@ impl<'a> Value<'a> {
         };
         nodes.iter().map(move |node| Self {
             node,
-            line: node.line,
+            position: node.position,
             entry: true,
             ..self
         })
@@ -258,7 +263,7 @@ impl<'a> Value<'a> {
         let key = segment.trim_end_matches("[]");
         let value = |node: &'a Node| Self {
             node,
-            line: node.line,
+            position: node.position,
             place,
             key,
             entry: segment != key,
@@ -332,14 +337,14 @@ impl<'a> Value<'a> {
             return None;
         }
         let what = format!("`{self}` {what}");
-        self.report.note_absent(&path, self.line(), what, how);
+        self.report.note_absent(&path, self.position, what, how);
         Some(path)
     }
 
     /// Reads a path, relative to the file that names it, that need not exist and is watched.
     pub fn watched_path(self) -> Option<PathBuf> {
         let path = self.document.folder_of(self.node).0.join(self.text()?);
-        self.report.names(path.clone(), self.line());
+        self.report.names(path.clone(), self.position);
         Some(path)
     }
 
@@ -348,7 +353,7 @@ impl<'a> Value<'a> {
         let text = self.text()?;
         let (folder, _) = self.document.folder_of(self.node);
         let path = folder.join(text);
-        self.report.names(path.clone(), self.line());
+        self.report.names(path.clone(), self.position);
         let error = path.metadata().err();
         Some((path, error))
     }

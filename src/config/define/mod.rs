@@ -120,15 +120,12 @@ impl<T> Read<T> {
     ) -> Self {
         Self::from(fields.need(key, example).and_then(K::read))
     }
-}
 
-impl<T> Read<T> {
-    /// Returns the value if there is one; `None` if it is wrong.
-    #[expect(clippy::option_option, reason = "the outer one ends a reader by `?`")]
-    pub(super) fn given(self) -> Option<Option<T>> {
+    /// Returns the value, or `default` without one; `None` if it is wrong.
+    pub(super) fn or(self, default: T) -> Option<T> {
         match self {
-            Self::Given(value) => Some(Some(value)),
-            Self::Absent => Some(None),
+            Self::Given(value) => Some(value),
+            Self::Absent => Some(default),
             Self::Wrong => None,
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Builder;
 use super::environment::Said;
-use crate::yaml::Report;
+use crate::yaml::{Position, Report};
 
 /// Characters of a value that findings quote.
 const SHOWN_MAX: usize = 80;
@@ -33,7 +33,9 @@ impl Builder<'_> {
         let read = truth(&said.value);
         if read.is_none() {
             let what = format!("is `{}`, and is passed over", shown(&said.value));
-            self.report(&said, |report| report.warning(0, what, "`true` or `false`"));
+            self.report(&said, |report| {
+                report.warning(Position::Line(0), what, "`true` or `false`")
+            });
         }
         Some((read?, said.by))
     }
@@ -44,7 +46,9 @@ impl Builder<'_> {
         let is = |word| said.value.eq_ignore_ascii_case(word);
         if !is("json") && !is("text") && !is("plain") {
             let what = format!("is `{}`, and is passed over", shown(&said.value));
-            self.report(&said, |report| report.warning(0, what, "`json` or `text`"));
+            self.report(&said, |report| {
+                report.warning(Position::Line(0), what, "`json` or `text`")
+            });
         }
         is("json").then_some(said)
     }

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{DRAIN_LAG, TRUST_DOMAIN};
-use crate::yaml::{Entry, Findings, Kind, Layer, Node};
+use crate::yaml::{Entry, Findings, Kind, Layer, Node, Position};
 
 pub use environment::Environment;
 use environment::Said;
@@ -105,7 +105,7 @@ impl Defaults {
             let said = environment.first(&[name]);
             if let Some(said) = said.filter(|said| truth(&said.value) != Some(false)) {
                 let what = format!("is set, and {what}");
-                builder.report(&said, |report| report.warning(0, what, ""));
+                builder.report(&said, |report| report.warning(Position::Line(0), what, ""));
             }
         }
         Self {
@@ -197,7 +197,7 @@ impl Builder<'_> {
             let value = value?;
             Some(Entry {
                 key: key.into(),
-                line: value.line,
+                position: value.position,
                 value,
             })
         });
@@ -489,7 +489,11 @@ impl Builder<'_> {
         let Ok(seconds) = grace.value.parse() else {
             let what = format!("is `{}`", shown(&grace.value));
             self.report(&grace, |report| {
-                report.error(0, what, "a whole number of seconds, such as `30`");
+                report.error(
+                    Position::Line(0),
+                    what,
+                    "a whole number of seconds, such as `30`",
+                );
             });
             return None;
         };
@@ -501,7 +505,9 @@ impl Builder<'_> {
             );
             let how = "a longer one here and in the pod's terminationGracePeriodSeconds, or a \
                        shorter MINIMUM_DRAIN_DURATION";
-            self.report(&grace, |report| report.warning(0, what, how));
+            self.report(&grace, |report| {
+                report.warning(Position::Line(0), what, how)
+            });
         }
         let value = humantime::format_duration(left).to_string();
         Some(Said { value, ..grace })

@@ -9,10 +9,10 @@ use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
 use super::{Export, Import, Objects, ports, service, slice};
 use crate::xds::file::ip;
-use crate::yaml::{Document, Fields, Findings, Report, Severity, Value};
+use crate::yaml::{Document, Fields, Findings, Position, Report, Severity, Value};
 
-/// Ignored kinds, with the line of the first object of each.
-type IgnoredKinds = BTreeMap<String, u64>;
+/// Ignored kinds, with the position of the first object of each.
+type IgnoredKinds = BTreeMap<String, Position>;
 
 /// Limit of the ignored kinds that are reported.
 const KINDS_MAX: usize = 64;
@@ -47,8 +47,8 @@ fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects
         let value = Value::of_document(document, &report);
         object(value, &report, objects, &mut passed_over);
     }
-    for (kind, line) in passed_over {
-        report.warning(line, format!("objects of {kind} are passed over"), "");
+    for (kind, position) in passed_over {
+        report.warning(position, format!("objects of {kind} are passed over"), "");
     }
     report.into_findings()
 }
@@ -98,7 +98,7 @@ fn object(
         _ => {
             if passed_over.len() < KINDS_MAX {
                 let kind = format!("{kind} of {version}");
-                passed_over.entry(kind).or_insert_with(|| value.line());
+                passed_over.entry(kind).or_insert_with(|| value.position());
             }
             top.finish();
         }

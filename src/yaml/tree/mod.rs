@@ -35,9 +35,24 @@ const DOCUMENTS_MAX: usize = 100_000;
 /// levels. The parser recurses: 100 levels overflowed the 2 MiB stack of a test thread.
 const DEPTH_MAX: usize = 16;
 
-/// First line number that stands for no line: the rest is an index into the origins of a [`Layer`].
-/// A file of 64 MiB has fewer lines.
-const ORIGINS: u32 = 1 << 31;
+/// Position of a key or a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Position {
+    /// A line of the file, counted from one; 0 in a source that has no lines.
+    Line(u32),
+    /// Index into the origins of a [`Layer`].
+    Origin(u32),
+}
+
+impl Position {
+    /// Returns the line; 0 where there is none.
+    pub fn line(self) -> u64 {
+        match self {
+            Self::Line(line) => line.into(),
+            Self::Origin(_) => 0,
+        }
+    }
+}
 
 /// A parsed file, or a layer below it.
 #[derive(Clone, Debug)]
@@ -62,8 +77,8 @@ pub struct Layer {
 /// A value and its line.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// The line of its first character, counted from one.
-    pub line: u32,
+    /// The position of its first character.
+    pub position: Position,
     /// Offset and length in bytes of its text in the file, which has at most 64 MiB.
     span: (u32, u32),
     /// The kind and the value.
@@ -94,8 +109,8 @@ pub enum Kind {
 pub struct Entry {
     /// The key as text: `80` and `"80"` are the same key.
     pub key: Box<str>,
-    /// The key's line.
-    pub line: u32,
+    /// The key's position.
+    pub position: Position,
     /// The value.
     pub value: Node,
 }
@@ -161,19 +176,18 @@ impl Document {
 
     /// Returns the place of a value.
     pub(crate) fn place_of(&self, node: &Node) -> Place {
-        place(&self.file, &self.origins, node.line.into())
+        place(&self.file, &self.origins, node.position)
     }
 
     /// Returns the base of relative paths in a value, and its name: the folder of the file, or the
     /// working directory for values of a layer.
     pub(crate) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
-        if node.line < ORIGINS {
-            (
+        match node.position {
+            Position::Line(_) => (
                 self.file.parent().unwrap_or_else(|| Path::new("")),
                 "the folder of this one",
-            )
-        } else {
-            (Path::new(""), "the working directory")
+            ),
+            Position::Origin(_) => (Path::new(""), "the working directory"),
         }
     }
 
@@ -201,12 +215,18 @@ fn read(file: &Path) -> Result<String, Findings> {
     if let Err(error) = read {
         let what = format!("the file cannot be read: {error}");
         let how = "the path of a file that we may read";
-        return Err(Findings::one(file, 1, &what, how));
+        return Err(Findings::one(file, Position::Line(1), &what, how));
     }
     String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count() as u64;
-        Findings::one(file, line, "the file is not UTF-8 text here", "it in UTF-8")
+        let breaks = valid.iter().filter(|byte| **byte == b'\n').count() as u64;
+        let position = Position::Line(narrow(Some(breaks + 1)));
+        Findings::one(
+            file,
+            position,
+            "the file is not UTF-8 text here",
+            "it in UTF-8",
+        )
     })
 }
 
@@ -214,22 +234,29 @@ fn read(file: &Path) -> Result<String, Findings> {
 fn plain<'a>(file: &Path, text: &'a str) -> Result<&'a str, Findings> {
     if text.len() > FILE_BYTES_MAX {
         let what = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
-        return Err(Findings::one(file, 1, &what, "a smaller one"));
+        return Err(Findings::one(
+            file,
+            Position::Line(1),
+            &what,
+            "a smaller one",
+        ));
     }
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-/// Returns the place of a line for findings.
-pub(crate) fn place(file: &Path, origins: &[String], line: u64) -> Place {
-    let index = line.checked_sub(ORIGINS.into());
-    let index = index.and_then(|index| usize::try_from(index).ok());
-    match index.and_then(|index| origins.get(index)) {
-        Some(name) => Place::named(name),
-        None => Place {
+/// Returns the place of a position for findings.
+pub(crate) fn place(file: &Path, origins: &[String], position: Position) -> Place {
+    let origin = match position {
+        Position::Origin(index) => origins.get(index as usize),
+        Position::Line(_) => None,
+    };
+    origin.map_or_else(
+        || Place {
             file: file.to_owned(),
-            line,
+            line: position.line(),
         },
-    }
+        |name| Place::named(name),
+    )
 }
 
 impl Node {
@@ -237,7 +264,7 @@ impl Node {
     pub(crate) fn made(origin: usize, kind: Kind) -> Self {
         let origin = u32::try_from(origin).unwrap_or(u32::MAX);
         Self {
-            line: ORIGINS.saturating_add(origin),
+            position: Position::Origin(origin),
             span: (0, 0),
             kind,
         }
@@ -340,9 +367,7 @@ fn syntax_error(file: &Path, error: &serde_saphyr::Error) -> Findings {
     use serde_saphyr::Error;
     use serde_saphyr::budget::BudgetBreach;
 
-    let line = error
-        .location()
-        .map_or(1, |location| location.line().max(1));
+    let position = error.location().map_or(Position::Line(1), position_of);
     let (what, how) = match error {
         Error::Budget { breach, .. } => match breach {
             BudgetBreach::Anchors { .. } | BudgetBreach::Aliases { .. } => (
@@ -362,7 +387,7 @@ fn syntax_error(file: &Path, error: &serde_saphyr::Error) -> Findings {
             (format!("not valid YAML: {message}"), "")
         }
     };
-    Findings::one(file, line, &what, how)
+    Findings::one(file, position, &what, how)
 }
 
 impl<'de> Deserialize<'de> for Node {
@@ -371,7 +396,7 @@ impl<'de> Deserialize<'de> for Node {
         let span = defined.span();
         let span = (narrow(span.byte_offset()), narrow(span.byte_len()));
         Ok(Self {
-            line: line_of(defined),
+            position: position_of(defined),
             span,
             kind: value,
         })
@@ -383,8 +408,8 @@ fn narrow(value: Option<u64>) -> u32 {
     value.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
 }
 
-fn line_of(location: Location) -> u32 {
-    narrow(Some(location.line())).max(1)
+fn position_of(location: Location) -> Position {
+    Position::Line(narrow(Some(location.line())).max(1))
 }
 
 impl<'de> Deserialize<'de> for Kind {
@@ -445,10 +470,10 @@ impl<'de> Visitor<'de> for KindVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Kind, A::Error> {
         let mut map = Vec::new();
         while let Some(key) = entries.next_key::<Spanned<String>>()? {
-            let line = line_of(key.defined);
+            let position = position_of(key.defined);
             map.push(Entry {
                 key: key.value.into_boxed_str(),
-                line,
+                position,
                 value: entries.next_value()?,
             });
         }

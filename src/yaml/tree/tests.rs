@@ -16,7 +16,7 @@ fn refusal(text: &str) -> String {
 
 /// The document with its lines, in a form that fits an assertion.
 fn outline(document: &Document, node: &Node) -> String {
-    let line = node.line;
+    let line = node.position.line();
     match &node.kind {
         Kind::Null => format!("{line}:null"),
         Kind::Bool(value) => format!("{line}:{value}"),
@@ -28,7 +28,14 @@ fn outline(document: &Document, node: &Node) -> String {
             format!("{line}:[{}]", items.join(" "))
         }
         Kind::Map(entries) => {
-            let entry = |e: &Entry| format!("{}@{}={}", e.key, e.line, outline(document, &e.value));
+            let entry = |e: &Entry| {
+                format!(
+                    "{}@{}={}",
+                    e.key,
+                    e.position.line(),
+                    outline(document, &e.value)
+                )
+            };
             let entries: Vec<_> = entries.iter().map(entry).collect();
             format!("{line}:{{{}}}", entries.join(" "))
         }
