@@ -11,7 +11,7 @@ use strait::datapath::client_hello::ClientHelloReader;
 use strait::datapath::dial::DenyList;
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::{Caller, ExposureTable, MatchedBy};
+use strait::snapshot::{Caller, ExposureTable, MatchedBy, ServicePort};
 use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source};
 use strait::wire::Authority;
 
@@ -99,7 +99,10 @@ fn route_and_policy(criterion: &mut Criterion) {
     for (kind, caller) in [("allowed", WEST), ("refused", north)] {
         group.bench_function(kind, |b| {
             b.iter(|| {
-                let of = (&*host, 80);
+                let of = ServicePort {
+                    host: &host,
+                    port: 80,
+                };
                 snapshot.evaluate_exposure(
                     black_box(caller),
                     black_box(&name),

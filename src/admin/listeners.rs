@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
-use crate::snapshot::{Caller, ExposureVerdict, MatchedBy, Snapshot, mesh};
+use crate::snapshot::{Caller, ExposureVerdict, MatchedBy, ServicePort, Snapshot, mesh};
 use crate::wire::{Authority, Host};
 
 /// Listener of the running gateway.
@@ -191,7 +191,7 @@ impl<'a> AnonymousAccess<'a> {
             host: Host::Name(host.into()),
             port,
         };
-        let of = (host, port);
+        let of = ServicePort { host, port };
         let judged =
             self.snapshot
                 .evaluate_exposure(Caller::UNKNOWN, &asked, of, &MatchedBy::Service);

@@ -67,7 +67,8 @@ impl SharedCertificates {
     /// Starts the task of the control path.
     pub(super) fn new(
         certificates: Certificates,
-        (source, config): (&Source, &Config),
+        source: &Source,
+        config: &Config,
         back: Arc<Notify>,
     ) -> Self {
         let news = start_issuance(source, config, back);
@@ -162,12 +163,13 @@ impl Certificates {
     pub(super) fn new(
         gateway: Arc<DataPath>,
         status: Arc<Status>,
-        (from, config): (&Source, &Config),
+        source: &Source,
+        config: &Config,
         trust: PeerTrust,
         first: oneshot::Sender<()>,
     ) -> Self {
         let identity = match &config.identity {
-            Identity::IstioCa(ca) => from.who(config).identity(&ca.trust_domain),
+            Identity::IstioCa(ca) => source.who(config).identity(&ca.trust_domain),
             Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
         };
         let mut new = Self {

@@ -16,7 +16,8 @@ use super::{names, routes, traffic};
 /// file: under a control plane they may appear later.
 pub(super) fn run(
     config: &Config,
-    (mesh, scope): (&Mesh, &ServiceVisibility),
+    mesh: &Mesh,
+    scope: &ServiceVisibility,
     policies: &Policies,
 ) -> Vec<String> {
     let snapshot = snapshot_of(config, mesh, scope);

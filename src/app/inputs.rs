@@ -21,7 +21,7 @@ use crate::xds::{self, objects::Objects};
 use crate::yaml::{Findings, Place, Severity};
 
 use super::told::MeshFiles;
-use super::{compare, revocation, traffic, trust};
+use super::{revocation, traffic, trust};
 
 /// Permission bits of users who are neither the owner nor in the group of the file.
 const OTHER_USERS_MODE: u32 = 0o007;
@@ -151,10 +151,6 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
         };
         let joined = told.join(&config);
         report.warnings.extend(joined.warnings);
-        let files = (&joined.mesh, &joined.scope);
-        report
-            .warnings
-            .extend(compare::run(&config, files, &told.policies));
         let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,
@@ -411,7 +407,8 @@ pub(super) fn alias(alias: &config::Alias) -> Alias {
     let consumers = alias.consumers.as_ref();
     let consumers = consumers.map(|list| list.iter().map(|one| one.as_str().into()).collect());
     Alias::new(
-        (&alias.name.host, alias.name.port),
+        &alias.name.host,
+        alias.name.port,
         to.map(|target| (target.host.as_str().into(), target.port))
             .collect(),
         consumers,

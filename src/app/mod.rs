@@ -121,7 +121,8 @@ impl ReadinessServer {
         // On a dedicated thread, so that nothing delays a probe.
         server::spawn(
             "strait-readiness",
-            (socket, router),
+            socket,
+            router,
             Limits::PROBES,
             &lifecycle,
         )?;
@@ -208,7 +209,7 @@ impl App {
         };
         sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
-        let certificates = app.certificates(source, (inputs.material, inputs.trust), first)?;
+        let certificates = app.certificates(source, inputs.material, inputs.trust, first)?;
         for warning in &inputs.warnings {
             warn!("{warning}");
         }
@@ -232,7 +233,8 @@ impl App {
     fn certificates(
         &self,
         source: &Source,
-        (material, trust): (Option<IdentityMaterial>, PeerTrust),
+        material: Option<IdentityMaterial>,
+        trust: PeerTrust,
         first: oneshot::Sender<()>,
     ) -> anyhow::Result<SharedCertificates> {
         let served = material.map(|material| {
@@ -241,8 +243,7 @@ impl App {
         });
         let (gateway, status) = (Arc::clone(&self.gateway), Arc::clone(&self.status));
         let config = self.config.load();
-        let from = (source, &**config);
-        let mut certificates = Certificates::new(gateway, status, from, trust, first);
+        let mut certificates = Certificates::new(gateway, status, source, &config, trust, first);
         if let Some((material, served)) = served.transpose()? {
             certificates.replace(material, served);
         }
@@ -251,11 +252,7 @@ impl App {
             Arc::clone(&self.publisher),
         ));
         let back = Arc::clone(&self.reconnected);
-        Ok(SharedCertificates::new(
-            certificates,
-            (source, &config),
-            back,
-        ))
+        Ok(SharedCertificates::new(certificates, source, &config, back))
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:
@@ -423,13 +420,13 @@ impl Sockets {
                 move || listeners.rows()
             }),
         };
-        let pages = (self.admin, admin::admin_router(state));
-        server::spawn("strait-admin", pages, Limits::PAGES, &gateway.lifecycle)?;
+        let router = admin::admin_router(state);
+        let lifecycle = &gateway.lifecycle;
+        server::spawn("strait-admin", self.admin, router, Limits::PAGES, lifecycle)?;
         let router = admin::metrics_router(Arc::clone(&gateway.metrics));
         for socket in self.metrics {
-            let metrics = (socket, router.clone());
-            let lifecycle = &gateway.lifecycle;
-            server::spawn("strait-metrics", metrics, Limits::PROBES, lifecycle)?;
+            let router = router.clone();
+            server::spawn("strait-metrics", socket, router, Limits::PROBES, lifecycle)?;
         }
         Ok(())
     }

@@ -85,9 +85,9 @@ fn unexposed_targets(
         let port = target.port.or(alias.name.port);
         let service = snapshot.service_by_name(&target.host);
         let host = service.map_or(&*target.host, |service| &*service.hostname);
-        let exposed = |of: &&Option<&str>| is_exposed(snapshot, (host, port), **of, is_told);
+        let exposed = |of: &&Option<&str>| is_exposed(snapshot, host, port, **of, is_told);
         for consumer in consumers.iter().filter(|of| !exposed(of)) {
-            let how = remedy(config, snapshot, (host, port), *consumer);
+            let how = remedy(config, snapshot, host, port, *consumer);
             wrong.push(match consumer {
                 Some(of) => format!("is for {of}, whose peers may not reach {target}; {how}"),
                 None => format!("leads to {target}, which no peer may reach; {how}"),
@@ -100,7 +100,8 @@ fn unexposed_targets(
 /// Returns true if the exposure of a service admits any peer of a cluster, or any peer at all.
 fn is_exposed(
     snapshot: &Snapshot,
-    (host, port): (&str, Option<u16>),
+    host: &str,
+    port: Option<u16>,
     cluster: Option<&str>,
     is_told: bool,
 ) -> bool {
@@ -125,7 +126,8 @@ fn is_exposed(
 fn remedy(
     config: &Config,
     snapshot: &Snapshot,
-    (host, port): (&str, Option<u16>),
+    host: &str,
+    port: Option<u16>,
     cluster: Option<&str>,
 ) -> String {
     if snapshot.is_cluster_local(host) {

@@ -27,7 +27,6 @@ use crate::yaml::FILE_BYTES_MAX;
 
 use super::App;
 use super::certificates::SharedCertificates;
-use super::compare;
 use super::inputs::{self, Report};
 use super::listeners::Listeners;
 use super::told::{Joined, MeshFiles};
@@ -273,10 +272,6 @@ impl Reloader {
             };
             let joined = told.join(&new);
             report.warnings.extend(joined.warnings.iter().cloned());
-            let files = (&joined.mesh, &joined.scope);
-            report
-                .warnings
-                .extend(compare::run(&new, files, &told.policies));
             (new, told, joined)
         });
         report.to_result()?;
@@ -351,8 +346,6 @@ impl Reloader {
     fn apply(&mut self, config: &Config, told: MeshFiles, mut warnings: Vec<String>) {
         let joined = told.join(config);
         warnings.extend(joined.warnings.iter().cloned());
-        let files = (&joined.mesh, &joined.scope);
-        warnings.extend(compare::run(config, files, &told.policies));
         self.publisher.update(Change {
             policies: match config.discovery {
                 Discovery::File { .. } => Some(told.policies.clone()),

@@ -15,7 +15,8 @@ use crate::lifecycle::Lifecycle;
 /// The system lacks threads or descriptors.
 pub(super) fn spawn(
     name: &str,
-    (socket, router): (TcpListener, Router),
+    socket: TcpListener,
+    router: Router,
     limits: Limits,
     lifecycle: &Lifecycle,
 ) -> anyhow::Result<()> {

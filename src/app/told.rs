@@ -9,6 +9,8 @@ use crate::snapshot::{Policies, ServiceVisibility};
 use crate::xds::objects::{Objects, join};
 use crate::yaml::Findings;
 
+use super::compare;
+
 /// Content of the mesh file and of the files of objects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MeshFiles {
@@ -28,7 +30,7 @@ pub(super) struct Joined {
     pub(super) mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
     pub(super) scope: ServiceVisibility,
-    /// Warnings, including the conflicts, one line each.
+    /// Warnings, including the conflicts and those of [`compare`], one line each.
     pub(super) warnings: Vec<String>,
     /// Claims of objects that have no effect because of other claims, one line each.
     pub(super) conflicts: Vec<String>,
@@ -44,14 +46,16 @@ impl MeshFiles {
             // A control plane provides the endpoints and addresses itself.
             Discovery::Istio { .. } | Discovery::Envoy { .. } => (self.mesh.clone(), Vec::new()),
         };
+        let scope = ServiceVisibility {
+            exported: joined.exported,
+            local: joined.local,
+            linked: linked_clusters(config),
+        };
+        let compared = compare::run(config, &mesh, &scope, &self.policies);
         Joined {
             mesh,
-            scope: ServiceVisibility {
-                exported: joined.exported,
-                local: joined.local,
-                linked: linked_clusters(config),
-            },
-            warnings: [conflicts.clone(), lines(joined.warnings)].concat(),
+            scope,
+            warnings: [conflicts.clone(), lines(joined.warnings), compared].concat(),
             conflicts,
         }
     }

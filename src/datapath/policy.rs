@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, ExposureVerdict, MatchedBy, Snapshot, mesh};
+use crate::snapshot::{Endpoint, ExposureVerdict, MatchedBy, ServicePort, Snapshot, mesh};
 use crate::wire::{Authority, sni};
 
 use super::http2::tunnel::Origin;
@@ -93,7 +93,10 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
     if !peer.is_admitted() {
         return Err(Reason::NotForPeer);
     }
-    let of = (&*route.service().hostname, route.port());
+    let of = ServicePort {
+        host: &route.service().hostname,
+        port: route.port(),
+    };
     evaluate(snapshot, peer, route.asked(), of, route.means())?;
     Ok(Permit {
         route,
@@ -142,10 +145,19 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
         &*right.service.hostname,
         &right.matched_by,
     );
-    let of = (host, right.port);
+    let of = ServicePort {
+        host,
+        port: right.port,
+    };
     let is_current_service = snapshot.may_answer(host, &right.service.namespace);
-    let service = (&*right.service, right.port);
-    if !is_current_service || !snapshot.still_leads_to(peer.policy_source(), asked, service, means)
+    if !is_current_service
+        || !snapshot.still_leads_to(
+            peer.policy_source(),
+            asked,
+            &right.service,
+            right.port,
+            means,
+        )
     {
         return Err("the name does not stand for the service any more");
     }
@@ -183,7 +195,7 @@ fn evaluate(
     snapshot: &Snapshot,
     peer: &Peer,
     asked: &Authority,
-    of: (&str, u16),
+    of: ServicePort<'_>,
     means: &MatchedBy,
 ) -> Result<(), Reason> {
     if !snapshot.is_linked(peer.policy_source()) {

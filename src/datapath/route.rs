@@ -482,7 +482,7 @@ mod tests {
     fn a_waypoint_goes_past_those_of_an_alias_only_if_it_is_one_of_each_service() {
         let target = |name: &str| (format!("{name}.app").into(), None);
         let to = |names: &[&str]| names.iter().map(|name| target(name)).collect();
-        let alias = |names: &[&str]| Alias::new(("all.global", None), to(names), None, None);
+        let alias = |names: &[&str]| Alias::new("all.global", None, to(names), None, None);
         let services = vec![
             service("one", &[(named("first"), 1)]),
             service("same", &[(named("first"), 1)]),

@@ -27,7 +27,7 @@ use crate::datapath::listener::ListenerRules;
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::reason::Reason;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ServicePort, Snapshot};
 use crate::tls::{Identity, Issuer};
 use crate::wire::Authority;
 use crate::wire::sni::{self, RouteBy};
@@ -306,7 +306,10 @@ impl Explainer<'_> {
         let (mut leg, permit) = self.resolve_and_evaluate(&peer, authority, origin);
         let route_by = permit.as_ref().ok().map(|permit| {
             let route = permit.route();
-            let of = (&*route.service().hostname, route.port());
+            let of = ServicePort {
+                host: &route.service().hostname,
+                port: route.port(),
+            };
             let own = self
                 .world
                 .snapshot

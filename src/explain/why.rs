@@ -7,7 +7,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
-    Alias, Enforcement, Exposure, ExposureVerdict, MatchedBy, Service, Snapshot,
+    Alias, Enforcement, Exposure, ExposureVerdict, MatchedBy, Service, ServicePort, Snapshot,
 };
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
@@ -375,7 +375,12 @@ impl<'a> PolicyInput<'a> {
             port,
             entries: entries(snapshot, asked, (host, port), each),
             has_entry: snapshot.exposure.has_entry(&snapshot.exposure_host(host)),
-            verdict: snapshot.evaluate_exposure(peer.policy_source(), asked, (host, port), each),
+            verdict: snapshot.evaluate_exposure(
+                peer.policy_source(),
+                asked,
+                ServicePort { host, port },
+                each,
+            ),
         };
         Self {
             snapshot,

@@ -68,7 +68,10 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         || next.enforcement != old.enforcement;
     next.balancing = match (change.position, change.traffic, change.overrides) {
         (None, None, None) => Arc::clone(&old.balancing),
-        said => replaced(&old.balancing, Some(old.balancing.with_changes(said))),
+        (position, traffic, order) => {
+            let next = old.balancing.with_changes(position, traffic, order);
+            replaced(&old.balancing, Some(next))
+        }
     };
     let (told, network) = change.mesh.unzip();
     let is_told =

@@ -44,7 +44,7 @@ impl Snapshot {
             ..mesh::Service::clone(first)
         });
         let (network, balancing) = (&self.index.network, &self.balancing);
-        let ranking = |port| Ranking::new((&definition, port), alias.host(), network, balancing);
+        let ranking = |port| Ranking::new(&definition, port, alias.host(), network, balancing);
         let region = alias.region();
         let service = self.index.service(&definition, &behind, region, ranking);
         self.derived_services

@@ -116,8 +116,8 @@ impl Hosts {
             }
         }
         self.version += u64::from(is_moved);
-        for answer in answers {
-            self.answer(&mut mesh, answer);
+        for (name, addresses) in answers {
+            self.answer(&mut mesh, name, addresses);
         }
         if self.spread == 0 {
             mesh.workloads = told.workloads;
@@ -148,7 +148,7 @@ impl Hosts {
         host.map(|host| Host::clone(host)).unwrap_or_default()
     }
 
-    fn answer(&mut self, mesh: &mut Mesh, (name, addresses): Answer) {
+    fn answer(&mut self, mesh: &mut Mesh, name: Arc<str>, addresses: Arc<[IpAddr]>) {
         // A late answer for a hostname that is no longer needed.
         if !self.known.contains_key(&name) {
             return;

@@ -119,10 +119,10 @@ pub(super) fn apply(
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // The snapshot is written while the mesh is read, so this is a copy. It shares everything.
     let new = snapshot.mesh.clone();
-    let joined = snapshot.index.join((&old, &new), &previous);
+    let joined = snapshot.index.join(&old, &new, &previous);
     let claimed = snapshot
         .index
-        .claim((&old, &new), &previous, snapshot.version);
+        .claim(&old, &new, &previous, snapshot.version);
     // The owner of a family takes the family's other names away from other services, or releases
     // them.
     let families = claimed
@@ -186,7 +186,7 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
 impl Index {
     /// Joins workloads with the services that they name. Endpoint states of workloads unknown to
     /// this index are taken from `previous`.
-    fn join<'a>(&mut self, (old, new): (&'a Mesh, &'a Mesh), previous: &Self) -> Joined<'a> {
+    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh, previous: &Self) -> Joined<'a> {
         let (pods, reselected) = pods(old, new);
         let mut identities = identities::Edits::default();
         let mut edits: HashMap<&'a Arc<str>, Edits<'a>> = HashMap::new();
@@ -241,7 +241,7 @@ impl Index {
     }
 
     /// Returns true if HBONE listeners dial a workload for a port of a service.
-    fn tunnels_to(&self, workload: &mesh::Workload, (port, target): (u16, u16)) -> bool {
+    fn tunnels_to(&self, workload: &mesh::Workload, port: u16, target: u16) -> bool {
         !self.hbone_only || speaks_hbone(workload, port, target)
     }
 
@@ -276,7 +276,8 @@ impl Index {
     /// Updates the services that claim each hostname.
     fn claim<'a>(
         &mut self,
-        (old, new): (&'a Mesh, &'a Mesh),
+        old: &'a Mesh,
+        new: &'a Mesh,
         previous: &Self,
         version: u64,
     ) -> Claimed<'a> {
@@ -403,7 +404,7 @@ impl Index {
             if direct {
                 Some(target)
             } else {
-                self.tunnels_to(workload, (port, target))
+                self.tunnels_to(workload, port, target)
                     .then(|| dialled_port(workload, target))
             }
         })
@@ -449,7 +450,7 @@ impl Snapshot {
         let service = self.answering(host).map(|from| {
             let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
             let (network, balancing) = (&self.index.network, &self.balancing);
-            let ranking = |port| Ranking::new((from, port), host, network, balancing);
+            let ranking = |port| Ranking::new(from, port, host, network, balancing);
             Arc::new(self.index.service(from, &own, None, ranking))
         });
         let old = match &service {

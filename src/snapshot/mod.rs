@@ -46,7 +46,7 @@ pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Tier};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, ExposureVerdict};
 pub use hosts::{Answer, Doubts, Host, Hosts};
-pub use lookup::{LookupResult, MatchedBy};
+pub use lookup::{LookupResult, MatchedBy, ServicePort};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
 pub use odds::{Load, pick_probabilities};

@@ -42,7 +42,8 @@ pub type Target = (Box<str>, Option<u16>);
 impl Alias {
     /// Returns the alias `host` of the services in `to`, for the port `asked` or for any port.
     pub fn new(
-        (host, asked): (&str, Option<u16>),
+        host: &str,
+        asked: Option<u16>,
         to: Vec<Target>,
         consumers: Option<Vec<Box<str>>>,
         region: Option<Box<str>>,

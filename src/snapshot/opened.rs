@@ -100,7 +100,7 @@ impl Snapshot {
         for (ip, uid) in old.symmetric_difference(&new) {
             self.index
                 .opened
-                .set_served(*ip, (&host, uid), new.contains(&(*ip, Arc::clone(uid))));
+                .set_served(*ip, &host, uid, new.contains(&(*ip, Arc::clone(uid))));
         }
         if new.is_empty() {
             drop(self.index.opened.services.remove(&host))
@@ -143,7 +143,7 @@ impl Snapshot {
 
 impl ExposedWorkloads {
     /// Records whether a workload of a service is at an address.
-    fn set_served(&mut self, ip: IpAddr, (host, uid): (&Arc<str>, &Arc<str>), is_there: bool) {
+    fn set_served(&mut self, ip: IpAddr, host: &Arc<str>, uid: &Arc<str>, is_there: bool) {
         let old = self.addresses.get(&ip).into_iter();
         let old = old.flat_map(|places| places.iter());
         let others = old.filter(|(other, own)| (other, own) != (host, uid));

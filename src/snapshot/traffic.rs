@@ -209,7 +209,9 @@ impl Balancing {
     /// Returns a copy with these changes applied.
     pub(super) fn with_changes(
         &self,
-        (position, traffic, order): (Option<Position>, Option<Traffic>, Option<Override>),
+        position: Option<Position>,
+        traffic: Option<Traffic>,
+        order: Option<Override>,
     ) -> Self {
         let mut next = self.clone();
         next.position = position.unwrap_or(next.position);

@@ -102,8 +102,8 @@ pub fn exclusion_reason(
         .or_else(|| lacks_hbone().then_some(ExclusionReason::NoHbone))
         .or_else(|| service_exclusion(service, workload, port))
         .or_else(|| {
-            let (of, host) = ((service, port), &service.hostname);
-            Ranking::new(of, host, network, &snapshot.balancing).exclusion(workload)
+            let host = &service.hostname;
+            Ranking::new(service, port, host, network, &snapshot.balancing).exclusion(workload)
         })
         .or_else(behind)
 }
@@ -256,9 +256,7 @@ mod tests {
         let weights = rule(vec![region("here", 1), region("shut", 0)]);
         let traffic = Traffic::new([("weighed.app".into(), weights)], TrafficRule::default());
         let order = Some(Override::Evacuate(region("flooded", 0).0));
-        let changed = snapshot
-            .balancing
-            .with_changes((None, Some(traffic), order));
+        let changed = snapshot.balancing.with_changes(None, Some(traffic), order);
         snapshot.balancing = Arc::new(changed);
         exclusion_reason(&snapshot, service, workload, port)
     }

@@ -78,7 +78,7 @@ impl<'a> WantedHosts<'a> {
             && services.any(|(service, ports)| {
                 let ports = ports.keys().copied();
                 let name = service.split_once('/');
-                name.is_some_and(|name| self.is_reachable(name, ports))
+                name.is_some_and(|(namespace, host)| self.is_reachable(namespace, host, ports))
                     || self.reachable_waypoints().contains(&**service)
             })
     }
@@ -87,7 +87,8 @@ impl<'a> WantedHosts<'a> {
     /// listener.
     fn is_reachable(
         &self,
-        (namespace, host): (&str, &'a str),
+        namespace: &str,
+        host: &'a str,
         mut ports: impl Iterator<Item = u16>,
     ) -> bool {
         if self.passthrough_names.contains(&self.family(host)) {
@@ -108,7 +109,7 @@ impl<'a> WantedHosts<'a> {
     fn reachable_waypoints(&self) -> &HashSet<String> {
         let is_reached = |service: &&'a Arc<mesh::Service>| {
             let ports = service.ports.keys().copied();
-            self.is_reachable((&service.namespace, &service.hostname), ports)
+            self.is_reachable(&service.namespace, &service.hostname, ports)
         };
         self.waypoints.get_or_init(|| {
             let services = self.snapshot.mesh.services.values();
@@ -327,7 +328,7 @@ mod tests {
             let mut routed = exposure(Vec::new());
             routed.add_passthrough_hosts([name]);
             let target = ("echo.app.one".into(), None);
-            let alias = Alias::new(("alias", None), vec![target], None, None);
+            let alias = Alias::new("alias", None, vec![target], None, None);
             let mut mesh = mesh();
             let service = "app/echo.app.two";
             let two = workload("two", |of| {

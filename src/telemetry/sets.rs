@@ -69,7 +69,8 @@ impl LabelSets {
     /// Registers the counters under a name. `overflow` counts the lookups that exceed the limit.
     pub(super) fn register(
         registry: &mut Registry,
-        (name, help): (&'static str, &str),
+        name: &'static str,
+        help: &str,
         overflow: Counter,
     ) -> Self {
         let sets = Self(Arc::new(Inner {
@@ -185,7 +186,7 @@ mod tests {
 
     fn counted() -> Counted {
         let (mut registry, overflow) = (Registry::default(), Counter::default());
-        let sets = LabelSets::register(&mut registry, ("x", "Things"), overflow.clone());
+        let sets = LabelSets::register(&mut registry, "x", "Things", overflow.clone());
         Counted {
             sets,
             overflow,

@@ -56,7 +56,7 @@ impl Tcp {
             metric(r, "strait_metric_overflow", OVERFLOW);
         let mut tcp = |name, help| {
             let overflow = overflow.get_or_create_owned(&[("metric", name)]);
-            LabelSets::register(r, (name, help), overflow)
+            LabelSets::register(r, name, help, overflow)
         };
         Self {
             opened: tcp("istio_tcp_connections_opened", "Tunnels opened"),

@@ -170,7 +170,7 @@ impl IdentityMaterial {
             return Err(TlsError::Expired(files.chain.clone()));
         }
         let roots = certificates(&files.roots)?;
-        Self::new((&files.chain, chain), key, (&files.roots, roots))
+        Self::new(&files.chain, chain, key, &files.roots, roots)
     }
 
     /// Parses material from PEM texts, for clients that keep certificates in memory.
@@ -189,7 +189,7 @@ impl IdentityMaterial {
         let chain = parse(chain).map_err(bad_pem)?;
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(bad_pem)?;
         let roots = parse(roots).map_err(bad_pem)?;
-        Self::new((file, chain), key, (file, roots))
+        Self::new(file, chain, key, file, roots)
     }
 
     /// Builds material from certificates, each list with the name of its source. The caller
@@ -198,9 +198,11 @@ impl IdentityMaterial {
     /// # Errors
     /// The first failure.
     pub(super) fn new(
-        (file, chain): (&Path, Vec<CertificateDer<'static>>),
+        file: &Path,
+        chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
-        (roots_file, root_certificates): (&Path, Vec<CertificateDer<'static>>),
+        roots_file: &Path,
+        root_certificates: Vec<CertificateDer<'static>>,
     ) -> Result<Self, TlsError> {
         Ok(Self {
             identity: identity(file, &chain)?,

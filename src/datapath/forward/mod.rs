@@ -13,7 +13,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::reason::{Fault, Reason};
-use crate::snapshot::{Endpoint, Service};
+use crate::snapshot::{Endpoint, Service, ServicePort};
 use crate::telemetry::{Destination, DestinationService, Record};
 use crate::wire::sni::RouteBy;
 
@@ -187,7 +187,10 @@ fn resolve_and_evaluate(
     let snapshot = gateway.reader.load();
     let route = route::resolve(&snapshot, peer, target?)?;
     record.set_service(destination_service(route.service()));
-    let of = (&*route.service().hostname, route.port());
+    let of = ServicePort {
+        host: &route.service().hostname,
+        port: route.port(),
+    };
     let route_by = snapshot.route_by(route.asked(), of, route.means());
     Ok((policy::run(&snapshot, peer, route)?, route_by))
 }

@@ -263,14 +263,9 @@ fn names(rng: &mut Rng) -> NameTable {
     let both = || vec![(ECHO.into(), None), (TWIN.into(), Some(80))];
     let consumers = || Some(vec!["west".into()]);
     let region = (*rng.choice(&["r1", "r2"]).expect("a region")).into();
-    let plain = Alias::new(
-        ("plain.example", None),
-        vec![(ECHO.into(), None)],
-        None,
-        None,
-    );
-    let several = Alias::new(("both.example", Some(80)), both(), consumers(), None);
-    let regional = Alias::new(("regional.example", None), both(), None, Some(region));
+    let plain = Alias::new("plain.example", None, vec![(ECHO.into(), None)], None, None);
+    let several = Alias::new("both.example", Some(80), both(), consumers(), None);
+    let regional = Alias::new("regional.example", None, both(), None, Some(region));
     NameTable::new(
         ["svc.cluster.local", "global"],
         [

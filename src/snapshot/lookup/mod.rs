@@ -25,6 +25,15 @@ pub struct LookupResult<'a> {
     pub matched_by: MatchedBy,
 }
 
+/// Port of a service, which its hostname identifies.
+#[derive(Clone, Copy, Debug)]
+pub struct ServicePort<'a> {
+    /// Hostname of the service.
+    pub host: &'a str,
+    /// Port of the service.
+    pub port: u16,
+}
+
 /// Part of the configuration or mesh that an authority matched. It determines the exposure rules
 /// that apply.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -171,14 +180,15 @@ impl Snapshot {
 /// Exposure of the services that a lookup found.
 impl Snapshot {
     /// Evaluates the exposure rules, or the control plane's exports if the rules have no entry.
-    /// `host` is the hostname of the service to which `asked` leads.
+    /// `to` is the service port to which `asked` leads.
     pub fn evaluate_exposure(
         &self,
         caller: Caller<'_>,
         asked: &Authority,
-        (host, port): (&str, u16),
+        to: ServicePort<'_>,
         means: &MatchedBy,
     ) -> ExposureVerdict {
+        let ServicePort { host, port } = to;
         match means {
             MatchedBy::Service => self.evaluate_service(caller, host, port),
             MatchedBy::Exposed if self.is_cluster_local(host) => ExposureVerdict::NotExposed,
@@ -287,7 +297,7 @@ impl Snapshot {
     pub fn route_by(
         &self,
         asked: &Authority,
-        (host, port): (&str, u16),
+        to: ServicePort<'_>,
         means: &MatchedBy,
     ) -> Option<RouteBy> {
         let of = |(host, port)| self.exposure.route_by(&self.exposure_host(host), port);
@@ -299,9 +309,9 @@ impl Snapshot {
                     .map(|entry| entry.route_by)
                     .max()
                     .flatten()
-                    .max(of((host, port)))
+                    .max(of((to.host, to.port)))
             }
-            _ => of((host, port)),
+            _ => of((to.host, to.port)),
         }
     }
 
@@ -311,7 +321,8 @@ impl Snapshot {
         &self,
         caller: Caller<'_>,
         asked: &Authority,
-        (service, port): (&mesh::Service, u16),
+        service: &mesh::Service,
+        port: u16,
         means: &MatchedBy,
     ) -> bool {
         let host = &*service.hostname;

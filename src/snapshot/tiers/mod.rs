@@ -88,7 +88,8 @@ impl<'a> Ranking<'a> {
     /// Returns the ranking of a service port for a gateway in `network`. `host` is the service's
     /// name in the configuration.
     pub(super) fn new(
-        (service, port): (&'a Service, u16),
+        service: &'a Service,
+        port: u16,
         host: &str,
         network: &'a str,
         balancing: &'a Balancing,

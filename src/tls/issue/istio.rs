@@ -58,7 +58,7 @@ impl IstioAuthority {
                 fetched
             }
         };
-        run_renewal(held, fetch, SystemTime::now, (news, &authority.reachable)).await;
+        run_renewal(held, fetch, SystemTime::now, news, &authority.reachable).await;
     }
 
     /// Returns the certificate on disk, if there is a valid one.

@@ -156,7 +156,7 @@ fn material_from_answer(
     if roots.is_empty() {
         return Err(TlsError::NoCertificate(bundle.to_owned()).into());
     }
-    let material = IdentityMaterial::new((answer, chain), key, (bundle, roots))?;
+    let material = IdentityMaterial::new(answer, chain, key, bundle, roots)?;
     CertifiedKey::from_der(
         material.chain.clone(),
         material.key.clone_key(),

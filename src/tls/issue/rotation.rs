@@ -102,7 +102,8 @@ pub(super) async fn run_renewal<F>(
     initial: Option<Arc<IdentityMaterial>>,
     mut fetch: impl FnMut() -> F,
     now: impl Fn() -> SystemTime,
-    (news, back): (mpsc::Sender<CertificateEvent>, &Notify),
+    news: mpsc::Sender<CertificateEvent>,
+    back: &Notify,
 ) where
     F: Future<Output = Result<Arc<IdentityMaterial>, IssueError>>,
 {
@@ -260,7 +261,7 @@ mod tests {
             );
         };
         tokio::select! {
-            () = run_renewal(Some(held), fetch, now, (news, &back)) => {
+            () = run_renewal(Some(held), fetch, now, news, &back) => {
                 panic!("it goes on for ever")
             }
             () = listen => {}
@@ -334,7 +335,7 @@ mod tests {
             }
         };
         let back = Notify::new();
-        let driver = async { tokio::join!(run_renewal(None, fetch, now, (news, &back)), listen) };
+        let driver = async { tokio::join!(run_renewal(None, fetch, now, news, &back), listen) };
         let ended = timeout(hours * HOUR, driver).await;
         assert!(ended.is_err(), "it goes on for ever");
         (asked.into_inner(), heard)

@@ -309,7 +309,7 @@ impl ClientVerifier {
         check_form(leaf, intermediates)?;
         let path = self
             .verify_path(&domain.roots, leaf, intermediates, now)
-            .map_err(|error| self.refusal(error, (leaf, intermediates), now))?;
+            .map_err(|error| self.refusal(error, leaf, intermediates, now))?;
         check_usage(leaf, intermediates).map_err(refusal_error)?;
         self.check_issuer(domain, &identity.trust_domain, &path.issuer)?;
         let verified = Verdict {
@@ -407,7 +407,8 @@ impl ClientVerifier {
     fn refusal(
         &self,
         error: webpki::Error,
-        (leaf, intermediates): (&CertificateDer<'_>, &[CertificateDer<'_>]),
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Error {
         let chain: Vec<_> = [leaf].into_iter().chain(intermediates).collect();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh};
-use crate::snapshot::{Exposure, ExposureTable, Snapshot};
+use crate::snapshot::{Exposure, ExposureTable, ServicePort, Snapshot};
 
 const EAST_80: &str = "foo.useast2.svc.cluster.local:80";
 
@@ -100,7 +100,7 @@ fn a_name_that_an_entry_gives_is_routed_by_what_that_entry_says() {
         ["given.name:80", "echo.app.global:80"].map(|text| {
             let asked = asked(text);
             let found = snapshot.find(caller("west.local"), &asked).expect("it");
-            snapshot.route_by(&asked, (host, 80), &found.matched_by)
+            snapshot.route_by(&asked, ServicePort { host, port: 80 }, &found.matched_by)
         })
     };
     let strict = Some(RouteBy::Strict);

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, GatewayAddress, Locality, Mesh, Place, Protocol, Waypoint};
-use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, NameTable, TrustSet};
+use crate::snapshot::{
+    Audience, ExportSet, Exposure, ExposureTable, NameTable, ServicePort, TrustSet,
+};
 
 const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
 
@@ -83,7 +85,7 @@ fn names(aliases: &[AliasSpec<'_>]) -> NameTable {
         let to = to.iter().map(|text| target(text)).collect();
         let consumers = consumers.map(|of| of.iter().map(|&one| one.into()).collect());
         let region = (!region.is_empty()).then(|| (*region).into());
-        (&**host, Alias::new((host, *port), to, consumers, region))
+        (&**host, Alias::new(host, *port, to, consumers, region))
     });
     NameTable::new(SUFFIXES, aliases)
 }
@@ -124,8 +126,15 @@ fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
         let asked = asked(text);
         let found = snapshot.find(caller, &asked)?;
         let host = &*found.service.hostname;
-        let verdict =
-            snapshot.evaluate_exposure(caller, &asked, (host, found.port), &found.matched_by);
+        let verdict = snapshot.evaluate_exposure(
+            caller,
+            &asked,
+            ServicePort {
+                host,
+                port: found.port,
+            },
+            &found.matched_by,
+        );
         let is_allowed = verdict == ExposureVerdict::Allowed;
         Some((format!("{host}:{}", found.port), is_allowed))
     })
@@ -510,8 +519,9 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         let west = caller("west.local");
         let found = old.find(west, &asked).expect("a service");
         let of = (&*found.service.definition, found.port);
-        let stands =
-            |(_, next): &(&str, Snapshot)| next.still_leads_to(west, &asked, of, &found.matched_by);
+        let stands = |(_, next): &(&str, Snapshot)| {
+            next.still_leads_to(west, &asked, of.0, of.1, &found.matched_by)
+        };
         let got: Vec<_> = later.iter().map(stands).collect();
         assert_eq!(
             got,

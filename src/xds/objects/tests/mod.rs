@@ -9,7 +9,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
     Audience, Caller, Exposure, ExposureTable, ExposureVerdict, NameTable, Service as Built,
-    Snapshot, TrustSet,
+    ServicePort, Snapshot, TrustSet,
 };
 use crate::wire::Authority;
 
@@ -236,7 +236,12 @@ fn an_entry_narrows_an_export_under_all_its_names() {
             let asked = Authority::parse(&format!("{host}:80")).unwrap();
             let found = snapshot.find(caller, &asked).unwrap();
             assert_eq!(&*found.service.hostname, host);
-            let verdict = snapshot.evaluate_exposure(caller, &asked, (host, 80), &found.matched_by);
+            let verdict = snapshot.evaluate_exposure(
+                caller,
+                &asked,
+                ServicePort { host, port: 80 },
+                &found.matched_by,
+            );
             let want = match entry.is_none() || namespace == "shop" {
                 true => ExposureVerdict::Allowed,
                 false => ExposureVerdict::NotForPeer,
