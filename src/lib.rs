@@ -36,6 +36,7 @@ pub mod telemetry;
 // Foundations.
 pub mod lifecycle;
 pub mod reason;
+mod replace_file;
 pub mod watch;
 
 // Developer tools, which the gateway never uses.

@@ -1,9 +1,10 @@
 //! The certificate in use, from files or from an authority, and its status.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -79,7 +80,7 @@ impl SharedCertificates {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Certificates> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Logs the trusted roots without a revocation list, given the certificate and the trust in

@@ -18,10 +18,11 @@ use crate::snapshot::{
 };
 use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
-use crate::yaml::{Findings, Place, Severity};
+use crate::yaml::{Findings, Severity};
 
-use super::told::MeshFiles;
-use super::{revocation, traffic, trust};
+use super::mesh_files::MeshFiles;
+use super::trust::Certificates;
+use super::{traffic, trust};
 
 /// Permission bits of users who are neither the owner nor in the group of the file.
 const OTHER_USERS_MODE: u32 = 0o007;
@@ -49,9 +50,6 @@ pub struct Inputs {
     /// Claims of objects that have no effect because of other claims.
     pub(super) conflicts: Vec<String>,
 }
-
-/// Own certificate, if it is in files, and the trust that peers are verified against.
-pub(super) type Certificates = (Option<IdentityMaterial>, PeerTrust);
 
 /// Findings of `strait check`.
 #[derive(Debug, Default)]
@@ -140,7 +138,7 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     report.check_own_domain(&examined, certificates.as_ref());
     let own_issuer = trust::own_issuer(&examined, certificates.as_ref());
     report.warnings.extend(own_issuer);
-    let revocation = revocation::warnings(source.path(), &examined, certificates.as_ref());
+    let revocation = trust::revocation_warnings(source.path(), &examined, certificates.as_ref());
     if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)
     {
@@ -232,9 +230,9 @@ impl Report {
         if own.into_iter().any(|file| examined.is_absent(file)) {
             return Some((None, trust?));
         }
-        let located = |error: TlsError| located(&error, path, Some(files), &examined.named);
+        let located = |error: TlsError| located(&error, path, Some(files), examined);
         let material = self.record_errors(IdentityMaterial::load(files).map_err(located))?;
-        self.check_key_permissions(path, &files.key, &examined.named);
+        self.check_key_permissions(path, &files.key, examined);
         // The gateway's own files can be checked without the domains.
         let nothing = PeerTrust::default();
         let effective_trust = trust.as_ref().unwrap_or(&nothing);
@@ -258,7 +256,7 @@ impl Report {
         };
         let wrong = authority.into_iter().chain(source);
         for (file, error) in wrong.filter(|(file, _)| !examined.is_absent(file)) {
-            let place = place_of(&file, path, &examined.named);
+            let place = examined.place_of(&file, path);
             let line = format!("{place}: error: {error}; write the path of a file with one");
             if !self.errors.contains(&line) {
                 self.errors.push(line);
@@ -328,11 +326,11 @@ impl Report {
             crl.files.retain(|file| !examined.is_absent(file));
         }
         let loaded = PeerTrust::load(&trust);
-        self.record_errors(loaded.map_err(|error| located(&error, path, None, &examined.named)))
+        self.record_errors(loaded.map_err(|error| located(&error, path, None, examined)))
     }
 
     /// Warns of a private key that every user of the machine may read or write.
-    fn check_key_permissions(&mut self, path: &Path, key: &Path, named: &[(PathBuf, Place)]) {
+    fn check_key_permissions(&mut self, path: &Path, key: &Path, examined: &Examined) {
         let mode = key.metadata().map_or(0, |metadata| metadata.mode());
         if mode & OTHER_USERS_MODE == 0 {
             return;
@@ -340,7 +338,7 @@ impl Report {
         self.warnings.push(format!(
             "{}: warning: the private key {} is open to every user of this machine (mode \
              {:04o}); take that back by `chmod o-rwx`",
-            place_of(key, path, named),
+            examined.place_of(key, path),
             key.display(),
             mode & 0o7777
         ));
@@ -353,7 +351,7 @@ fn located(
     error: &TlsError,
     path: &Path,
     own: Option<&IdentityFiles>,
-    named: &[(PathBuf, Place)],
+    examined: &Examined,
 ) -> String {
     let (file, names_file) = match error {
         TlsError::Pem { file, .. }
@@ -367,22 +365,12 @@ fn located(
         TlsError::SharedIssuer { .. } => (None, true),
         TlsError::Verifier(_) | TlsError::Provider(_) => (own.map(|own| &own.roots), false),
     };
-    let place = place_of(file.map_or(path, PathBuf::as_path), path, named);
+    let place = examined.place_of(file.map_or(path, PathBuf::as_path), path);
     let at = format!("{place}: error: ");
     match file {
         Some(file) if !names_file => format!("{at}{}: {error}", file.display()),
         _ => format!("{at}{error}"),
     }
-}
-
-/// Returns the place that names a file, or the first line of the configuration in `path`.
-pub(super) fn place_of(file: &Path, path: &Path, named: &[(PathBuf, Place)]) -> Place {
-    let found = named.iter().find(|(named, _)| named == file);
-    let first = || Place {
-        file: path.to_owned(),
-        line: 1,
-    };
-    found.map_or_else(first, |(_, place)| place.clone())
 }
 
 /// Returns the enforcement mode of Istio's policies.

@@ -4,10 +4,11 @@
 //! keeps it open. A change of its address or protocol drains it and opens a new one.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
+use parking_lot::Mutex;
 use socket2::Socket;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -20,7 +21,7 @@ use crate::datapath::accept::{self, AcceptedConnection, RegisteredListener, Work
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 
-use super::spawn_thread;
+use super::servers::{spawn_thread, with_bind_context};
 
 /// Listeners of the data path.
 pub(super) struct Listeners {
@@ -88,17 +89,6 @@ pub(super) fn bind_all(listeners: &[config::Listener]) -> anyhow::Result<Vec<Ent
     reserved.collect()
 }
 
-/// Adds the address and the configuration key to a bind error.
-pub(super) fn with_bind_context<T>(
-    bound: std::io::Result<T>,
-    key: &str,
-    address: SocketAddr,
-) -> anyhow::Result<T> {
-    bound.with_context(|| {
-        format!("cannot listen on {address} ({key}); is another gateway running there?")
-    })
-}
-
 fn bind(listener: &config::Listener) -> anyhow::Result<Socket> {
     let key = format!("bind of {}", listener.name);
     with_bind_context(accept::reserve(listener.bind), &key, listener.bind)
@@ -133,17 +123,12 @@ impl Listeners {
         }
     }
 
-    /// Locks the state. Each step leaves it consistent, so a poisoned lock is not an error.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts the workers and accepts connections.
     ///
     /// # Errors
     /// The system lacks threads, or another process already listens on an address.
     pub(super) fn open(&self, workers: usize) -> anyhow::Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.threads = Some(start_workers(&self.gateway, workers)?);
         match state.listen(&self.gateway).into_iter().next() {
             Some(error) => Err(anyhow::Error::msg(error)),
@@ -155,7 +140,7 @@ impl Listeners {
     /// changed, so that open tunnels have to be evaluated again.
     pub(super) fn update_in_place(&self, config: &Config) -> bool {
         let mut has_changed = false;
-        for entry in &mut self.lock().entries {
+        for entry in &mut self.state.lock().entries {
             let mut new = config.listeners.iter();
             let new = new.find(|new| entry.config.is_same_socket(new));
             if let Some(new) = new.filter(|new| **new != entry.config) {
@@ -172,7 +157,7 @@ impl Listeners {
     /// Drains the listeners that were removed from the configuration and opens the new ones.
     /// Retries those that failed to open. Returns one line for each that is not open.
     pub(super) fn apply(&self, config: &Config) -> Vec<String> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut old = std::mem::take(&mut state.entries);
         let entry = |new: &config::Listener| {
             let mut known = old.iter();
@@ -245,7 +230,7 @@ impl Listeners {
     /// Returns the rows of all listeners: those of the configuration, then those that are
     /// draining.
     pub(super) fn rows(&self) -> Vec<ListenerRow> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
         state.removed.retain(is_left);
         let own = state.entries.iter().map(|entry| {

@@ -8,36 +8,31 @@ mod certificates;
 mod check;
 mod compare;
 mod explain;
-mod holders;
 mod inputs;
 mod listeners;
 mod memory;
+mod mesh_files;
 mod names;
 mod reload;
-mod revocation;
 mod routes;
-mod server;
-mod told;
+mod servers;
 mod traffic;
 mod trust;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::thread;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use arc_swap::ArcSwap;
-use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, oneshot};
 use tracing::{info, warn};
 
-use crate::admin::{self, AdminState, DenyLookup, Limits};
+use crate::admin::{self, Limits};
 use crate::config::{Config, Discovery, Source};
 use crate::datapath::DataPath;
-use crate::datapath::accept;
 use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::budget::BufferBudget;
@@ -51,9 +46,10 @@ use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
 use certificates::{Certificates, SharedCertificates};
-use listeners::{Listeners, with_bind_context};
+use listeners::Listeners;
 use memory::Memory;
 use reload::{Fingerprints, InitialState};
+use servers::{Sockets, bind, runtime, spawn_thread};
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
@@ -119,7 +115,7 @@ impl ReadinessServer {
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         // On a dedicated thread, so that nothing delays a probe.
-        server::spawn(
+        servers::spawn(
             "strait-readiness",
             socket,
             router,
@@ -374,87 +370,6 @@ impl Signals {
             _ = self.interrupt.recv() => "SIGINT",
         }
     }
-}
-
-/// The other listening sockets. All are bound before any is served, so that a failed start serves
-/// no tunnel.
-struct Sockets {
-    admin: TcpListener,
-    metrics: Vec<TcpListener>,
-}
-
-impl Sockets {
-    fn bind(config: &Config) -> anyhow::Result<Self> {
-        let metrics = config.metrics.bind.iter();
-        let metrics = metrics.map(|address| bind("metrics.bind", *address));
-        Ok(Self {
-            admin: bind("admin.bind", config.admin.bind)?,
-            metrics: metrics.collect::<Result<_, _>>()?,
-        })
-    }
-
-    fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let others = [&self.admin].into_iter().chain(&self.metrics);
-        others.filter_map(|socket| socket.local_addr().ok())
-    }
-
-    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
-        let gateway = &app.gateway;
-        let state = AdminState {
-            reader: gateway.reader.clone(),
-            publisher: Arc::clone(&app.publisher),
-            status: Arc::clone(&app.status),
-            metrics: Arc::clone(&gateway.metrics),
-            lifecycle: gateway.lifecycle.clone(),
-            log: log.clone(),
-            config: Arc::clone(&app.config),
-            deny_list: DenyLookup::new({
-                let gateway = Arc::clone(gateway);
-                move |address| gateway.deny.denies(address)
-            }),
-            holders: holders::for_gateway(gateway),
-            issuers: trust::issuers(gateway),
-            explain: explain::for_gateway(gateway, &app.config),
-            listeners: admin::ListenerSource::new({
-                let listeners = Arc::clone(&app.listeners);
-                move || listeners.rows()
-            }),
-        };
-        let router = admin::admin_router(state);
-        let lifecycle = &gateway.lifecycle;
-        server::spawn("strait-admin", self.admin, router, Limits::PAGES, lifecycle)?;
-        let router = admin::metrics_router(Arc::clone(&gateway.metrics));
-        for socket in self.metrics {
-            let router = router.clone();
-            server::spawn("strait-metrics", socket, router, Limits::PROBES, lifecycle)?;
-        }
-        Ok(())
-    }
-}
-
-fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    with_bind_context(accept::bind(address), key, address)
-}
-
-/// Runs a future on a thread and a runtime of its own, and returns the handle of the runtime.
-fn spawn_thread(
-    name: &str,
-    run: impl Future<Output = ()> + Send + 'static,
-) -> anyhow::Result<Handle> {
-    let runtime = runtime()?;
-    let handle = runtime.handle().clone();
-    thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || runtime.block_on(run))
-        .map_err(|error| anyhow!("cannot start the thread {name}: {error}"))?;
-    Ok(handle)
-}
-
-fn runtime() -> anyhow::Result<Runtime> {
-    Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start a runtime")
 }
 
 /// Raises the soft limit of open files to the hard limit, because a tunnel needs two sockets.

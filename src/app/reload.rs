@@ -29,7 +29,7 @@ use super::App;
 use super::certificates::SharedCertificates;
 use super::inputs::{self, Report};
 use super::listeners::Listeners;
-use super::told::{Joined, MeshFiles};
+use super::mesh_files::{Joined, MeshFiles};
 use super::{traffic, trust};
 
 /// Fingerprints of the files when they were last read. They are taken before the reading, so that

@@ -1,14 +1,14 @@
-//! Trust set of the snapshot, and issuers of peers for the status page.
+//! Trust set of the snapshot, and warnings about trust in peers.
 
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use crate::admin::{IssuerRow, IssuerSource};
 use crate::config::{Config, Examined};
-use crate::datapath::DataPath;
 use crate::snapshot::TrustSet;
-use crate::tls::{Issuer, PeerTrust};
+use crate::tls::{IdentityMaterial, Issuer, PeerTrust};
 
-use super::inputs::Certificates;
+/// Own certificate, if it is in files, and the trust that peers are verified against.
+pub(super) type Certificates = (Option<IdentityMaterial>, PeerTrust);
 
 /// Returns the trust set of a configuration, including the issuers in its files.
 pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
@@ -45,23 +45,41 @@ pub(super) fn own_issuer(
     ))
 }
 
-/// Returns the source of the issuers that the running gateway has seen, with their current
-/// clusters.
-pub(super) fn issuers(gateway: &Arc<DataPath>) -> IssuerSource {
-    let gateway = Arc::clone(gateway);
-    IssuerSource::new(move || {
-        let seen = gateway.tls.issuers().into_iter();
-        let snapshot = gateway.reader.load();
-        seen.map(|seen| IssuerRow {
-            spki: seen.issuer.spki.to_string(),
-            subject: seen.issuer.subject.to_string(),
-            cluster: snapshot
-                .trust
-                .issuer_cluster(&seen.issuer.spki)
-                .map(ToOwned::to_owned),
-            accepted: seen.accepted,
-            refused: seen.refused,
+/// Returns warnings about stale lists and about trusted roots without a list, if the
+/// configuration refuses peers for them. They are not part of the inputs of a start, because a
+/// running gateway logs them itself. Roots are not checked while a list does not exist on this
+/// machine.
+pub(super) fn revocation_warnings(
+    path: &Path,
+    examined: &Examined,
+    certificates: Option<&Certificates>,
+) -> Vec<String> {
+    let config = examined.trust.as_ref().and_then(|trust| trust.crl.as_ref());
+    let (Some(config), Some((material, trust))) = (config, certificates) else {
+        return Vec::new();
+    };
+    let crls = trust.crls.iter();
+    let stale = crls.flat_map(|crls| crls.refused_as_stale(SystemTime::now()));
+    let mut warnings: Vec<_> = stale
+        .map(|list| {
+            let place = examined.place_of(&list.file, path);
+            format!(
+                "{place}: warning: {list} is stale: peers of this issuer are refused; \
+                 put a newer list there, or write `on_stale: accept`"
+            )
         })
-        .collect()
-    })
+        .collect();
+    if config.files.iter().any(|file| examined.is_absent(file)) {
+        return warnings;
+    }
+    let first = config.files.first().map_or(path, PathBuf::as_path);
+    let place = examined.place_of(first, path);
+    let roots = trust.roots_without_crl(material.as_ref()).into_iter();
+    warnings.extend(roots.map(|root| {
+        format!(
+            "{place}: warning: `trust.crl` has no list of the root {root}: peers below {root} are \
+             refused; add its list, or write `on_missing: accept`"
+        )
+    }));
+    warnings
 }

@@ -1,6 +1,6 @@
 //! Checks of values of several sections together.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use super::define::Type;
@@ -176,22 +176,6 @@ fn reserved_clusters(root: Value<'_>) {
         if name.word() == Some(UNKNOWN_CLUSTER) {
             let what = format!("is `{UNKNOWN_CLUSTER}`, which is the cluster of all other issuers");
             name.error(what, "another name");
-        }
-    }
-}
-
-/// Reports every entry whose name an earlier one has.
-pub(super) fn repeated<'a>(named: impl Iterator<Item = (&'a str, Value<'a>)>) {
-    let mut first = HashMap::new();
-    for (name, value) in named {
-        match first.get(name) {
-            Some(line) => {
-                let what = format!("has `{name}` twice, first on line {line}");
-                value.error(what, "each name once");
-            }
-            None => {
-                first.insert(name, value.line());
-            }
         }
     }
 }

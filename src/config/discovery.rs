@@ -1,8 +1,8 @@
 //! The `discovery` section, and the control planes of `discovery` and `identity`.
 
-use std::fmt;
 use std::path::PathBuf;
 
+use derive_more::Display;
 use http::HeaderName;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -137,27 +137,20 @@ section! {
 }
 
 /// The roots by which a control plane is verified.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub enum Roots {
     /// Those of a PEM file, read for each connection.
+    #[display("{}", _0.display())]
     File(PathBuf),
     /// Those of a PEM text.
+    #[display("PEM")]
     Pem(String),
     /// Those of the system, looked up for each connection.
+    #[display("{SYSTEM}")]
     System,
     /// None: there is no TLS, and any server at the address is trusted.
+    #[display("none, by plaintext")]
     Plaintext,
-}
-
-impl fmt::Display for Roots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File(file) => file.display().fmt(f),
-            Self::Pem(_) => f.write_str("PEM"),
-            Self::System => f.write_str(SYSTEM),
-            Self::Plaintext => f.write_str("none, by plaintext"),
-        }
-    }
 }
 
 impl Serialize for Roots {

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
-use spiffe::SpiffeId;
+use spiffe::{SpiffeId, TrustDomain as SpiffeTrustDomain};
 
-use super::define::{Credential, NewFolder, Segment, Shape, Ttl, Type, form, path, section};
+use super::define::{Credential, NewFolder, Segment, Shape, TEXT, Ttl, Type, form, path, section};
 use super::discovery::{ControlPlane, ReadKeys, read_kind};
-use super::trust::DomainName;
 use super::{CERTIFICATE_TTL, TRUST_DOMAIN};
 use crate::yaml::Value;
 
@@ -131,6 +130,23 @@ form! {
          `unix:///var/run/secrets/workload-spiffe-uds/socket`",
         "string",
         |value, wanted| value.parsed(wanted, unix_socket), |socket| path(socket);
+    /// The name of a trust domain.
+    DomainName => String, "the name of a trust domain alone, such as `east.local`", TEXT,
+        domain_name, |name| json!(name);
+}
+
+fn domain_name(value: Value<'_>, wanted: &str) -> Option<String> {
+    let text = value.text()?;
+    if text.contains('*') {
+        let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
+        value.error(what, "each trust domain by its name");
+        return None;
+    }
+    value.parsed(wanted, |text| {
+        let name = SpiffeTrustDomain::new(text).ok();
+        let name = name.filter(|_| !text.contains("://"))?;
+        Some(name.as_str().to_owned())
+    })
 }
 
 /// Returns the path of a unix socket in SPIFFE's form, `unix:///PATH`; none of other addresses.

@@ -4,9 +4,12 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde_json::Value as Json;
+
+use super::define::{Absent, Key, Shape};
 use super::pod::{Defaults, Environment, Flags, Pod};
-use super::{Config, Examined, defaults};
-use crate::yaml::{Document, Findings, Kind, Node};
+use super::{Config, Examined};
+use crate::yaml::{Document, Findings, Kind, Node, Place};
 
 /// Columns by which each level is indented.
 const INDENT: usize = 2;
@@ -141,6 +144,16 @@ impl Examined {
         self
     }
 
+    /// Returns the place that names a file, or the first line of the configuration in `path`.
+    pub fn place_of(&self, file: &Path, path: &Path) -> Place {
+        let found = self.named.iter().find(|(named, _)| named == file);
+        let first = || Place {
+            file: path.to_owned(),
+            line: 1,
+        };
+        found.map_or_else(first, |(_, place)| place.clone())
+    }
+
     /// Returns whether this is a file of certificates, a key or a token that does not exist.
     pub fn is_absent(&self, file: &Path) -> bool {
         self.absent.iter().any(|(absent, _)| absent == file)
@@ -159,7 +172,7 @@ impl Printer<'_> {
         let Kind::Map(entries) = &root.kind else {
             return self.entries(root, 0, false);
         };
-        let mut missing = defaults::missing(root);
+        let mut missing = missing(root);
         for entry in entries {
             if !is_empty_map(&entry.value) {
                 let start = format!("{}:", scalar(&entry.key));
@@ -178,7 +191,7 @@ impl Printer<'_> {
         if limits.is_none_or(|limits| limits.get("buffers").is_none()) {
             // No number that could be read back: it is determined at the start.
             let said = "# limits.buffers: a quarter of the memory of this process";
-            self.line(said, defaults::ORIGIN);
+            self.line(said, DEFAULT_ORIGIN);
         }
     }
 
@@ -193,7 +206,7 @@ impl Printer<'_> {
             } else {
                 format!("{:INDENT$}{key}: {value}", "")
             };
-            self.line(&said, defaults::ORIGIN);
+            self.line(&said, DEFAULT_ORIGIN);
         }
     }
 
@@ -263,7 +276,7 @@ fn value(document: &Document, node: &Node) -> String {
 }
 
 /// Returns text as YAML, quoted if it could be read as another type.
-pub(super) fn scalar(text: &str) -> String {
+fn scalar(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./".contains(&byte);
     let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
         || text.starts_with("./");
@@ -277,4 +290,64 @@ pub(super) fn scalar(text: &str) -> String {
         // JSON is YAML.
         serde_json::Value::from(text).to_string()
     }
+}
+
+/// The origin of a default in `--print-config`.
+const DEFAULT_ORIGIN: &str = "the default";
+
+/// A section and its keys with their values in YAML; a section that is one value has the key ``.
+type Section = (&'static str, Vec<(&'static str, String)>);
+
+/// Returns the defaults of all keys that a document lacks, by section.
+fn missing(root: &Node) -> Vec<Section> {
+    let sections = Config::keys().into_iter();
+    let sections = sections.map(|section| (section.name, missing_in(root, &section)));
+    let mut sections: Vec<_> = sections.collect();
+    if let Some(gateway) = root.get("gateway")
+        && let (Some(cluster), None) = (gateway.word("cluster"), gateway.get("network"))
+    {
+        let own = sections.iter_mut().find(|(name, _)| *name == "gateway");
+        own.into_iter()
+            .for_each(|(_, keys)| keys.push(("network", scalar(cluster))));
+    }
+    sections
+}
+
+fn missing_in(root: &Node, section: &Key) -> Vec<(&'static str, String)> {
+    let given = root.get(section.name);
+    let keys = match (&section.shape, given) {
+        (Shape::Map(keys), Some(_)) => keys,
+        (Shape::Map(keys), None) if matches!(section.absent, Absent::Nested) => keys,
+        (Shape::Kinds(kinds), Some(given)) => {
+            let kind = kinds
+                .iter()
+                .find(|(kind, _)| given.word("kind") == Some(kind));
+            let Some((_, keys)) = kind else {
+                return Vec::new();
+            };
+            keys
+        }
+        (Shape::Map(_) | Shape::Kinds(_), _) => return Vec::new(),
+        (_, Some(_)) => return Vec::new(),
+        (_, None) => return default(section, "").into_iter().collect(),
+    };
+    // A section that is no map is a mistake, and has a finding.
+    let is_absent = |key: &&Key| {
+        given
+            .is_none_or(|given| matches!(given.kind, Kind::Map(_)) && given.get(key.name).is_none())
+    };
+    let absent = keys.iter().filter(is_absent);
+    absent.filter_map(|key| default(key, key.name)).collect()
+}
+
+fn default(key: &Key, name: &'static str) -> Option<(&'static str, String)> {
+    let Absent::Value(value) = &key.absent else {
+        return None;
+    };
+    let text = match value {
+        Json::String(text) => scalar(text),
+        // JSON is YAML.
+        other => other.to_string(),
+    };
+    Some((name, text))
 }

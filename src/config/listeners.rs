@@ -6,8 +6,7 @@ use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 
-use super::checks;
-use super::define::{NonEmpty, ServicePort, Shape, Type, scalar, section, words};
+use super::define::{NonEmpty, ServicePort, Shape, Type, repeated, scalar, section, words};
 use super::names::HostPort;
 use crate::wire::sni::{RouteBy, SniPattern};
 use crate::yaml::Value;
@@ -188,7 +187,7 @@ impl Type for Listener {
 
     fn compare(_: Value<'_>, read: &[(Self, Value<'_>)]) {
         let named = read.iter().map(|(one, item)| (one.name.as_str(), *item));
-        checks::repeated(named);
+        repeated(named);
     }
 }
 
@@ -257,7 +256,7 @@ fn compare_routes(routes: &[SniRoute], is_open: bool, list: Value<'_>) {
             }
         }
     }
-    checks::repeated(names.iter().map(|(name, item)| (name.as_str(), *item)));
+    repeated(names.iter().map(|(name, item)| (name.as_str(), *item)));
 }
 
 scalar! {

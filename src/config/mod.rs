@@ -8,7 +8,6 @@
 mod aliases;
 mod auto;
 mod checks;
-mod defaults;
 mod define;
 mod discovery;
 mod exposure;
@@ -26,7 +25,6 @@ mod tests;
 mod traffic;
 mod trust;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,29 +43,11 @@ pub use links::Link;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use sections::{
-    Admin, Dial, Dns, Drain, Gateway, Limits, Locality, LocalityOrigin, Log, LogFormat, Metrics,
-    Policy, PolicyMode, Readiness,
+    ADMIN, Admin, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Gateway, Limits, Locality,
+    LocalityOrigin, Log, LogFormat, METRICS, Metrics, Policy, PolicyMode, READINESS, Readiness,
 };
 pub use traffic::{Distribution, RegionWeight, Traffic};
 pub use trust::{Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
-
-/// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
-/// reachable from other hosts.
-pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 15000);
-
-/// Default of `metrics.bind`, Istio's port, on all addresses because Prometheus is another host.
-pub const METRICS: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 15020);
-
-/// Default of `readiness.bind`, Istio's port, on all addresses because the kubelet and load
-/// balancers are other hosts.
-pub const READINESS: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 15021);
-
-/// Default of `drain.lag`: a load balancer that probes every 2 s and removes a gateway after two
-/// failures has done so after 5 s.
-pub const DRAIN_LAG: Duration = Duration::from_secs(5);
-
-/// Default of `drain.deadline`: with the lag it stays below Kubernetes' grace period of 30 s.
-pub const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Default of `identity.trust_domain`, Istio's.
 pub const TRUST_DOMAIN: &str = "cluster.local";

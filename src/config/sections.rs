@@ -1,6 +1,6 @@
 //! Small sections: gateway, policy, DNS, dialling, limits, served addresses, drain and log.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -8,8 +8,25 @@ use serde_json::json;
 
 use super::define::{DrainTime, MaybeEmpty, OneOrMore, Size, form, section, words};
 use super::level::{Access, Directives};
-use super::{ADMIN, DRAIN_DEADLINE, DRAIN_LAG, METRICS, READINESS};
 use crate::yaml::Value;
+
+/// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
+/// reachable from other hosts.
+pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 15000);
+
+/// Default of `metrics.bind`, Istio's port, on all addresses because Prometheus is another host.
+pub const METRICS: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 15020);
+
+/// Default of `readiness.bind`, Istio's port, on all addresses because the kubelet and load
+/// balancers are other hosts.
+pub const READINESS: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 15021);
+
+/// Default of `drain.lag`: a load balancer that probes every 2 s and removes a gateway after two
+/// failures has done so after 5 s.
+pub const DRAIN_LAG: Duration = Duration::from_secs(5);
+
+/// Default of `drain.deadline`: with the lag it stays below Kubernetes' grace period of 30 s.
+pub const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
 
 section! {
     /// The cluster, network and locality of this gateway.

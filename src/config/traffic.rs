@@ -2,8 +2,7 @@
 
 use serde_json::json;
 
-use super::checks;
-use super::define::{Hostname, NonEmpty, Percent, Weight, form, scalar, section, words};
+use super::define::{Hostname, NonEmpty, Percent, Weight, form, repeated, scalar, section, words};
 use crate::wire::RegionPattern;
 use crate::yaml::{Fields, Value};
 
@@ -77,7 +76,7 @@ fn check(traffic: Traffic, value: Value<'_>) -> Option<Traffic> {
 fn compare(_: Value<'_>, read: &[(Traffic, Value<'_>)]) {
     let name = |entry: &Traffic| entry.service.clone().unwrap_or_else(|| "*".to_owned());
     let named: Vec<_> = read.iter().map(|(one, item)| (name(one), *item)).collect();
-    checks::repeated(named.iter().map(|(name, item)| (&**name, *item)));
+    repeated(named.iter().map(|(name, item)| (&**name, *item)));
 }
 
 fn compare_regions(_: Value<'_>, read: &[(RegionWeight, Value<'_>)]) {
@@ -85,7 +84,7 @@ fn compare_regions(_: Value<'_>, read: &[(RegionWeight, Value<'_>)]) {
         .iter()
         .map(|(one, item)| (one.region.to_string(), *item));
     let named: Vec<_> = named.collect();
-    checks::repeated(named.iter().map(|(name, item)| (&**name, *item)));
+    repeated(named.iter().map(|(name, item)| (&**name, *item)));
 }
 
 form! {

@@ -1,15 +1,13 @@
 //! The `trust` section: trust domains, issuers, revocation lists, and identities of waypoints.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::PathBuf;
 
+use derive_more::Display;
 use serde_json::json;
-use spiffe::TrustDomain as SpiffeTrustDomain;
 
-use super::checks;
-use super::define::{Credential, NonEmpty, TEXT, form, path, scalar, section, words};
-use super::identity::parse_identity;
+use super::define::{Credential, NonEmpty, TEXT, form, path, repeated, scalar, section, words};
+use super::identity::{DomainName, parse_identity};
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
 use crate::yaml::Value;
 
@@ -74,11 +72,12 @@ section! {
 }
 
 /// The authority whose key signs leaves: an intermediate, or a root without one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 pub enum Issuer {
     /// The SHA-256 of its SubjectPublicKeyInfo.
     Hash(SpkiHash),
     /// A PEM file with its certificate, or with those of several.
+    #[display("{}", _0.display())]
     File(PathBuf),
 }
 
@@ -163,15 +162,6 @@ impl Issuer {
     }
 }
 
-impl fmt::Display for Issuer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Hash(hash) => hash.fmt(f),
-            Self::File(file) => file.display().fmt(f),
-        }
-    }
-}
-
 /// Judges keys together. Issuers without an entry need entries, and only `skip_validation` makes
 /// up for missing domains.
 fn check(trust: Trust, value: Value<'_>) -> Option<Trust> {
@@ -209,11 +199,11 @@ fn check_crl(crl: Crl, value: Value<'_>) -> Option<Crl> {
 }
 
 fn compare_domains(_: Value<'_>, read: &[(TrustDomain, Value<'_>)]) {
-    checks::repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
+    repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
 }
 
 fn compare_clusters(_: Value<'_>, read: &[(IssuerCluster, Value<'_>)]) {
-    checks::repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
+    repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
 }
 
 scalar! {
@@ -232,9 +222,6 @@ form! {
             parse_identity(text).map(|_| text.to_owned())
         }),
         |id| json!(id);
-    /// The name of a trust domain.
-    DomainName => String, "the name of a trust domain alone, such as `east.local`", TEXT,
-        domain_name, |name| json!(name);
 }
 
 fn issuer(value: Value<'_>) -> Option<Issuer> {
@@ -250,20 +237,6 @@ fn issuer(value: Value<'_>) -> Option<Issuer> {
         return None;
     }
     value.credential_path().map(Issuer::File)
-}
-
-fn domain_name(value: Value<'_>, wanted: &str) -> Option<String> {
-    let text = value.text()?;
-    if text.contains('*') {
-        let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
-        value.error(what, "each trust domain by its name");
-        return None;
-    }
-    value.parsed(wanted, |text| {
-        let name = SpiffeTrustDomain::new(text).ok();
-        let name = name.filter(|_| !text.contains("://"))?;
-        Some(name.as_str().to_owned())
-    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Endpoint set of one service port, with its groups and their shares of tunnels.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+
+use derive_more::Display;
 
 use super::alias_table::AliasTable;
 use super::mesh::Scope;
@@ -67,17 +68,22 @@ pub struct Group {
 }
 
 /// Attribute that the endpoints of a tier have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
 pub enum Tier {
     /// No preference applies.
+    #[display("all")]
     Any,
     /// Match of all preferences up to this one.
+    #[display("same {_0}")]
     Same(Scope),
     /// Mismatch of the first preference.
+    #[display("elsewhere")]
     Elsewhere,
     /// Priority in an Envoy assignment.
+    #[display("priority {_0}")]
     Priority(u32),
     /// Degraded endpoints of this priority.
+    #[display("degraded of priority {_0}")]
     Degraded(u32),
 }
 
@@ -222,18 +228,6 @@ impl Candidate {
         Self {
             weight: endpoint.weight,
             state: Arc::clone(&endpoint.state),
-        }
-    }
-}
-
-impl fmt::Display for Tier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Any => f.write_str("all"),
-            Self::Same(scope) => write!(f, "same {scope}"),
-            Self::Elsewhere => f.write_str("elsewhere"),
-            Self::Priority(priority) => write!(f, "priority {priority}"),
-            Self::Degraded(priority) => write!(f, "degraded of priority {priority}"),
         }
     }
 }

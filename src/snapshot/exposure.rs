@@ -1,12 +1,13 @@
-//! Exposure rules: the peers that may reach a service, and the names that they may use.
+//! Exposure rules: the peers that may reach a service, the names that they may use, and the
+//! visibility of services by exports and links.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use crate::wire::sni::RouteBy;
-use crate::wire::{Authority, Host, SpkiHash};
+use crate::wire::{Authority, Host};
 
-use super::TrustSet;
+use super::{Caller, TrustSet};
 
 /// Exposure rules by service and by alias. The table is independent of the mesh, so a service that
 /// is removed and added again keeps its rules.
@@ -20,7 +21,7 @@ pub struct ExposureTable {
     /// Entries by host of an alias, each with the target of the alias.
     aliases: HashMap<Box<str>, Vec<(AliasTarget, Exposure)>>,
     /// True if an entry sets the namespace of its service.
-    has_namespaces: bool,
+    pub(super) has_namespaces: bool,
     /// Hosts that routes of TLS listeners expose to anyone.
     routed: HashSet<Box<str>>,
 }
@@ -62,6 +63,17 @@ impl<'a> FromIterator<(&'a str, u16)> for ExportSet {
     }
 }
 
+/// Services exported or kept local by their own cluster, and the clusters that are linked to it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServiceVisibility {
+    /// Hostnames of services exported on all ports to every peer of a linked cluster.
+    pub exported: HashSet<Box<str>>,
+    /// Hostnames of services that no other cluster reaches, regardless of all other rules.
+    pub local: HashSet<Box<str>>,
+    /// Clusters whose peers may use this gateway; `None` means every cluster.
+    pub linked: Option<HashSet<Box<str>>>,
+}
+
 /// Entry of the exposure list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposure {
@@ -90,34 +102,6 @@ pub struct Audience {
     pub namespaces: Vec<Box<str>>,
     /// Namespaces and service accounts of the peer; empty means any.
     pub service_accounts: Vec<(Box<str>, Box<str>)>,
-}
-
-/// Verified identity of a peer, for which the exposure rules are evaluated.
-#[derive(Clone, Copy, Debug)]
-pub struct Caller<'a> {
-    /// Trust domain of the peer's certificate.
-    pub trust_domain: &'a str,
-    /// Issuer of the peer's certificate.
-    pub issuer: Option<&'a SpkiHash>,
-    /// Namespace of the peer's identity.
-    pub namespace: &'a str,
-    /// Service account of the peer's identity.
-    pub service_account: &'a str,
-}
-
-impl Caller<'_> {
-    /// Client without a verified identity, as on a TLS listener.
-    pub const UNKNOWN: Self = Caller {
-        trust_domain: "",
-        issuer: None,
-        namespace: "",
-        service_account: "",
-    };
-
-    /// Returns whether there is no identity. A verified one always has a trust domain.
-    fn is_unknown(self) -> bool {
-        self.trust_domain.is_empty()
-    }
 }
 
 /// Result of evaluating the exposure rules.
@@ -195,11 +179,6 @@ impl ExposureTable {
     /// Returns the entries of a service; without any, the rule for all services applies.
     pub fn entries(&self, host: &str) -> &[Exposure] {
         self.services.get(host).map_or(&[], Vec::as_slice)
-    }
-
-    /// Returns whether any entry sets the namespace of its service.
-    pub fn has_namespaces(&self) -> bool {
-        self.has_namespaces
     }
 
     /// Returns the only namespace whose service may answer to a hostname, if an entry sets it.

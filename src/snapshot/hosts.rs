@@ -8,8 +8,9 @@
 use std::collections::{BTreeSet, HashSet};
 use std::mem;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Shards;
@@ -245,7 +246,7 @@ const DOUBTS_MAX: usize = 1024;
 impl Doubts {
     /// Adds a hostname.
     pub fn note(&self, name: &Arc<str>) {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.lock();
         if names.len() < DOUBTS_MAX && names.insert(Arc::clone(name)) {
             self.noted.notify_one();
         }
@@ -255,7 +256,7 @@ impl Doubts {
     pub async fn taken(&self) -> HashSet<Arc<str>> {
         loop {
             self.noted.notified().await;
-            let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut names = self.names.lock();
             if !names.is_empty() {
                 return mem::take(&mut *names);
             }

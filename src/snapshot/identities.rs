@@ -74,11 +74,8 @@ impl Identities {
             if is_lost {
                 losers.push(Arc::clone(&service));
             }
-            if counts.is_empty() {
-                drop(self.0.remove(&service))
-            } else {
-                drop(self.0.insert(service, counts.into()))
-            }
+            let counts = (!counts.is_empty()).then(|| counts.into());
+            self.0.set(service, counts);
         }
         losers
     }

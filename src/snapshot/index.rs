@@ -10,13 +10,13 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::exclusion::{speaks_hbone, workload_exclusion};
+use super::exposed_workloads::ExposedWorkloads;
 use super::identities::{self, Identities};
 use super::members::{Member, dialled_port, ports};
 use super::mesh::{self, Mesh};
-use super::opened::ExposedWorkloads;
 use super::precedence::Claim;
 use super::tiers::Ranking;
-use super::usable::{speaks_hbone, workload_exclusion};
 use super::waypoints::{AffectedServices, NamedWaypoints};
 use super::{Endpoint, Service, Shards, Snapshot};
 
@@ -38,7 +38,7 @@ pub(super) struct Index {
     /// Waypoints that services name.
     pub(super) waypoints: NamedWaypoints,
     /// Workloads that are reached at their addresses.
-    pub(super) opened: ExposedWorkloads,
+    pub(super) exposed_workloads: ExposedWorkloads,
 }
 
 type Members = Arc<[Member]>;
@@ -265,10 +265,9 @@ impl Index {
             rest = after;
         }
         members.extend_from_slice(rest);
-        if members.is_empty() {
-            drop(self.members.remove(service))
-        } else if is_changed {
-            drop(self.members.insert(Arc::clone(service), members.into()));
+        if is_changed {
+            let members = (!members.is_empty()).then(|| members.into());
+            self.members.set(Arc::clone(service), members);
         }
         is_changed
     }
@@ -307,12 +306,8 @@ impl Index {
                     service: Arc::clone(after),
                     since,
                 }));
-                let host = Arc::clone(&service.hostname);
-                if claims.is_empty() {
-                    drop(self.claims.remove(&host))
-                } else {
-                    drop(self.claims.insert(host, claims.into()))
-                }
+                let claims = (!claims.is_empty()).then(|| claims.into());
+                self.claims.set(Arc::clone(&service.hostname), claims);
                 claimed.hosts.insert(&*service.hostname);
             }
         }

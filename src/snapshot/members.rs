@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
+use super::exclusion::{service_exclusion, speaks_hbone};
 use super::mesh::{self, Protocol};
-use super::usable::{service_exclusion, speaks_hbone};
 use super::{Endpoint, ExclusionReason};
 
 /// Endpoints of a workload that can be dialled. There is at least one, and one per dialled port,

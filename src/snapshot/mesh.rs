@@ -2,11 +2,11 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
-use std::ops::{Deref, DerefMut};
+use std::ops::DerefMut;
 use std::sync::{Arc, OnceLock};
 
+use derive_more::{Deref, Display};
 use serde::Serialize;
 
 use super::shards::Shards;
@@ -192,16 +192,18 @@ pub struct GatewayAddress {
 }
 
 /// Location of a gateway.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Display, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// `namespace/hostname` of a service, or of a workload with a DNS name.
     Name(String),
     /// Address in a network.
+    #[display("{_0}/{_1}")]
     Address(String, IpAddr),
 }
 
 /// Attribute that a gateway and an endpoint can have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, PartialOrd, Ord)]
+#[display(rename_all = "lowercase")]
 pub enum Scope {
     /// Region.
     Region,
@@ -217,24 +219,11 @@ pub enum Scope {
     Network,
 }
 
-impl fmt::Display for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Region => "region",
-            Self::Zone => "zone",
-            Self::Subzone => "subzone",
-            Self::Node => "node",
-            Self::Cluster => "cluster",
-            Self::Network => "network",
-        })
-    }
-}
-
 /// Workload (Istio's WDS `Workload`).
 ///
 /// A mesh has many workloads. Fields that the pods of one Deployment have in common are in its
 /// [`Template`], which a workload dereferences to.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, Deref, PartialEq)]
 pub struct Workload {
     /// Unique id within the mesh.
     pub uid: Arc<str>,
@@ -257,21 +246,14 @@ pub struct Workload {
     /// For each `namespace/hostname`, service port to target port.
     pub services: Services,
     /// Fields that it may have in common with workloads of other services, too.
+    #[deref(forward)]
     pub template: Arc<Template>,
 }
 
 /// Services of a workload, shared by workloads with equal ones: for each `namespace/hostname`,
 /// service port to target port.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Services(pub Arc<Sorted<Arc<str>, Ports>>);
-
-impl Deref for Services {
-    type Target = Sorted<Arc<str>, Ports>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
+#[derive(Clone, Debug, Default, Deref, PartialEq, Eq)]
+pub struct Services(#[deref(forward)] pub Arc<Sorted<Arc<str>, Ports>>);
 
 impl FromIterator<(Arc<str>, Ports)> for Services {
     fn from_iter<I: IntoIterator<Item = (Arc<str>, Ports)>>(entries: I) -> Self {
@@ -346,14 +328,6 @@ impl<T> PartialEq for Derived<T> {
 }
 
 impl<T> Eq for Derived<T> {}
-
-impl Deref for Workload {
-    type Target = Template;
-
-    fn deref(&self) -> &Template {
-        &self.template
-    }
-}
 
 impl PodName for Workload {
     fn pod_name(&self) -> &str {

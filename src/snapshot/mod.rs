@@ -8,17 +8,20 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 mod alias_table;
 pub mod authorization;
 pub mod builder;
-mod derived;
+mod derived_services;
 mod endpoint;
 mod endpoints;
+mod exclusion;
+mod exposed_workloads;
 mod exposure;
 mod hosts;
 mod identities;
@@ -27,35 +30,34 @@ mod lookup;
 mod members;
 pub mod mesh;
 mod names;
-mod odds;
-mod opened;
+mod pick_probability;
 mod policies;
 mod precedence;
-mod scope;
+mod required_hosts;
 mod shards;
 #[cfg(test)]
 mod tests;
 mod tiers;
 pub mod traffic;
 mod trust;
-mod usable;
-mod wanted;
 mod waypoints;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Tier};
-pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, ExposureVerdict};
+pub use exclusion::ExclusionReason;
+pub use exposure::{
+    Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility,
+};
 pub use hosts::{Answer, Doubts, Host, Hosts};
 pub use lookup::{LookupResult, MatchedBy, ServicePort};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
-pub use odds::{Load, pick_probabilities};
+pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::Collision;
-pub use scope::ServiceVisibility;
 pub use shards::Shards;
-pub use trust::{PeerCluster, TrustSet};
-pub use usable::{ExclusionReason, exclusion_reason};
+pub use tiers::exclusion_reason;
+pub use trust::{Caller, PeerCluster, TrustSet};
 
 use index::Index;
 use precedence::VipClaim;
@@ -110,9 +112,7 @@ impl Snapshot {
     pub fn network(&self) -> &str {
         &self.index.network
     }
-}
 
-impl Snapshot {
     /// Returns whether the cluster of `caller` is linked. A caller without a cluster, as on TLS
     /// listeners, passes: other rules decide about it.
     pub fn is_linked(&self, caller: Caller<'_>) -> bool {
@@ -246,7 +246,7 @@ impl Publisher {
         change: builder::Change,
         judge: impl FnOnce(&Snapshot, &Snapshot) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut old = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut old = self.retired.lock();
         let current = self.current.load_full();
         let next = builder::build(&current, change);
         let judged = judge(&current, &next)?;

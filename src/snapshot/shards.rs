@@ -91,6 +91,14 @@ impl<K: Clone + Ord + Hash, V: Clone> Shards<K, V> {
         }
     }
 
+    /// Sets the value of a key, or removes the key if there is none.
+    pub fn set(&mut self, key: K, value: Option<V>) {
+        match value {
+            Some(value) => drop(self.insert(key, value)),
+            None => drop(self.remove(&key)),
+        }
+    }
+
     /// Removes a key. Returns its value. Copies nothing if the key is absent.
     pub fn remove<Q: Ord + Hash + ?Sized>(&mut self, key: &Q) -> Option<V>
     where

@@ -6,7 +6,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::mesh::{Locality, Mesh, Scope};
-use super::tiers::Count;
 use crate::wire::RegionPattern;
 
 /// Position of this gateway; its network comes with the mesh.
@@ -49,8 +48,10 @@ pub enum Override {
 /// Traffic configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
-    services: HashMap<Arc<str>, TrafficRule>,
-    default_rule: TrafficRule,
+    /// Rules of services that have their own, by hostname.
+    pub(super) services: HashMap<Arc<str>, TrafficRule>,
+    /// Rule for every service.
+    pub(super) default_rule: TrafficRule,
 }
 
 /// Rule for one service, or for every service. A key that is `None` is unset.
@@ -71,8 +72,9 @@ pub struct TrafficRule {
 pub struct Regions {
     /// Regions, most specific pattern first.
     list: Box<[Region]>,
-    /// True if any weight is above 0. Localities that no pattern matches are then excluded.
-    shares: bool,
+    /// True if any weight is above 0, so that the weights distribute tunnels rather than only
+    /// evacuate regions. Localities that no pattern matches are then excluded.
+    pub(super) has_weights: bool,
 }
 
 /// Weight of a region.
@@ -92,6 +94,20 @@ pub struct Region {
 pub struct Spill {
     factor: u32,
     divisor: u32,
+}
+
+/// Number of ready endpoints, and of all that are not drained.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Count {
+    pub(super) ready: u32,
+    pub(super) all: u32,
+}
+
+impl Count {
+    pub(super) fn add(&mut self, is_ready: bool) {
+        self.ready += u32::from(is_ready);
+        self.all += 1;
+    }
 }
 
 impl Spill {
@@ -150,7 +166,7 @@ impl Regions {
             .collect();
         list.sort_by_key(|region| std::cmp::Reverse(region.pattern.part_count()));
         Self {
-            shares: list.iter().any(|region| region.weight > 0),
+            has_weights: list.iter().any(|region| region.weight > 0),
             list: list.into(),
         }
     }
@@ -158,11 +174,6 @@ impl Regions {
     /// Returns whether there are no weights.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
-    }
-
-    /// Returns whether the weights distribute tunnels, rather than only evacuate regions.
-    pub fn has_weights(&self) -> bool {
-        self.shares
     }
 
     /// Returns the regions, most specific first.
@@ -192,16 +203,6 @@ impl Traffic {
             services: services.into_iter().collect(),
             default_rule: every,
         }
-    }
-
-    /// Returns the rule of a service, if it has its own.
-    pub fn service_rule(&self, host: &str) -> Option<&TrafficRule> {
-        self.services.get(host)
-    }
-
-    /// Returns the rule for every service.
-    pub fn default_rule(&self) -> &TrafficRule {
-        &self.default_rule
     }
 }
 
@@ -243,19 +244,12 @@ impl Balancing {
     /// Returns whether the endpoints of a service must be rebuilt because the inputs differ from
     /// `before`.
     pub(super) fn differs(&self, before: &Self, host: &str) -> bool {
-        (
-            &self.position.cluster,
-            &self.position.locality,
-            &self.evacuated,
-            self.traffic.service_rule(host),
-            self.traffic.default_rule(),
-        ) != (
-            &before.position.cluster,
-            &before.position.locality,
-            &before.evacuated,
-            before.traffic.service_rule(host),
-            before.traffic.default_rule(),
-        )
+        let (now, then) = (&self.traffic, &before.traffic);
+        self.position.cluster != before.position.cluster
+            || self.position.locality != before.position.locality
+            || self.evacuated != before.evacuated
+            || now.services.get(host) != then.services.get(host)
+            || now.default_rule != then.default_rule
     }
 }
 

@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
 
-use super::Caller;
-
 /// Label under which tunnels of all domains without an entry are counted. A holder of a signing key
 /// under the shared roots can invent any number of domains.
 const UNLISTED: &str = "unlisted";
@@ -39,6 +37,34 @@ struct UnlistedDomains {
     listed_clusters: HashSet<Arc<str>>,
     /// [`UNLISTED`].
     counted: Arc<str>,
+}
+
+/// Verified identity of a peer, for which the exposure rules are evaluated.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'a> {
+    /// Trust domain of the peer's certificate.
+    pub trust_domain: &'a str,
+    /// Issuer of the peer's certificate.
+    pub issuer: Option<&'a SpkiHash>,
+    /// Namespace of the peer's identity.
+    pub namespace: &'a str,
+    /// Service account of the peer's identity.
+    pub service_account: &'a str,
+}
+
+impl Caller<'_> {
+    /// Client without a verified identity, as on a TLS listener.
+    pub const UNKNOWN: Self = Caller {
+        trust_domain: "",
+        issuer: None,
+        namespace: "",
+        service_account: "",
+    };
+
+    /// Returns whether there is no identity. A verified one always has a trust domain.
+    pub(super) fn is_unknown(self) -> bool {
+        self.trust_domain.is_empty()
+    }
 }
 
 /// Cluster of a peer.

@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 
 use super::mesh::{self, GatewayAddress, Place};
@@ -33,10 +32,9 @@ impl NamedWaypoints {
             self.0.insert(place, count + 1);
         }
         for place in before {
-            match self.0.get(&place).copied().unwrap_or(0) {
-                0 | 1 => drop(self.0.remove(&place)),
-                count => drop(self.0.insert(place, count - 1)),
-            }
+            let count = self.0.get(&place).copied().unwrap_or(0);
+            self.0
+                .set(place, count.checked_sub(1).filter(|rest| *rest > 0));
         }
     }
 
@@ -171,14 +169,5 @@ impl mesh::Service {
         let names = self.waypoints.iter();
         let names: Vec<_> = names.map(|of| of.gateway.place.to_string()).collect();
         names.join(", ")
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => f.write_str(name),
-            Self::Address(network, ip) => write!(f, "{network}/{ip}"),
-        }
     }
 }

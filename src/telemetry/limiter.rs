@@ -1,8 +1,10 @@
 //! Rate limits of log lines that a peer can cause.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Period of the limits.
 pub(super) const WINDOW: Duration = Duration::from_secs(1);
@@ -56,12 +58,12 @@ impl Limiter {
 
     /// Returns the number of lines suppressed since the last if a line may be written at `now`.
     pub(super) fn admit(&self, now: Instant) -> Option<u64> {
-        lock(&self.window).admit(self.lines_per_second, now)
+        self.window.lock().admit(self.lines_per_second, now)
     }
 
     /// Returns and resets the count of suppressed lines, if their second is over.
     pub(super) fn take_suppressed(&self, now: Instant) -> u64 {
-        let mut window = lock(&self.window);
+        let mut window = self.window.lock();
         if window.is_over(now) {
             std::mem::take(&mut window.suppressed)
         } else {
@@ -90,7 +92,7 @@ impl IdentityLimiter {
 
     /// Decides like [`Limiter::admit`], for a line about an identity.
     pub(super) fn admit(&self, identity: &Arc<str>, now: Instant) -> Option<u64> {
-        let mut windows = lock(&self.windows);
+        let mut windows = self.windows.lock();
         if let Some(window) = windows.get_mut(identity) {
             return window.admit(self.a_second, now);
         }
@@ -106,7 +108,7 @@ impl IdentityLimiter {
     /// count; the empty identity is that of all that share a limiter.
     pub(super) fn sweep(&self, now: Instant) -> Vec<(Arc<str>, u64)> {
         let mut left = Vec::new();
-        lock(&self.windows).retain(|identity, window| {
+        self.windows.lock().retain(|identity, window| {
             let is_over = window.is_over(now);
             if is_over && window.suppressed > 0 {
                 left.push((Arc::clone(identity), window.suppressed));
@@ -119,12 +121,6 @@ impl IdentityLimiter {
         }
         left
     }
-}
-
-/// Locks a mutex. Every critical section is a single step, so data behind a poisoned lock is
-/// consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -169,10 +165,10 @@ mod tests {
                 .count()
         };
         assert_eq!(passed(start), IDENTITIES_MAX + 1);
-        assert_eq!(lock(&limiter.windows).len(), IDENTITIES_MAX);
+        assert_eq!(limiter.windows.lock().len(), IDENTITIES_MAX);
         let later = start + WINDOW;
         assert_eq!(limiter.sweep(later), [(Arc::default(), 49)]);
-        assert!(lock(&limiter.windows).is_empty());
+        assert!(limiter.windows.lock().is_empty());
         assert_eq!(passed(later), IDENTITIES_MAX + 1);
     }
 }

@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tracing::Subscriber;
 use tracing::subscriber::set_global_default;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
@@ -109,7 +110,7 @@ impl LogHandle {
         if has_default {
             self.apply(text)
         } else {
-            self.apply(format!("{},{text}", lock(&self.0.configured)))
+            self.apply(format!("{},{text}", self.0.configured.lock()))
         }
     }
 
@@ -120,20 +121,20 @@ impl LogHandle {
     pub fn configure(&self, level: &str) -> Result<(), String> {
         let level = Directives::parse(level)?.text;
         self.apply(level.clone())?;
-        *lock(&self.0.configured) = level;
+        *self.0.configured.lock() = level;
         Ok(())
     }
 
     /// Restores the configured level.
     pub fn reset(&self) {
-        let configured = lock(&self.0.configured).clone();
+        let configured = self.0.configured.lock().clone();
         // The configured directives were already parsed, so this cannot fail.
         let _ = self.apply(configured);
     }
 
     /// Returns the directives in use.
     pub fn current(&self) -> String {
-        lock(&self.0.current).clone()
+        self.0.current.lock().clone()
     }
 
     /// Returns the count of dropped lines, for [`Metrics`](super::Metrics).
@@ -143,13 +144,13 @@ impl LogHandle {
 
     /// Writes the queued lines. Later lines are lost, so this is the last call of the process.
     pub fn close(&self) {
-        let guard = lock(&self.0.guard).take();
+        let guard = self.0.guard.lock().take();
         drop(guard);
     }
 
     fn apply(&self, directives: String) -> Result<(), String> {
         let filter = EnvFilter::try_new(&directives).map_err(|error| error.to_string())?;
-        let mut current = lock(&self.0.current);
+        let mut current = self.0.current.lock();
         self.0
             .reload
             .reload(filter)
@@ -163,12 +164,6 @@ impl fmt::Debug for LogHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("LogHandle").field(&self.current()).finish()
     }
-}
-
-/// Locks a mutex. Every critical section is a single step, so data behind a poisoned lock is
-/// consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

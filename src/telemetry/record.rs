@@ -75,8 +75,15 @@ macro_rules! access {
     };
 }
 
-/// Writes the line at the end of a tunnel. A macro, because tracing needs a constant level.
+/// Writes the line at the end of a tunnel. A macro, because tracing needs constants.
 macro_rules! ended {
+    ($record:expr, $reason:expr, $suppressed:expr, $message:literal) => {
+        match $reason.level() {
+            Level::ERROR => ended!(Level::ERROR, $record, $reason, $suppressed, $message),
+            Level::WARN => ended!(Level::WARN, $record, $reason, $suppressed, $message),
+            _ => ended!(Level::INFO, $record, $reason, $suppressed, $message),
+        }
+    };
     ($level:expr, $record:expr, $reason:expr, $suppressed:expr, $message:literal) => {
         access!(
             $level,
@@ -241,21 +248,10 @@ impl Record {
             return;
         };
         let left_out = (suppressed > 0).then_some(suppressed);
-        match (self.open.is_some(), reason.level()) {
-            (true, Level::ERROR) => {
-                ended!(Level::ERROR, self, reason, left_out, "connection complete")
-            }
-            (true, Level::WARN) => {
-                ended!(Level::WARN, self, reason, left_out, "connection complete")
-            }
-            (true, _) => ended!(Level::INFO, self, reason, left_out, "connection complete"),
-            (false, Level::ERROR) => {
-                ended!(Level::ERROR, self, reason, left_out, "connection failed")
-            }
-            (false, Level::WARN) => {
-                ended!(Level::WARN, self, reason, left_out, "connection failed")
-            }
-            (false, _) => ended!(Level::INFO, self, reason, left_out, "connection failed"),
+        if self.open.is_some() {
+            ended!(self, reason, left_out, "connection complete");
+        } else {
+            ended!(self, reason, left_out, "connection failed");
         }
     }
 }

@@ -6,14 +6,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 use super::labels::TcpLabels;
 
@@ -85,10 +86,10 @@ impl LabelSets {
 
     /// Returns the counter of a label set, or the one of `unknown` if the table is full.
     pub(super) fn counter(&self, labels: &TcpLabels) -> Count {
-        if let Some(set) = self.read().get(labels) {
+        if let Some(set) = self.0.sets.read().get(labels) {
             return set.count.clone();
         }
-        let mut sets = self.write();
+        let mut sets = self.0.sets.write();
         if sets.len() < MAX_LABEL_SETS {
             return counter(&mut sets, labels.clone());
         }
@@ -111,7 +112,7 @@ impl LabelSets {
 
     /// Removes counters that no tunnel holds and that were unused for [`UNUSED_LIFETIME`].
     pub(super) fn sweep(&self, now: Instant) {
-        let mut sets = self.write();
+        let mut sets = self.0.sets.write();
         sets.retain(|_, set| {
             let count = set.count.get();
             if count != set.count_at_sweep || Arc::strong_count(&set.count.0) > 1 {
@@ -123,15 +124,26 @@ impl LabelSets {
             self.0.is_full.store(false, Ordering::Relaxed);
         }
     }
+}
 
-    // The map behind a poisoned lock is consistent: each change is one step.
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<TcpLabels, LabelSet>> {
-        self.0.sets.read().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Registers a metric and returns its handle.
+pub(super) fn register<M: Metric + Clone>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    metric: M,
+) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<TcpLabels, LabelSet>> {
-        self.0.sets.write().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Registers a metric without values.
+pub(super) fn metric<M: Metric + Clone + Default>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+) -> M {
+    register(registry, name, help, M::default())
 }
 
 fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count {
@@ -146,7 +158,7 @@ fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count 
 impl EncodeMetric for LabelSets {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         // Copied first: formatting megabytes under the lock would block the data path.
-        let sets = self.read();
+        let sets = self.0.sets.read();
         let sets = sets
             .iter()
             .map(|(labels, set)| (labels.clone(), set.count.get()));

@@ -1,8 +1,9 @@
 //! Helpers of the telemetry tests.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::Source;
@@ -14,17 +15,14 @@ pub(super) struct Captured(Arc<Mutex<Vec<u8>>>);
 impl Captured {
     /// Returns everything that was written so far.
     pub(super) fn text(&self) -> String {
-        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.0.lock();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 
 impl io::Write for Captured {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

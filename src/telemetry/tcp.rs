@@ -1,15 +1,15 @@
 //! Istio's counters of tunnels, with a cache of recently used label sets.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
 use super::labels::{NO_FLAGS, TunnelFacts};
-use super::metrics::metric;
-use super::sets::{Count, LabelSets};
+use super::sets::{Count, LabelSets, metric};
 use super::{DestinationService, Source, WorkloadLabels};
 
 const OVERFLOW: &str = "Counts that went to `unknown` as the metric has no room for label sets";
@@ -113,7 +113,7 @@ impl Tcp {
     /// Removes counters that were unused for an hour.
     pub(super) fn sweep(&self, now: Instant) {
         for place in &self.cache {
-            let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lately = place.lock();
             // An entry that only the cache holds counts as unused.
             if lately.as_ref().is_some_and(CachedHandles::is_idle) {
                 *lately = None;
@@ -143,8 +143,7 @@ impl Tcp {
         let Some(place) = self.cache.get(slot_of(facts, workload)) else {
             return make();
         };
-        // The value behind a poisoned lock is consistent: it is replaced in one step.
-        let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lately = place.lock();
         match &*lately {
             Some(found) if found.matches(facts, workload) => Arc::clone(&found.handles),
             _ => {

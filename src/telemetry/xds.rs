@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::limiter::Limiter;
-use super::metrics::metric;
+use super::sets::metric;
 
 /// Limit of log lines about NACKs per second: a server can cause one with each message.
 const NACK_LINES_A_SECOND: u32 = 10;

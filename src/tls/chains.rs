@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lc_rs::digest::{Context, SHA256};
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::issuers::Issuer;
@@ -86,24 +87,18 @@ impl Verdict {
 impl ChainCache {
     /// Returns the path of a chain that was verified recently and is still valid.
     pub(super) fn get(&self, key: &ChainFingerprint, now: UnixTime) -> Option<VerifiedPath> {
-        let halves = self.lock();
+        let halves = self.0.lock();
         let verified = halves.young.get(key).or_else(|| halves.old.get(key))?;
         verified.is_valid(now).then(|| verified.path.clone())
     }
 
     /// Records that the chain was verified.
     pub(super) fn add(&self, key: ChainFingerprint, verified: Verdict) {
-        let mut halves = self.lock();
+        let mut halves = self.0.lock();
         if halves.young.len() >= GENERATION_CAPACITY {
             halves.old = mem::take(&mut halves.young);
         }
         halves.young.insert(key, verified);
-    }
-
-    /// Locks the entries. No critical section leaves them inconsistent, so a poisoned lock is
-    /// usable.
-    fn lock(&self) -> MutexGuard<'_, Generations> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -190,7 +185,7 @@ mod tests {
         let key = |index: usize| key(&[&index.to_string()]);
         for index in 0..10 * GENERATION_CAPACITY {
             chains.add(key(index), verified(1000, 9000, 9000));
-            let halves = chains.lock();
+            let halves = chains.0.lock();
             assert!(
                 halves.young.len() <= GENERATION_CAPACITY
                     && halves.old.len() <= GENERATION_CAPACITY

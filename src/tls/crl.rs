@@ -22,7 +22,7 @@ use crate::config::{Crl, CrlPolicy};
 use crate::reason::HandshakeRefusal;
 use crate::status;
 
-use super::files::TlsError;
+use super::error::TlsError;
 
 /// Limit of all files together, in bytes. A list of 100,000 certificates has about 4 MB.
 const BYTES_MAX: usize = 16 << 20;

@@ -7,18 +7,16 @@ use std::time::SystemTime;
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
-use rustls::server::VerifierBuilderError;
-use thiserror::Error;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use time::format_description::well_known::Rfc3339;
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
 use crate::config::{self, IdentityFiles, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
-use crate::reason::HandshakeRefusal;
 use crate::status::{Certificate, CertificateInfo};
 use crate::wire::SpkiHash;
 
 use super::crl::Crls;
+use super::error::TlsError;
 use super::identity::{Identity, leaf_identity, not_after, not_before};
 use super::issuers::Issuer;
 
@@ -78,79 +76,6 @@ pub struct DomainRoots {
     store: Arc<RootCertStore>,
     /// The same roots as certificates, for status output and expiry times.
     certificates: Vec<CertificateDer<'static>>,
-}
-
-/// Reason for which certificates are unusable.
-#[derive(Debug, Error)]
-pub enum TlsError {
-    /// A file is missing, unreadable or not PEM.
-    #[error("{file}: cannot be read as PEM: {source}; write the path of a PEM file")]
-    Pem {
-        /// The file.
-        file: PathBuf,
-        /// Cause of the failure.
-        source: pem::Error,
-    },
-    /// A file holds no certificate.
-    #[error("{0}: holds no certificate; write the path of a PEM file with one")]
-    NoCertificate(PathBuf),
-    /// A certificate in an issuer's file is not a CA certificate.
-    #[error(
-        "{0}: holds a certificate that is not a CA's; write the file of the intermediate that \
-         signs leaves"
-    )]
-    NotAnIssuer(PathBuf),
-    /// An issuer belongs to two clusters.
-    #[error(
-        "`trust.clusters` has issuer {issuer} in `{one}` and in `{other}`; write it in one of them"
-    )]
-    SharedIssuer {
-        /// The issuer.
-        issuer: SpkiHash,
-        /// A cluster.
-        one: String,
-        /// Another cluster.
-        other: String,
-    },
-    /// A root certificate cannot serve as trust anchor.
-    #[error("{file}: holds a root that cannot be used: {source}")]
-    BadRoot {
-        /// The file.
-        file: PathBuf,
-        /// Cause of the failure.
-        source: rustls::Error,
-    },
-    /// The gateway's own certificate would be refused by peers.
-    #[error(
-        "{file}: is no workload certificate ({refusal}); it needs one URI SAN \
-         spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT and must not be a CA"
-    )]
-    BadLeaf {
-        /// The file.
-        file: PathBuf,
-        /// Refusal that a peer with this certificate would get.
-        refusal: HandshakeRefusal,
-    },
-    /// The gateway's own certificate has expired.
-    #[error("{0}: has expired; replace it with a fresh one")]
-    Expired(PathBuf),
-    /// The key does not match the certificate, or has an unsupported type.
-    #[error("the private key does not fit the certificate: {0}; write both from one issuance")]
-    KeyMismatch(#[source] rustls::Error),
-    /// The roots are unusable.
-    #[error("the roots cannot be used: {0}")]
-    Verifier(#[source] VerifierBuilderError),
-    /// A revocation list is unusable.
-    #[error("{file}: cannot be used as a CRL: {why}; write the path of a CRL in PEM or DER")]
-    BadCrl {
-        /// The file.
-        file: PathBuf,
-        /// Cause of the failure.
-        why: String,
-    },
-    /// The crypto library lacks a required algorithm.
-    #[error("the crypto provider cannot be used: {0}")]
-    Provider(#[source] rustls::Error),
 }
 
 impl IdentityMaterial {

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use tokio::sync::{Notify, SetOnce};
@@ -157,9 +158,9 @@ impl InboundTls {
             let now = UnixTime::now();
             let judged = served.verifier.verify_chain(leaf, intermediates, now);
             let path = judged.map_err(|error| self.refusal(&error))?;
-            let chain = self.lock().get_or_insert(key, path, certificates);
+            let chain = self.open.lock().get_or_insert(key, path, certificates);
             if Arc::ptr_eq(&served, &self.served.load()) {
-                self.lock().issuers.accept(chain.issuer());
+                self.open.lock().issuers.accept(chain.issuer());
                 return Ok(chain);
             }
         }
@@ -169,14 +170,14 @@ impl InboundTls {
     /// if any.
     pub fn refusal(&self, error: &rustls::Error) -> HandshakeRefusal {
         if let Some(issuer) = issuer_of(error) {
-            self.lock().issuers.refuse(issuer);
+            self.open.lock().issuers.refuse(issuer);
         }
         refusal_for_error(error)
     }
 
     /// Returns the issuers of leaves seen since the start, at most a fixed number.
     pub fn issuers(&self) -> Vec<IssuerCounter> {
-        self.lock().issuers.all()
+        self.open.lock().issuers.all()
     }
 
     /// Verifies the chains of all open connections under the configuration in force. Reports, in
@@ -184,7 +185,7 @@ impl InboundTls {
     /// verified as of its last valid moment.
     pub fn recheck(&self, mut report: impl FnMut(&[LostTrust])) {
         let open: Vec<_> = {
-            let open = self.lock();
+            let open = self.open.lock();
             open.chains.values().filter_map(Weak::upgrade).collect()
         };
         let (mut batch, mut since) = (Vec::new(), Instant::now());
@@ -225,12 +226,6 @@ impl InboundTls {
             refusal: refusal_for_error(&error),
             cause: explain_error(&error),
         })
-    }
-
-    /// Locks the chains. No critical section leaves them inconsistent, so a poisoned lock is
-    /// usable.
-    fn lock(&self) -> MutexGuard<'_, OpenChains> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -367,7 +362,7 @@ mod tests {
             issuer: Arc::clone(first.issuer()),
         };
         let key = ChainFingerprint::new(&west[0], &west[1..]);
-        let same = inbound.lock().get_or_insert(key, other, &west);
+        let same = inbound.open.lock().get_or_insert(key, other, &west);
         assert!(Arc::ptr_eq(&first, &same));
         assert_eq!(
             same.not_after(),
@@ -388,7 +383,7 @@ mod tests {
             let read = CertificateDer::pem_slice_iter(leaf.as_bytes());
             let chain: Vec<_> = read.collect::<Result<_, _>>().expect("certificates");
             drop(inbound.register_chain(&chain).expect("a chain"));
-            assert!(inbound.lock().chains.len() <= PRUNE_ENTRIES_MIN);
+            assert!(inbound.open.lock().chains.len() <= PRUNE_ENTRIES_MIN);
         }
     }
 }

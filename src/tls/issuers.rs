@@ -13,8 +13,6 @@ use x509_parser::x509::X509Name;
 
 use crate::wire::SpkiHash;
 
-use super::verifier::escape_for_display;
-
 /// Limit of distinct issuers: an authority without a path length constraint can create any
 /// number.
 const SEEN_MAX: usize = 512;
@@ -60,6 +58,15 @@ impl Issuer {
         }
     }
 }
+
+/// Returns a prefix of an untrusted text, escaped for a single line.
+pub(super) fn escape_for_display(text: &str) -> String {
+    let whole = text.chars().take(DISPLAY_CHARS_MAX).collect::<String>();
+    whole.escape_debug().to_string()
+}
+
+/// Limit of a displayed identity, in characters; identities of a mesh are shorter.
+pub(super) const DISPLAY_CHARS_MAX: usize = 256;
 
 /// Returns the DER encoding of a SEQUENCE with these contents (X.690 section 8.1.3).
 fn sequence(contents: &[u8]) -> Vec<u8> {

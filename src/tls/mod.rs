@@ -7,6 +7,7 @@
 
 mod chains;
 mod crl;
+mod error;
 pub mod files;
 mod identity;
 mod inbound;
@@ -28,7 +29,8 @@ use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
 pub use crl::Crls;
-pub use files::{Bundles, DomainRoots, IdentityMaterial, PeerTrust, TlsError, TrustedDomain};
+pub use error::TlsError;
+pub use files::{Bundles, DomainRoots, IdentityMaterial, PeerTrust, TrustedDomain};
 pub use identity::{Identity, leaf_identity};
 pub use inbound::{Chain, InboundTls, LostTrust, ServerTls};
 pub use issuers::{Issuer, IssuerCounter};
@@ -176,7 +178,7 @@ pub fn client_config_any_server(
     let mut provider = provider();
     let groups = &mut Arc::make_mut(&mut provider).kx_groups;
     groups.retain(|one| group.is_none_or(|group| one.name() == group));
-    let verifier = verifier::ServerVerifier::accepting_any(&material.roots, &provider);
+    let verifier = verifier::ServerVerifier::new(None, &material.roots, &provider);
     client_config_with(material, provider, Arc::new(verifier))
 }
 
@@ -205,5 +207,9 @@ pub fn server_verifier(
     expected: &[&str],
 ) -> Arc<dyn ServerCertVerifier> {
     let roots = &material.roots;
-    Arc::new(verifier::ServerVerifier::new(expected, roots, &provider()))
+    Arc::new(verifier::ServerVerifier::new(
+        Some(expected),
+        roots,
+        &provider(),
+    ))
 }

@@ -12,6 +12,7 @@ use crate::tree::{self, Source};
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("reason", &[]),
     ("lifecycle", &[]),
+    ("replace_file", &[]),
     ("watch", &[]),
     ("wire", &[]),
     ("yaml", &[]),
@@ -27,6 +28,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "config",
             "telemetry",
             "lifecycle",
+            "replace_file",
             "watch",
             "status",
             "grpc",
@@ -62,6 +64,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "tls",
             "telemetry",
             "lifecycle",
+            "replace_file",
             "watch",
             "status",
             "reason",

@@ -6,6 +6,8 @@
 
 mod kinds;
 
+use std::collections::HashMap;
+
 use serde_json::Value as Json;
 
 use crate::yaml::{Fields, Value};
@@ -141,6 +143,22 @@ impl<T> From<Option<T>> for Read<T> {
 pub(super) fn joined(lines: &[&str]) -> String {
     let lines: Vec<_> = lines.iter().map(|line| line.trim()).collect();
     lines.join(" ")
+}
+
+/// Reports every entry whose name an earlier one has.
+pub(super) fn repeated<'a>(named: impl Iterator<Item = (&'a str, Value<'a>)>) {
+    let mut first = HashMap::new();
+    for (name, value) in named {
+        match first.get(name) {
+            Some(line) => {
+                let what = format!("has `{name}` twice, first on line {line}");
+                value.error(what, "each name once");
+            }
+            None => {
+                first.insert(name, value.line());
+            }
+        }
+    }
 }
 
 /// Defines a map with fixed keys.

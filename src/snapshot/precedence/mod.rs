@@ -9,6 +9,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use derive_more::Display;
+
 use super::{Service, Shards, Snapshot, mesh};
 
 #[cfg(test)]
@@ -53,20 +55,30 @@ pub struct Collision {
 }
 
 /// Rule that decides a collision.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Display, PartialEq, Eq)]
 enum DecidingRule {
     /// An entry of `exposure.services` sets the namespace.
+    #[display("`exposure.services` means the service of namespace {_0}")]
     Namespace(String),
     /// An entry of `exposure.services` names the service.
+    #[display("`exposure.services` has an entry for it")]
     Entry,
     /// A configured name takes precedence over a hostname.
+    #[display("the configuration gives the name to a service")]
     Configured,
+    #[display("it is canonical")]
     Canonical,
     /// The hostname, or another one of its family, belongs to this namespace.
+    #[display("the name belongs to namespace {_0}")]
     Owner(String),
+    #[display("its claim is the first one")]
     First,
     /// No rule decides about the hostname.
+    #[display("no rule prefers one; write `namespace` into its entry of `exposure.services`")]
     Hostname,
+    #[display(
+        "no rule prefers one; write an entry of `exposure.services` for the one that is meant"
+    )]
     Vip,
 }
 
@@ -125,7 +137,7 @@ impl Snapshot {
     /// Returns the only namespace that may have a hostname, if an entry for it or for another name
     /// of its family sets one.
     pub fn required_namespace(&self, host: &str) -> Option<&str> {
-        if !self.exposure.has_namespaces() {
+        if !self.exposure.has_namespaces {
             return None;
         }
         let own = self.exposure.namespace(host);
@@ -206,11 +218,8 @@ impl Snapshot {
             rank: self.vip_rank(&service.definition, before.unwrap_or(self.version)),
         }));
         claims.sort_by_key(|claim| claim.rank);
-        if claims.is_empty() {
-            drop(self.vips.remove(&vip))
-        } else {
-            drop(self.vips.insert(vip, claims.into()))
-        }
+        let claims = (!claims.is_empty()).then(|| claims.into());
+        self.vips.set(vip, claims);
     }
 
     /// Restores the age of claims to VIPs after all of them were rebuilt. `vips` and `services` are
@@ -339,31 +348,6 @@ impl fmt::Display for Collision {
         match &self.winner {
             Some(winner) => write!(f, ", and {winner} answers: {}", self.rule),
             None => write!(f, ", of which none answers: {}", self.rule),
-        }
-    }
-}
-
-impl fmt::Display for DecidingRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Namespace(namespace) => {
-                write!(
-                    f,
-                    "`exposure.services` means the service of namespace {namespace}"
-                )
-            }
-            Self::Entry => f.write_str("`exposure.services` has an entry for it"),
-            Self::Configured => f.write_str("the configuration gives the name to a service"),
-            Self::Canonical => f.write_str("it is canonical"),
-            Self::Owner(namespace) => write!(f, "the name belongs to namespace {namespace}"),
-            Self::First => f.write_str("its claim is the first one"),
-            Self::Hostname => f.write_str(
-                "no rule prefers one; write `namespace` into its entry of `exposure.services`",
-            ),
-            Self::Vip => f.write_str(
-                "no rule prefers one; write an entry of `exposure.services` for the one that is \
-                 meant",
-            ),
         }
     }
 }

@@ -13,9 +13,10 @@ use std::mem;
 use std::sync::Arc;
 
 use super::endpoints::{Found, Tier};
+use super::exclusion::{service_exclusion, speaks_hbone, target_port, workload_exclusion};
 use super::mesh::{Assignment, Locality, Scope, Service, Workload};
-use super::traffic::{Balancing, Regions, Spill, matches_locality};
-use super::{Endpoint, EndpointSet, ExclusionReason};
+use super::traffic::{Balancing, Count, Regions, Spill, matches_locality};
+use super::{Endpoint, EndpointSet, ExclusionReason, Snapshot};
 
 /// Ranking of the endpoints of one service port.
 #[derive(Debug)]
@@ -60,20 +61,6 @@ struct Group {
     ready: Vec<Arc<Endpoint>>,
 }
 
-/// Number of ready endpoints, and of all that are not drained.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Count {
-    pub(super) ready: u32,
-    pub(super) all: u32,
-}
-
-impl Count {
-    fn add(&mut self, is_ready: bool) {
-        self.ready += u32::from(is_ready);
-        self.all += 1;
-    }
-}
-
 /// Offset of the tiers of degraded endpoints. Envoy's priorities end at 128.
 const DEGRADED_FROM: u32 = 1 << 16;
 
@@ -94,11 +81,11 @@ impl<'a> Ranking<'a> {
         network: &'a str,
         balancing: &'a Balancing,
     ) -> Self {
-        let every = balancing.traffic.default_rule();
-        let own = balancing.traffic.service_rule(host);
+        let every = &balancing.traffic.default_rule;
+        let own = balancing.traffic.services.get(host);
         let own_regions = own.map(|own| &own.regions).filter(|own| !own.is_empty());
         // Weights of regions imply that near endpoints are not preferred.
-        let shares = |regions: &Regions| regions.has_weights().then_some(&[][..]);
+        let shares = |regions: &Regions| regions.has_weights.then_some(&[][..]);
         let configured_preferences =
             own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
         let assignment = service.assignments.get(&port).map(|one| &**one);
@@ -267,7 +254,7 @@ impl<'a> Ranking<'a> {
         let (place, weight) = match self.places {
             Places::None => (None, 1),
             Places::Regions(regions) => match regions.find(locality) {
-                None if regions.has_weights() => {
+                None if regions.has_weights => {
                     return Err(ExclusionReason::NoRegion(Arc::clone(&locality.region)));
                 }
                 None => (None, 1),
@@ -350,6 +337,30 @@ impl<'a> Ranking<'a> {
             }
         }
     }
+}
+
+/// Returns the reason for which `workload` is no endpoint of port `port` of `service` in this
+/// snapshot, or `None` if it is one.
+pub fn exclusion_reason(
+    snapshot: &Snapshot,
+    service: &Service,
+    workload: &Workload,
+    port: u16,
+) -> Option<ExclusionReason> {
+    let (network, hbone_only) = (snapshot.network(), snapshot.mesh.hbone_only);
+    let behind = || (!service.waypoints.is_empty()).then_some(ExclusionReason::BehindWaypoint);
+    let lacks_hbone = || {
+        let target = target_port(service, workload, port);
+        hbone_only && target.is_some_and(|target| !speaks_hbone(workload, port, target))
+    };
+    workload_exclusion(workload, network, hbone_only)
+        .or_else(|| lacks_hbone().then_some(ExclusionReason::NoHbone))
+        .or_else(|| service_exclusion(service, workload, port))
+        .or_else(|| {
+            let host = &service.hostname;
+            Ranking::new(service, port, host, network, &snapshot.balancing).exclusion(workload)
+        })
+        .or_else(behind)
 }
 
 /// Returns the order of a priority's degraded endpoints: after all tiers that are not degraded.

@@ -12,12 +12,13 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Metric, Registry};
+use prometheus_client::registry::Registry;
 use tracing_appender::non_blocking::ErrorCounter;
 
 use super::access::AccessLog;
 use super::labels::{Source, TunnelFacts, TunnelLabels};
 use super::limiter::{Limiter, WINDOW};
+use super::sets::{metric, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition};
@@ -518,21 +519,6 @@ impl Drop for OpenTunnel {
     fn drop(&mut self) {
         self.open.dec();
     }
-}
-
-/// Registers a metric and returns its handle.
-fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register(name, help, metric.clone());
-    metric
-}
-
-/// Registers a metric without values.
-pub(super) fn metric<M: Metric + Clone + Default>(
-    registry: &mut Registry,
-    name: &str,
-    help: &str,
-) -> M {
-    register(registry, name, help, M::default())
 }
 
 fn build_info(registry: &mut Registry) {

@@ -5,21 +5,23 @@
 //! which the authority was verified must also still be trusted.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::fmt::Display;
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use anyhow::{anyhow, bail, ensure};
 use aws_lc_rs::digest::{SHA256, digest};
 use rustix::process::geteuid;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use super::{IssueError, material_from_answer};
+use super::{Expired, bad_pem, material_from_answer, parse_certificates, require_identity};
 use crate::config::Roots;
+use crate::replace_file::replace_file;
 use crate::tls::IdentityMaterial;
 
 /// Name of the file in the directory.
@@ -46,60 +48,9 @@ pub struct Cache {
     pub roots: Roots,
 }
 
-/// Reason for which the cache is not used.
-#[derive(Debug, Error)]
-pub enum CacheError {
-    /// Other users could read or replace the key.
-    #[error(
-        "`identity.cache`: {path} is open to others: {why}; make it a directory of this user with \
-         mode 0700, or name one that does not exist"
-    )]
-    NotPrivate {
-        /// The directory or the file.
-        path: PathBuf,
-        /// The property that is wrong.
-        why: String,
-    },
-    /// The directory or the file cannot be read or written.
-    #[error("`identity.cache`: {path} cannot be used: {error}")]
-    Io {
-        /// The directory or the file.
-        path: PathBuf,
-        /// Cause of the failure.
-        error: io::Error,
-    },
-    /// The file is damaged, or written by another build.
-    #[error("`identity.cache`: {path} cannot be read: {why}")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Cause of the failure.
-        why: String,
-    },
-    /// The roots of the authority are unreadable.
-    #[error("`identity.cache`: the roots of the authority cannot be read: {0}")]
-    Roots(String),
-    /// A root by which the authority was verified is no longer trusted.
-    #[error(
-        "`identity.cache`: {0} was issued by an authority below a root that `identity.roots` does \
-         not have any more"
-    )]
-    Distrusted(PathBuf),
-    /// The certificate is not valid now, or for another identity.
-    #[error("`identity.cache`: {path}: {error}")]
-    Unusable {
-        /// The file.
-        path: PathBuf,
-        /// Cause of the failure.
-        error: IssueError,
-    },
-}
-
-impl CacheError {
-    /// Returns whether the certificate had expired, in which case it has been removed.
-    pub(super) fn is_expiry(&self) -> bool {
-        matches!(self, Self::Unusable { error, .. } if matches!(error, IssueError::Expired(_)))
-    }
+/// Returns whether the cached certificate had expired, in which case it has been removed.
+pub(super) fn is_expiry(error: &anyhow::Error) -> bool {
+    error.is::<Expired>()
 }
 
 /// Content of the file.
@@ -120,7 +71,7 @@ impl Cache {
     ///
     /// # Errors
     /// The directory or the file is not private, or the file is unreadable or not valid.
-    pub fn load(&self, now: SystemTime) -> Result<Option<IdentityMaterial>, CacheError> {
+    pub fn load(&self, now: SystemTime) -> anyhow::Result<Option<IdentityMaterial>> {
         let Some(metadata) =
             not_found_as_none(fs::symlink_metadata(&self.directory), &self.directory)?
         else {
@@ -142,42 +93,29 @@ impl Cache {
             let why = format!("format {}, this build reads {FORMAT}", saved.format);
             return Err(damaged(&path, &why));
         }
-        let material = self.material(&path, &saved, now);
-        if material.as_ref().is_err_and(CacheError::is_expiry) {
+        let material = self.material(&saved, now).map_err(|error| {
+            let why = format!("`identity.cache`: {}: {error}", path.display());
+            error.context(why)
+        });
+        if material.as_ref().is_err_and(is_expiry) {
             fs::remove_file(&path).map_err(io)?;
         }
         let material = material?;
-        if !saved.authority.is_subset(&root_digests(&self.roots)?) {
-            return Err(CacheError::Distrusted(path));
-        }
+        ensure!(
+            saved.authority.is_subset(&root_digests(&self.roots)?),
+            "`identity.cache`: {} was issued by an authority below a root that `identity.roots` \
+             does not have any more",
+            path.display()
+        );
         Ok(Some(material))
     }
 
-    fn material(
-        &self,
-        path: &Path,
-        saved: &CacheFile,
-        now: SystemTime,
-    ) -> Result<IdentityMaterial, CacheError> {
-        let unusable = |error| CacheError::Unusable {
-            path: path.to_owned(),
-            error,
-        };
-        let parse = |text: &str| {
-            let certificates = CertificateDer::pem_slice_iter(text.as_bytes());
-            let certificates = certificates.collect::<Result<Vec<_>, _>>();
-            certificates.map_err(|error| unusable(error.into()))
-        };
-        let key = PrivateKeyDer::from_pem_slice(saved.key.as_bytes());
-        let key = key.map_err(|error| unusable(error.into()))?;
-        let (chain, roots) = (parse(&saved.chain)?, parse(&saved.roots)?);
-        let material = material_from_answer(chain, key, roots, now).map_err(unusable)?;
-        if *material.identity.uri != *self.id {
-            return Err(unusable(IssueError::Identity {
-                requested: self.id.clone(),
-                issued: material.identity.uri.to_string(),
-            }));
-        }
+    fn material(&self, saved: &CacheFile, now: SystemTime) -> anyhow::Result<IdentityMaterial> {
+        let key = PrivateKeyDer::from_pem_slice(saved.key.as_bytes()).map_err(bad_pem)?;
+        let (chain, roots) = (&saved.chain, &saved.roots);
+        let (chain, roots) = (parse_certificates(chain)?, parse_certificates(roots)?);
+        let material = material_from_answer(chain, key, roots, now)?;
+        require_identity(&material, &self.id)?;
         Ok(material)
     }
 
@@ -185,7 +123,7 @@ impl Cache {
     ///
     /// # Errors
     /// The directory is not private, or cannot be written.
-    pub fn store(&self, material: &IdentityMaterial) -> Result<(), CacheError> {
+    pub fn store(&self, material: &IdentityMaterial) -> anyhow::Result<()> {
         let made = DirBuilder::new().mode(0o700).create(&self.directory);
         if let Err(error) = made
             && error.kind() != ErrorKind::AlreadyExists
@@ -203,10 +141,11 @@ impl Cache {
         };
         let path = self.directory.join(FILE);
         let bytes = serde_json::to_vec(&saved).map_err(|error| damaged(&path, &error))?;
-        replace(&path, &bytes).map_err(|error| failed(&path, error))
+        let fill = |mut file: File| file.write_all(&bytes).map(|()| file);
+        replace_file(&path, &path.with_extension("new"), fill).map_err(|error| failed(&path, error))
     }
 
-    fn check_folder(&self, metadata: &Metadata) -> Result<(), CacheError> {
+    fn check_folder(&self, metadata: &Metadata) -> anyhow::Result<()> {
         if metadata.is_dir() {
             check_private(&self.directory, metadata)
         } else {
@@ -216,7 +155,7 @@ impl Cache {
 }
 
 /// Returns `None` if the path does not exist.
-fn not_found_as_none<T>(found: io::Result<T>, path: &Path) -> Result<Option<T>, CacheError> {
+fn not_found_as_none<T>(found: io::Result<T>, path: &Path) -> anyhow::Result<Option<T>> {
     match found {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         found => found.map(Some).map_err(|error| failed(path, error)),
@@ -224,41 +163,42 @@ fn not_found_as_none<T>(found: io::Result<T>, path: &Path) -> Result<Option<T>, 
 }
 
 /// Checks that a directory or file belongs to this user, with no access for others.
-fn check_private(path: &Path, metadata: &Metadata) -> Result<(), CacheError> {
+fn check_private(path: &Path, metadata: &Metadata) -> anyhow::Result<()> {
     let (owner, own) = (metadata.uid(), geteuid().as_raw());
     let mode = metadata.mode() & 0o777;
-    let why = match () {
-        () if owner != own => format!("it belongs to user {owner} and this is user {own}"),
-        () if mode & GROUP_AND_OTHERS != 0 => format!("its mode is {mode:04o}"),
-        () => return Ok(()),
+    let why = if owner != own {
+        format!("it belongs to user {owner} and this is user {own}")
+    } else if mode & GROUP_AND_OTHERS != 0 {
+        format!("its mode is {mode:04o}")
+    } else {
+        return Ok(());
     };
-    Err(CacheError::NotPrivate {
-        path: path.to_owned(),
-        why,
-    })
+    bail!(
+        "`identity.cache`: {} is open to others: {why}; make it a directory of this user with \
+         mode 0700, or name one that does not exist",
+        path.display()
+    );
 }
 
-fn failed(path: &Path, error: io::Error) -> CacheError {
-    CacheError::Io {
-        path: path.to_owned(),
-        error,
-    }
+fn failed(path: &Path, error: io::Error) -> anyhow::Error {
+    anyhow!(
+        "`identity.cache`: {} cannot be used: {error}",
+        path.display()
+    )
 }
 
-fn damaged(path: &Path, why: &impl ToString) -> CacheError {
-    CacheError::Damaged {
-        path: path.to_owned(),
-        why: why.to_string(),
-    }
+fn damaged(path: &Path, why: &impl Display) -> anyhow::Error {
+    anyhow!("`identity.cache`: {} cannot be read: {why}", path.display())
 }
 
 /// Returns the digests of the roots by which the authority is verified.
-fn root_digests(roots: &Roots) -> Result<BTreeSet<String>, CacheError> {
+fn root_digests(roots: &Roots) -> anyhow::Result<BTreeSet<String>> {
+    let unreadable = |why: &dyn Display| {
+        anyhow!("`identity.cache`: the roots of the authority cannot be read: {why}")
+    };
     let read = match roots {
-        Roots::File(file) => fs::read(file).map_err(|error| {
-            let file = file.display();
-            CacheError::Roots(format!("{file}: {error}"))
-        })?,
+        Roots::File(file) => fs::read(file)
+            .map_err(|error| unreadable(&format_args!("{}: {error}", file.display())))?,
         Roots::Pem(text) => text.clone().into_bytes(),
         Roots::System => return Ok(BTreeSet::from([SYSTEM.to_owned()])),
         Roots::Plaintext => return Ok(BTreeSet::from([PLAINTEXT.to_owned()])),
@@ -271,7 +211,7 @@ fn root_digests(roots: &Roots) -> Result<BTreeSet<String>, CacheError> {
     let certificates = CertificateDer::pem_slice_iter(&read);
     let digests = certificates.map(|certificate| Ok(digest_of(certificate?)));
     let digests: Result<_, rustls::pki_types::pem::Error> = digests.collect();
-    digests.map_err(|error| CacheError::Roots(error.to_string()))
+    digests.map_err(|error| unreadable(&error))
 }
 
 fn pem(tag: &str, der: &[u8]) -> String {
@@ -281,28 +221,6 @@ fn pem(tag: &str, der: &[u8]) -> String {
 fn pems(certificates: &[CertificateDer<'_>]) -> String {
     let certificates = certificates.iter();
     certificates.map(|one| pem("CERTIFICATE", one)).collect()
-}
-
-/// Replaces a file atomically. On failure the old file remains.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    if let Err(error) = fs::remove_file(&new)
-        && error.kind() != ErrorKind::NotFound
-    {
-        return Err(error);
-    }
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create_new(true).mode(0o600).open(&new);
-    let written = file.and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    let written = written.and_then(|()| fs::rename(&new, path));
-    if written.is_err() {
-        // The leftover file contains a key. If its removal fails, the next write removes it.
-        drop(fs::remove_file(&new));
-    }
-    written
 }
 
 #[cfg(test)]

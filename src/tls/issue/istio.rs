@@ -3,17 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use anyhow::{anyhow, bail};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::PrivateKeyDer;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::cache::{Cache, CacheError};
+use super::cache::{self, Cache};
 use super::rotation::run_renewal;
-use super::{CertificateEvent, DEADLINE, IssueError, material_from_answer};
+use super::{
+    CertificateEvent, DEADLINE, material_from_answer, parse_certificates, require_identity,
+    shortened,
+};
 use crate::config::ControlPlane;
 use crate::grpc::auth::IstioCertificateRequest;
 use crate::grpc::auth::istio_certificate_service_client::IstioCertificateServiceClient;
@@ -77,14 +80,14 @@ impl IstioAuthority {
     /// expires.
     async fn remove_expired(&self) {
         if let Some(Err(why)) = self.load().await
-            && why.is_expiry()
+            && cache::is_expiry(&why)
         {
             info!(%why, "the certificate on disk is removed");
         }
     }
 
     /// Reads the certificate on disk, on a blocking thread and with a deadline.
-    async fn load(&self) -> Option<Result<Option<IdentityMaterial>, CacheError>> {
+    async fn load(&self) -> Option<anyhow::Result<Option<IdentityMaterial>>> {
         let cache = self.cache.clone()?;
         let load = spawn_blocking(move || cache.load(SystemTime::now()));
         let Ok(loaded) = timeout(DEADLINE, load).await else {
@@ -110,18 +113,16 @@ impl IstioAuthority {
 
     /// Requests one certificate. Roots and token are read again, and the connection is closed
     /// afterwards, because the next request is hours away.
-    async fn fetch(&self) -> Result<IdentityMaterial, IssueError> {
+    async fn fetch(&self) -> anyhow::Result<IdentityMaterial> {
         let answer = timeout(DEADLINE, self.create_certificate()).await;
         answer
-            .unwrap_or(Err(IssueError::Timeout))
-            .map_err(|error| IssueError::AtAddress {
-                address: self.plane.address.to_string(),
-                error: Box::new(error),
-            })
+            .unwrap_or_else(|_| bail!("no answer within {DEADLINE:?}"))
+            .map_err(|error| anyhow!("{}: {error}", self.plane.address))
     }
 
-    async fn create_certificate(&self) -> Result<IdentityMaterial, IssueError> {
-        let (key, csr) = signing_request(&self.id)?;
+    async fn create_certificate(&self) -> anyhow::Result<IdentityMaterial> {
+        let (key, csr) = signing_request(&self.id)
+            .map_err(|error| anyhow!("no request for a certificate could be made: {error}"))?;
         let channel = channel::connect(&self.plane, GoAwayCode::default()).await?;
         let mut service =
             IstioCertificateServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
@@ -131,7 +132,11 @@ impl IstioAuthority {
             metadata: None,
         });
         channel::add_credentials(&self.plane, &self.cluster, &mut call).await?;
-        let answer = service.create_certificate(call).await?.into_inner();
+        let answer = service.create_certificate(call).await.map_err(|status| {
+            let (code, message) = (status.code(), shortened(status.message()));
+            anyhow!("the authority refused: {code}: {message:?}")
+        })?;
+        let answer = answer.into_inner();
         check_answer(&answer.cert_chain, key, &self.id, SystemTime::now())
     }
 }
@@ -156,22 +161,14 @@ pub fn check_answer(
     key: PrivateKeyDer<'static>,
     id: &str,
     now: SystemTime,
-) -> Result<IdentityMaterial, IssueError> {
+) -> anyhow::Result<IdentityMaterial> {
     let (Some((roots, chain)), 2..) = (answer.split_last(), answer.len()) else {
-        return Err(IssueError::Parts(answer.len()));
+        let count = answer.len();
+        bail!("the answer has {count} parts; it needs a certificate and, last, the roots");
     };
-    let read = |part: &String| {
-        let certificates = CertificateDer::pem_slice_iter(part.as_bytes());
-        certificates.collect::<Result<Vec<_>, _>>()
-    };
-    let chain: Result<Vec<_>, _> = chain.iter().map(read).collect();
-    let material = material_from_answer(chain?.concat(), key, read(roots)?, now)?;
-    if &*material.identity.uri != id {
-        return Err(IssueError::Identity {
-            requested: id.to_owned(),
-            issued: material.identity.uri.to_string(),
-        });
-    }
+    let chain: anyhow::Result<Vec<_>> = chain.iter().map(|part| parse_certificates(part)).collect();
+    let material = material_from_answer(chain?.concat(), key, parse_certificates(roots)?, now)?;
+    require_identity(&material, id)?;
     Ok(material)
 }
 

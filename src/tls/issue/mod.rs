@@ -14,12 +14,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
+use anyhow::{anyhow, ensure};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
-use spiffe::WorkloadApiError;
 use thiserror::Error;
-
-use crate::grpc::channel::ChannelError;
 
 use super::{IdentityMaterial, TlsError, provider};
 
@@ -44,100 +43,36 @@ pub enum CertificateEvent {
     Failed(String),
 }
 
-/// Reason for which there is no certificate.
+/// Expiry of a certificate, in the past.
 #[derive(Debug, Error)]
-pub enum IssueError {
-    /// A request to this address failed.
-    #[error("{address}: {error}")]
-    AtAddress {
-        /// Address of the authority, with its port.
-        address: String,
-        /// Cause of the failure.
-        error: Box<Self>,
-    },
-    /// The authority was unreachable or not trusted.
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
-    /// The authority refused.
-    #[error("the authority refused: {code}: {message:?}")]
-    Refused {
-        /// The gRPC status.
-        code: tonic::Code,
-        /// Message of the authority.
-        message: String,
-    },
-    /// The answer did not arrive before the deadline.
-    #[error("no answer within {DEADLINE:?}")]
-    Timeout,
-    /// The connection to the socket of the Workload API failed.
-    #[error("the Workload API cannot be reached: {0}")]
-    Socket(String),
-    /// The agent has no identity for this workload.
-    #[error("the Workload API gives this workload no identity ({0}); register one for it")]
-    Withdrawn(String),
-    /// The agent's answer is unusable.
-    #[error("the Workload API: {0}")]
-    WorkloadApi(String),
-    /// The key or the request could not be created.
-    #[error("no request for a certificate could be made: {0}")]
-    Request(#[from] rcgen::Error),
-    /// The answer has too few parts.
-    #[error("the answer has {0} parts; it needs a certificate and, last, the roots")]
-    Parts(usize),
-    /// The answer is not PEM.
-    #[error("the answer cannot be read as PEM: {0}")]
-    Pem(#[from] pem::Error),
-    /// The answer has too many certificates.
-    #[error("the answer has more than {0} certificates in its {1}")]
-    TooMany(usize, &'static str),
-    /// The certificates are unusable.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The certificate is for another identity.
-    #[error(
+#[error("the certificate has ended, at {0}; is this host's clock fast?")]
+struct Expired(humantime::Timestamp);
+
+fn shortened(text: &str) -> String {
+    text.chars().take(ERROR_TEXT_CHARS_MAX).collect()
+}
+
+/// Parses the certificates of one part of an answer.
+fn parse_certificates(part: &str) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let certificates = CertificateDer::pem_slice_iter(part.as_bytes());
+    certificates.collect::<Result<_, _>>().map_err(bad_pem)
+}
+
+fn bad_pem(error: pem::Error) -> anyhow::Error {
+    anyhow!("the answer cannot be read as PEM: {error}")
+}
+
+/// Requires that the certificate is for the requested identity.
+fn require_identity(material: &IdentityMaterial, requested: &str) -> anyhow::Result<()> {
+    let issued = &*material.identity.uri;
+    ensure!(
+        issued == requested,
         "the certificate is for {issued:?} and not for {requested}, which was asked for: the \
          authority \
          signs for whom the token belongs to; write that trust domain, namespace and service \
          account under `identity`"
-    )]
-    Identity {
-        /// The requested identity.
-        requested: String,
-        /// The identity in the certificate.
-        issued: String,
-    },
-    /// The certificate is not valid yet.
-    #[error("the certificate is valid only from {0} on; is this host's clock slow?")]
-    NotYetValid(humantime::Timestamp),
-    /// The certificate has expired.
-    #[error("the certificate has ended, at {0}; is this host's clock fast?")]
-    Expired(humantime::Timestamp),
-}
-
-impl From<tonic::Status> for IssueError {
-    fn from(status: tonic::Status) -> Self {
-        Self::Refused {
-            code: status.code(),
-            message: shortened(status.message()),
-        }
-    }
-}
-
-impl From<WorkloadApiError> for IssueError {
-    fn from(error: WorkloadApiError) -> Self {
-        let text = shortened(&error.to_string());
-        match error {
-            WorkloadApiError::NoIdentityIssued
-            | WorkloadApiError::PermissionDenied(_)
-            | WorkloadApiError::EmptyResponse
-            | WorkloadApiError::MissingRequiredField { .. } => Self::Withdrawn(text),
-            _ => Self::WorkloadApi(text),
-        }
-    }
-}
-
-fn shortened(text: &str) -> String {
-    text.chars().take(ERROR_TEXT_CHARS_MAX).collect()
+    );
+    Ok(())
 }
 
 /// Builds material from an answer, if a peer would accept it now.
@@ -146,11 +81,12 @@ fn material_from_answer(
     key: PrivateKeyDer<'static>,
     roots: Vec<CertificateDer<'static>>,
     now: SystemTime,
-) -> Result<IdentityMaterial, IssueError> {
+) -> anyhow::Result<IdentityMaterial> {
     for (certificates, most, what) in [(&chain, CHAIN_MAX, "chain"), (&roots, ROOTS_MAX, "roots")] {
-        if certificates.len() > most {
-            return Err(IssueError::TooMany(most, what));
-        }
+        ensure!(
+            certificates.len() <= most,
+            "the answer has more than {most} certificates in its {what}"
+        );
     }
     let (answer, bundle) = (Path::new("the answer"), Path::new("the answer's roots"));
     if roots.is_empty() {
@@ -164,11 +100,11 @@ fn material_from_answer(
     )
     .map_err(TlsError::KeyMismatch)?;
     let (start, end) = (material.not_before, material.identity.not_after);
-    if now < start {
-        return Err(IssueError::NotYetValid(start.into()));
-    }
-    if now >= end {
-        return Err(IssueError::Expired(end.into()));
-    }
+    ensure!(
+        now >= start,
+        "the certificate is valid only from {} on; is this host's clock slow?",
+        humantime::Timestamp::from(start)
+    );
+    ensure!(now < end, Expired(end.into()));
     Ok(material)
 }

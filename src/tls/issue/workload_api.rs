@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use anyhow::{anyhow, bail};
 use hyper_util::rt::TokioIo;
 use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use spiffe::transport::Endpoint as SpiffeEndpoint;
-use spiffe::{WorkloadApiClient, X509Bundle, X509Context};
+use spiffe::{WorkloadApiClient, WorkloadApiError, X509Bundle, X509Context};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -20,7 +21,7 @@ use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
 
 use super::rotation::{RenewalSchedule, sleep_until};
-use super::{CertificateEvent, DEADLINE, IssueError, material_from_answer};
+use super::{CertificateEvent, DEADLINE, material_from_answer, shortened};
 use crate::tls::{Bundles, IdentityMaterial};
 
 /// Idle time before a PING, and the deadline for its acknowledgement; then the connection is
@@ -46,28 +47,30 @@ async fn forward_contexts(
     socket: &Path,
     news: &mpsc::Sender<CertificateEvent>,
     rotation: &mut RenewalSchedule,
-) -> Result<Infallible, IssueError> {
+) -> anyhow::Result<Infallible> {
     let client = with_deadline(connect(socket)).await??;
-    let mut contexts = with_deadline(client.stream_x509_contexts()).await??;
+    let mut contexts = with_deadline(client.stream_x509_contexts())
+        .await?
+        .map_err(agent_error)?;
     let mut next = with_deadline(contexts.next()).await?;
     while let Some(context) = next {
-        let material = material(&context?, SystemTime::now())?;
+        let material = material(&context.map_err(agent_error)?, SystemTime::now())?;
         rotation.renewed(material.identity.not_after);
         let _ = news
             .send(CertificateEvent::Issued(Arc::new(material)))
             .await;
         next = contexts.next().await;
     }
-    Err(IssueError::WorkloadApi("ended its stream".to_owned()))
+    bail!("the Workload API: ended its stream")
 }
 
-async fn with_deadline<T>(wait: impl Future<Output = T>) -> Result<T, IssueError> {
+async fn with_deadline<T>(wait: impl Future<Output = T>) -> anyhow::Result<T> {
     timeout(DEADLINE, wait)
         .await
-        .map_err(|_| IssueError::Timeout)
+        .map_err(|_| anyhow!("no answer within {DEADLINE:?}"))
 }
 
-async fn connect(socket: &Path) -> Result<WorkloadApiClient, IssueError> {
+async fn connect(socket: &Path) -> anyhow::Result<WorkloadApiClient> {
     let path = socket.to_owned();
     let connector = service_fn(move |_: Uri| {
         let path = path.clone();
@@ -79,16 +82,36 @@ async fn connect(socket: &Path) -> Result<WorkloadApiClient, IssueError> {
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await
-        .map_err(|error| IssueError::Socket(crate::grpc::channel::error_chain(&error)))?;
+        .map_err(|error| {
+            let error = crate::grpc::channel::error_chain(&error);
+            anyhow!("the Workload API cannot be reached: {error}")
+        })?;
     let endpoint = SpiffeEndpoint::Unix(socket.to_owned());
     Ok(WorkloadApiClient::new_with_channel(endpoint, channel))
 }
 
+/// Describes an error of the agent.
+fn agent_error(error: WorkloadApiError) -> anyhow::Error {
+    let text = shortened(&error.to_string());
+    match error {
+        WorkloadApiError::NoIdentityIssued
+        | WorkloadApiError::PermissionDenied(_)
+        | WorkloadApiError::EmptyResponse
+        | WorkloadApiError::MissingRequiredField { .. } => no_identity(&text),
+        _ => anyhow!("the Workload API: {text}"),
+    }
+}
+
+fn no_identity(why: &str) -> anyhow::Error {
+    anyhow!("the Workload API gives this workload no identity ({why}); register one for it")
+}
+
 /// Converts the context's first identity, which is the default for this workload, and the
 /// bundles of all trust domains.
-fn material(context: &X509Context, now: SystemTime) -> Result<IdentityMaterial, IssueError> {
-    let none = || IssueError::Withdrawn("no certificate".to_owned());
-    let svid = context.default_svid().ok_or_else(none)?;
+fn material(context: &X509Context, now: SystemTime) -> anyhow::Result<IdentityMaterial> {
+    let svid = context
+        .default_svid()
+        .ok_or_else(|| no_identity("no certificate"))?;
     let chain = svid.cert_chain().iter();
     let chain = chain.map(|certificate| CertificateDer::from(certificate.as_bytes().to_vec()));
     let key = PrivatePkcs8KeyDer::from(svid.private_key().as_bytes().to_vec());

@@ -26,9 +26,10 @@ use crate::wire::SpkiHash;
 
 use super::chains::{ChainCache, ChainFingerprint, Verdict, VerifiedPath};
 use super::crl::Crls;
-use super::files::{IdentityMaterial, PeerTrust, TlsError};
+use super::error::TlsError;
+use super::files::{IdentityMaterial, PeerTrust};
 use super::identity::{check_usage, leaf_identity, not_after};
-use super::issuers::Issuer;
+use super::issuers::{Issuer, escape_for_display};
 
 /// Refusal inside a rustls error, which returns from the handshake unchanged.
 #[derive(Debug)]
@@ -75,15 +76,6 @@ pub(super) fn issuer_of(error: &Error) -> Option<&Arc<Issuer>> {
     };
     other.downcast_ref::<RefusalError>()?.issuer.as_ref()
 }
-
-/// Returns a prefix of an untrusted text, escaped for a single line.
-pub(super) fn escape_for_display(text: &str) -> String {
-    let whole = text.chars().take(DISPLAY_CHARS_MAX).collect::<String>();
-    whole.escape_debug().to_string()
-}
-
-/// Limit of a displayed identity, in characters; identities of a mesh are shorter.
-const DISPLAY_CHARS_MAX: usize = 256;
 
 /// Limit of the certificates above the leaf, equal to webpki's limit for a path. webpki tries every
 /// path that the names allow: its work grows with the factorial of their number, and any client
@@ -441,6 +433,38 @@ fn time_of(time: UnixTime) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs())
 }
 
+/// Methods of both verifiers for signatures in handshakes: TLS 1.3 by the provider, TLS 1.2 never.
+macro_rules! tls13_signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(Error::PeerIncompatible(
+                PeerIncompatible::Tls12NotOfferedOrEnabled,
+            ))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            leaf: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.provider.signature_verification_algorithms;
+            verify_tls13_signature(message, leaf, signature, algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.provider
+                .signature_verification_algorithms
+                .supported_schemes()
+        }
+    };
+}
+
 impl ClientCertVerifier for ClientVerifier {
     /// Sends no hints: a peer has one certificate, and the list of roots is not disclosed.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -457,32 +481,7 @@ impl ClientCertVerifier for ClientVerifier {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::PeerIncompatible(
-            PeerIncompatible::Tls12NotOfferedOrEnabled,
-        ))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        leaf: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, leaf, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
+    tls13_signatures!();
 }
 
 /// Verifier of servers by their chain and SPIFFE identity. Host names and addresses are ignored.
@@ -495,25 +494,14 @@ pub(super) struct ServerVerifier {
 }
 
 impl ServerVerifier {
+    /// Creates a verifier of servers with one of these identities, or with any under the roots.
     pub(super) fn new(
-        expected: &[&str],
+        expected: Option<&[&str]>,
         roots: &Arc<RootCertStore>,
         provider: &Arc<CryptoProvider>,
     ) -> Self {
         Self {
-            expected: Some(expected.iter().map(|&id| id.into()).collect()),
-            roots: Arc::clone(roots),
-            provider: Arc::clone(provider),
-        }
-    }
-
-    /// Creates a verifier that accepts every identity under the roots.
-    pub(super) fn accepting_any(
-        roots: &Arc<RootCertStore>,
-        provider: &Arc<CryptoProvider>,
-    ) -> Self {
-        Self {
-            expected: None,
+            expected: expected.map(|ids| ids.iter().map(|&id| id.into()).collect()),
             roots: Arc::clone(roots),
             provider: Arc::clone(provider),
         }
@@ -553,32 +541,7 @@ impl ServerCertVerifier for ServerVerifier {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::PeerIncompatible(
-            PeerIncompatible::Tls12NotOfferedOrEnabled,
-        ))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        leaf: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, leaf, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
+    tls13_signatures!();
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crate::config::{Crl, CrlPolicy};
 
 use super::super::{TrustedDomain, provider};
 use super::*;
+use crate::tls::issuers::DISPLAY_CHARS_MAX;
 use crate::tools::dev;
 
 fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {

@@ -3,15 +3,16 @@
 //! A file consists of a head (magic, format, length of the payload), the payload (a [`Header`] and
 //! its [`Entry`] messages, all length-delimited) and the SHA-256 digest of both.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
 use bytes::Bytes;
 use prost::{DecodeError, Message};
+
+use crate::replace_file::replace_file;
 
 const MAGIC: [u8; 8] = *b"\xf5strait\n";
 /// Format that this build writes, and the only one that it reads.
@@ -86,25 +87,10 @@ pub(super) fn write(path: &Path, header: &Header, entries: &[Split]) -> io::Resu
     if length > FILE_BYTES_MAX - HEAD_BYTES - DIGEST_BYTES {
         return Err(ErrorKind::FileTooLarge.into());
     }
-    let new = beside(path);
-    if let Err(error) = fs::remove_file(&new)
-        && error.kind() != ErrorKind::NotFound
-    {
-        return Err(error);
-    }
     let head = head(length);
     let parts = entries.iter().map(|split| (first(split), &*split.2));
     let parts = [(head, &*header)].into_iter().chain(parts);
-    let written = fill(&new, parts).and_then(|()| fs::rename(&new, path));
-    if written.is_err() {
-        // Best effort: the next write removes the remains anyway.
-        drop(fs::remove_file(&new));
-        return written;
-    }
-    // Best effort: without it, only a crash of the machine could bring back the old file.
-    let folder = path.parent().and_then(|folder| File::open(folder).ok());
-    drop(folder.map(|folder| folder.sync_all()));
-    Ok(())
+    replace_file(path, &beside(path), |file| fill(file, parts))
 }
 
 fn beside(path: &Path) -> PathBuf {
@@ -113,13 +99,7 @@ fn beside(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn fill<'a>(path: &Path, parts: impl Iterator<Item = (Vec<u8>, &'a [u8])>) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
+fn fill<'a>(file: File, parts: impl Iterator<Item = (Vec<u8>, &'a [u8])>) -> io::Result<File> {
     let mut file = BufWriter::with_capacity(256 * 1024, file);
     let mut context = Context::new(&SHA256);
     for (first, rest) in parts {
@@ -129,7 +109,7 @@ fn fill<'a>(path: &Path, parts: impl Iterator<Item = (Vec<u8>, &'a [u8])>) -> io
         }
     }
     file.write_all(context.finish().as_ref())?;
-    file.into_inner()?.sync_all()
+    Ok(file.into_inner()?)
 }
 
 fn head(length: usize) -> Vec<u8> {

@@ -30,7 +30,7 @@ impl Snapshot {
         ip: IpAddr,
         target: u16,
     ) -> impl Iterator<Item = LookupResult<'_>> {
-        let places = self.index.opened.addresses.get(&ip).into_iter();
+        let places = self.index.exposed_workloads.addresses.get(&ip).into_iter();
         let places = places.flat_map(|places| places.iter());
         places.flat_map(move |(host, uid)| self.ports_at_target(host, uid, target))
     }
@@ -78,7 +78,7 @@ impl Snapshot {
             entries.any(|entry| entry.exposes_workloads)
         };
         let service = self.services.get(host).filter(|_| opens()).cloned();
-        let old = self.index.opened.services.get(host).cloned();
+        let old = self.index.exposed_workloads.services.get(host).cloned();
         if old.is_none() && service.is_none() {
             return;
         }
@@ -98,15 +98,15 @@ impl Snapshot {
         let old = old.unwrap_or_default();
         let host: Arc<str> = host.into();
         for (ip, uid) in old.symmetric_difference(&new) {
-            self.index
-                .opened
-                .set_served(*ip, &host, uid, new.contains(&(*ip, Arc::clone(uid))));
+            self.index.exposed_workloads.set_served(
+                *ip,
+                &host,
+                uid,
+                new.contains(&(*ip, Arc::clone(uid))),
+            );
         }
-        if new.is_empty() {
-            drop(self.index.opened.services.remove(&host))
-        } else {
-            drop(self.index.opened.services.insert(host, Arc::new(new)))
-        }
+        let new = (!new.is_empty()).then(|| Arc::new(new));
+        self.index.exposed_workloads.services.set(host, new);
     }
 
     /// Updates the exposed workloads of all services of a family, after one was added or removed.
@@ -123,7 +123,13 @@ impl Snapshot {
 
     /// Updates the exposed workloads of all services, after a change of the rules.
     pub(super) fn update_all_exposed(&mut self) {
-        let mut hosts: BTreeSet<Arc<str>> = self.index.opened.services.keys().cloned().collect();
+        let mut hosts: BTreeSet<Arc<str>> = self
+            .index
+            .exposed_workloads
+            .services
+            .keys()
+            .cloned()
+            .collect();
         let entries = self.exposure.hosts().filter(|host| {
             let mut entries = self.exposure.entries(host).iter();
             entries.any(|entry| entry.exposes_workloads)
@@ -150,10 +156,7 @@ impl ExposedWorkloads {
         let mut places: Vec<_> = others.cloned().collect();
         places.extend(is_there.then(|| (Arc::clone(host), Arc::clone(uid))));
         places.sort_unstable();
-        if places.is_empty() {
-            drop(self.addresses.remove(&ip))
-        } else {
-            drop(self.addresses.insert(ip, places.into()))
-        }
+        let places = (!places.is_empty()).then(|| places.into());
+        self.addresses.set(ip, places);
     }
 }

@@ -5,8 +5,8 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use super::exclusion::workload_exclusion;
 use super::mesh::{self, Workload};
-use super::usable::workload_exclusion;
 use super::{ExclusionReason, Host, Snapshot};
 
 impl Snapshot {

@@ -1,114 +1,71 @@
 //! Reasons for which a workload is no endpoint of a service. The builder, which leaves it out, and
 //! the status page, which reports the reason, share one function, so they cannot disagree.
 
-use std::fmt;
 use std::sync::Arc;
 
-use super::Snapshot;
+use derive_more::Display;
+
 use super::builder::HBONE_PORT;
 use super::mesh::{Ports, Protocol, Scope, Service, Template, Workload};
-use super::tiers::Ranking;
 
 /// Reason for which a workload is not dialled for a service port, as far as the mesh determines it.
 ///
 /// Reasons known only to the running gateway come in addition: ejections, and addresses on the deny
 /// list.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Display, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExclusionReason {
     /// The service passes original destinations through and has no endpoints.
+    #[display("the service passes original destinations through")]
     OriginalDestination,
     /// The service has no such port.
+    #[display("the service has no such port")]
     NoServicePort,
     /// The workload does not serve this port of the service.
+    #[display("it does not serve this port")]
     NotServed,
     /// The record represents the gateway of another network (docs/wire-contract.md 3.3).
+    #[display("it stands for the gateway of another network")]
     RepresentsGateway,
     /// The workload is in this network, which is not ours.
+    #[display("it is in network {_0}")]
     OtherNetwork(String),
     /// The workload does not speak HBONE, and the source restricts dialling to those that do.
+    #[display("it does not speak HBONE")]
     NoHbone,
     /// The workload has no IP address.
+    #[display("it has no address")]
     NoAddress,
     /// The workload is dialled over plain TCP, and its port is unknown.
+    #[display("it has no target port")]
     NoTargetPort,
     /// Weight of the workload is 0.
+    #[display("it is drained (weight 0)")]
     Drained,
     /// The workload is unhealthy, and the service requires healthy endpoints.
+    #[display("it is unhealthy")]
     Unhealthy,
     /// An operator has evacuated this region.
+    #[display("region {_0} is evacuated (`strait drain region`)")]
     Evacuated(Arc<str>),
     /// This region has weight 0 in the configuration.
+    #[display("region {_0} is evacuated (weight 0 in `traffic`)")]
     NoWeight(Arc<str>),
     /// This region has no weight in the configuration, and other regions have one.
+    #[display("region {_0} has no weight in `traffic`, and others do")]
     NoRegion(Arc<str>),
     /// The workload's locality has no weight in an Envoy assignment, and others of its priority
     /// have one.
+    #[display("its locality has no weight in the assignment")]
     NoLocality,
     /// The workload misses a preference that the service requires (mode STRICT).
+    #[display("the service wants the same {_0} (mode STRICT)")]
     MissesPreference(Scope),
     /// The workload could be dialled, but tunnels must go through a waypoint of the service.
+    #[display("tunnels go to the service's waypoint")]
     BehindWaypoint,
 }
 
-impl fmt::Display for ExclusionReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::OriginalDestination => "the service passes original destinations through",
-            Self::NoServicePort => "the service has no such port",
-            Self::NotServed => "it does not serve this port",
-            Self::RepresentsGateway => "it stands for the gateway of another network",
-            Self::OtherNetwork(network) => return write!(f, "it is in network {network}"),
-            Self::NoHbone => "it does not speak HBONE",
-            Self::NoAddress => "it has no address",
-            Self::NoTargetPort => "it has no target port",
-            Self::Drained => "it is drained (weight 0)",
-            Self::Unhealthy => "it is unhealthy",
-            Self::Evacuated(region) => {
-                return write!(f, "region {region} is evacuated (`strait drain region`)");
-            }
-            Self::NoWeight(region) => {
-                return write!(f, "region {region} is evacuated (weight 0 in `traffic`)");
-            }
-            Self::NoRegion(region) => {
-                return write!(
-                    f,
-                    "region {region} has no weight in `traffic`, and others do"
-                );
-            }
-            Self::NoLocality => "its locality has no weight in the assignment",
-            Self::MissesPreference(scope) => {
-                return write!(f, "the service wants the same {scope} (mode STRICT)");
-            }
-            Self::BehindWaypoint => "tunnels go to the service's waypoint",
-        })
-    }
-}
-
-/// Returns the reason for which `workload` is no endpoint of port `port` of `service` in this
-/// snapshot, or `None` if it is one.
-pub fn exclusion_reason(
-    snapshot: &Snapshot,
-    service: &Service,
-    workload: &Workload,
-    port: u16,
-) -> Option<ExclusionReason> {
-    let (network, hbone_only) = (snapshot.network(), snapshot.mesh.hbone_only);
-    let behind = || (!service.waypoints.is_empty()).then_some(ExclusionReason::BehindWaypoint);
-    let lacks_hbone = || {
-        let target = target_port(service, workload, port);
-        hbone_only && target.is_some_and(|target| !speaks_hbone(workload, port, target))
-    };
-    workload_exclusion(workload, network, hbone_only)
-        .or_else(|| lacks_hbone().then_some(ExclusionReason::NoHbone))
-        .or_else(|| service_exclusion(service, workload, port))
-        .or_else(|| {
-            let host = &service.hostname;
-            Ranking::new(service, port, host, network, &snapshot.balancing).exclusion(workload)
-        })
-        .or_else(behind)
-}
-
-/// Evaluates the part of [`exclusion_reason`] that depends on the service, for a workload that can
+/// Evaluates the part of `exclusion_reason` that depends on the service, for a workload that can
 /// be dialled. Health is checked last: an unhealthy workload still counts among the endpoints of
 /// its tier.
 pub(super) fn service_exclusion(
@@ -138,7 +95,7 @@ pub(super) fn service_exclusion(
 
 /// Returns the port at which `workload` serves port `port` of `service`. Scans the workload's few
 /// services, which avoids formatting the key `namespace/hostname`.
-fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16> {
+pub(super) fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16> {
     let is_its = |key: &str| {
         let hostname = key.strip_prefix(&*service.namespace);
         let hostname = hostname.and_then(|rest| rest.strip_prefix('/'));
@@ -149,7 +106,7 @@ fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16>
     ports.get(&port).copied()
 }
 
-/// Evaluates the part of [`exclusion_reason`] that depends on the workload alone and excludes it
+/// Evaluates the part of `exclusion_reason` that depends on the workload alone and excludes it
 /// from all services (docs/wire-contract.md 3.3).
 pub(super) fn workload_exclusion(
     workload: &Workload,
@@ -194,6 +151,7 @@ mod tests {
     use super::*;
     use crate::snapshot::mesh::{self, Assignment, GatewayAddress, Locality, Place, Waypoint};
     use crate::snapshot::traffic::{Override, Regions, Traffic, TrafficRule};
+    use crate::snapshot::{Snapshot, exclusion_reason};
     use crate::wire::RegionPattern;
 
     fn service() -> Service {

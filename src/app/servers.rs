@@ -1,0 +1,172 @@
+//! Threads and HTTP servers beside the data path, and the sources of the admin pages.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, anyhow};
+use axum::Router;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tracing::error;
+
+use crate::admin::{
+    self, AdminState, DenyLookup, DescriptorUsage, DescriptorUsageSource, IssuerRow, IssuerSource,
+    Limits,
+};
+use crate::config::Config;
+use crate::datapath::{DataPath, accept};
+use crate::lifecycle::Lifecycle;
+use crate::telemetry::LogHandle;
+
+use super::{App, explain};
+
+/// The other listening sockets. All are bound before any is served, so that a failed start serves
+/// no tunnel.
+pub(super) struct Sockets {
+    admin: TcpListener,
+    metrics: Vec<TcpListener>,
+}
+
+impl Sockets {
+    pub(super) fn bind(config: &Config) -> anyhow::Result<Self> {
+        let metrics = config.metrics.bind.iter();
+        let metrics = metrics.map(|address| bind("metrics.bind", *address));
+        Ok(Self {
+            admin: bind("admin.bind", config.admin.bind)?,
+            metrics: metrics.collect::<Result<_, _>>()?,
+        })
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let others = [&self.admin].into_iter().chain(&self.metrics);
+        others.filter_map(|socket| socket.local_addr().ok())
+    }
+
+    pub(super) fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
+        let gateway = &app.gateway;
+        let state = AdminState {
+            reader: gateway.reader.clone(),
+            publisher: Arc::clone(&app.publisher),
+            status: Arc::clone(&app.status),
+            metrics: Arc::clone(&gateway.metrics),
+            lifecycle: gateway.lifecycle.clone(),
+            log: log.clone(),
+            config: Arc::clone(&app.config),
+            deny_list: DenyLookup::new({
+                let gateway = Arc::clone(gateway);
+                move |address| gateway.deny.denies(address)
+            }),
+            holders: descriptor_usage(gateway),
+            issuers: issuers(gateway),
+            explain: explain::for_gateway(gateway, &app.config),
+            listeners: admin::ListenerSource::new({
+                let listeners = Arc::clone(&app.listeners);
+                move || listeners.rows()
+            }),
+        };
+        let router = admin::admin_router(state);
+        let lifecycle = &gateway.lifecycle;
+        spawn("strait-admin", self.admin, router, Limits::PAGES, lifecycle)?;
+        let router = admin::metrics_router(Arc::clone(&gateway.metrics));
+        for socket in self.metrics {
+            let router = router.clone();
+            spawn("strait-metrics", socket, router, Limits::PROBES, lifecycle)?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    with_bind_context(accept::bind(address), key, address)
+}
+
+/// Adds the address and the configuration key to a bind error.
+pub(super) fn with_bind_context<T>(
+    bound: std::io::Result<T>,
+    key: &str,
+    address: SocketAddr,
+) -> anyhow::Result<T> {
+    bound.with_context(|| {
+        format!("cannot listen on {address} ({key}); is another gateway running there?")
+    })
+}
+
+/// Serves a port on a dedicated thread, so that its clients delay neither other ports nor the
+/// control path.
+///
+/// # Errors
+/// The system lacks threads or descriptors.
+pub(super) fn spawn(
+    name: &str,
+    socket: TcpListener,
+    router: Router,
+    limits: Limits,
+    lifecycle: &Lifecycle,
+) -> anyhow::Result<()> {
+    let phases = lifecycle.phases();
+    spawn_thread(name, async move {
+        match tokio::net::TcpListener::from_std(socket) {
+            Ok(listener) => admin::serve(limits, listener, router, phases).await,
+            Err(error) => error!(%error, "cannot listen"),
+        }
+    })?;
+    Ok(())
+}
+
+/// Returns the source of the descriptor usage of the running gateway.
+fn descriptor_usage(gateway: &Arc<DataPath>) -> DescriptorUsageSource {
+    let gateway = Arc::clone(gateway);
+    DescriptorUsageSource::new(move |most| {
+        let usage = gateway.admission.pool.usage(most);
+        let holders = usage.holders.iter();
+        DescriptorUsage {
+            used: usage.used,
+            max: usage.max,
+            holders: holders
+                .map(|(name, held)| (name.to_string(), *held))
+                .collect(),
+        }
+    })
+}
+
+/// Returns the source of the issuers that the running gateway has seen, with their current
+/// clusters.
+fn issuers(gateway: &Arc<DataPath>) -> IssuerSource {
+    let gateway = Arc::clone(gateway);
+    IssuerSource::new(move || {
+        let seen = gateway.tls.issuers().into_iter();
+        let snapshot = gateway.reader.load();
+        seen.map(|seen| IssuerRow {
+            spki: seen.issuer.spki.to_string(),
+            subject: seen.issuer.subject.to_string(),
+            cluster: snapshot
+                .trust
+                .issuer_cluster(&seen.issuer.spki)
+                .map(ToOwned::to_owned),
+            accepted: seen.accepted,
+            refused: seen.refused,
+        })
+        .collect()
+    })
+}
+
+/// Runs a future on a thread and a runtime of its own, and returns the handle of the runtime.
+pub(super) fn spawn_thread(
+    name: &str,
+    run: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<Handle> {
+    let runtime = runtime()?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || runtime.block_on(run))
+        .map_err(|error| anyhow!("cannot start the thread {name}: {error}"))?;
+    Ok(handle)
+}
+
+pub(super) fn runtime() -> anyhow::Result<Runtime> {
+    Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start a runtime")
+}

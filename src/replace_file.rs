@@ -1,0 +1,32 @@
+//! Atomic replacement of a file: its content is the old or the new one, also after a crash.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Replaces `path` by what `fill` writes, which only this user can read. `new` is the name of the
+/// file until it is complete. On failure the old file remains.
+pub(crate) fn replace_file(
+    path: &Path,
+    new: &Path,
+    fill: impl FnOnce(File) -> io::Result<File>,
+) -> io::Result<()> {
+    if let Err(error) = fs::remove_file(new)
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(new);
+    let written = file.and_then(fill).and_then(|file| file.sync_all());
+    if let Err(error) = written.and_then(|()| fs::rename(new, path)) {
+        // If the removal of an incomplete file fails, the next write removes it.
+        drop(fs::remove_file(new));
+        return Err(error);
+    }
+    // Best effort: without it, only a crash of the machine could bring back the old file.
+    let folder = path.parent().and_then(|folder| File::open(folder).ok());
+    drop(folder.map(|folder| folder.sync_all()));
+    Ok(())
+}
