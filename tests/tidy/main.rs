@@ -4,6 +4,8 @@
 //! a violation, so that no check passes always.
 
 #[cfg(test)]
+mod cycles;
+#[cfg(test)]
 mod datapath;
 #[cfg(test)]
 mod documents;
