@@ -21,7 +21,7 @@ use crate::datapath::accept::{self, AcceptedConnection, RegisteredListener, Work
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 
-use super::servers::{spawn_thread, with_bind_context};
+use super::server::{spawn_thread, with_bind_context};
 
 /// Listeners of the data path.
 pub(super) struct Listeners {

@@ -15,7 +15,7 @@ mod mesh_files;
 mod names;
 mod reload;
 mod routes;
-mod servers;
+mod server;
 mod traffic;
 mod trust;
 
@@ -49,7 +49,7 @@ use certificates::{Certificates, SharedCertificates};
 use listeners::Listeners;
 use memory::Memory;
 use reload::{Fingerprints, InitialState};
-use servers::{Sockets, bind, runtime, spawn_thread};
+use server::{Sockets, bind, runtime, spawn_thread};
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
@@ -115,7 +115,7 @@ impl ReadinessServer {
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         // On a dedicated thread, so that nothing delays a probe.
-        servers::spawn(
+        server::spawn(
             "strait-readiness",
             socket,
             router,

@@ -14,7 +14,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("admin::status", "admin::text"),
     ("app", "app::certificates"),
     ("app", "app::reload"),
-    ("app", "app::servers"),
+    ("app", "app::server"),
     ("config::pod", "config::pod::flags"),
     ("snapshot", "snapshot::index"),
     ("snapshot", "snapshot::precedence"),
