@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::client::SHARED_PLACEHOLDER;
+use super::convert::{ip, namespace, number};
 use super::unknown::{self, FieldKind, Shape};
-use super::wds::{ip, namespace, number};
 use crate::grpc::security as proto;
 use crate::grpc::security::string_match::MatchType;
 use crate::snapshot::authorization::{
@@ -184,7 +184,7 @@ fn reject_extensions(from: &[proto::Extension]) -> Result<(), String> {
     let Some(first) = from.first() else {
         return Ok(());
     };
-    let name = super::wds::shown(&first.name);
+    let name = super::convert::shown(&first.name);
     Err(format!("extensions[0]: {name} is not understood"))
 }
 

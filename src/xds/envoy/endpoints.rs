@@ -26,8 +26,8 @@ use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
 use crate::grpc::number::fractional_percent::DenominatorType;
 use crate::snapshot::mesh::{Locality, Protocol, Template, Workload};
 use crate::wire::{Authority, Host};
+use crate::xds::convert::shown;
 use crate::xds::interner::Interner;
-use crate::xds::wds::shown;
 
 /// Limit of the localities of an assignment, at all priorities.
 pub(super) const LOCALITIES_MAX: usize = 10_000;

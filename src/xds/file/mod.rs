@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::gateways::LoadBalancer;
-use super::names::{normal_hostname, normalize_service_key};
+use super::convert::normal_hostname;
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
     Derived, Locality, Mesh, Ports, Protocol, Service, Services, Sorted, Template, Workload,
@@ -238,6 +238,13 @@ fn read_service_references<'a>(
         .into_iter()
         .map(|(key, ports): (String, Ports)| (key.into(), ports));
     good.then(|| services.collect())
+}
+
+/// Normalizes `namespace/hostname`, the form in which workloads refer to services.
+fn normalize_service_key(text: &str) -> Option<String> {
+    let (namespace, hostname) = text.split_once('/')?;
+    let hostname = normal_hostname(hostname)?;
+    (!namespace.is_empty()).then(|| format!("{namespace}/{hostname}"))
 }
 
 /// Reads service ports, each with its target port and the position of the target. A target

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::meta::{self, Meta};
 use super::ports::{self, Port};
+use crate::xds::convert::normal_hostname;
 use crate::xds::file::ip;
-use crate::xds::names::normal_hostname;
 use crate::yaml::{Fields, Place, Value};
 
 /// Label of a slice of this cluster: the Service of its endpoints.

@@ -30,8 +30,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::convert::{check_length, ip, namespace, normal_hostname, number, shown};
 use super::interner::Interner;
-use super::names::normal_hostname;
 use crate::grpc::workload as proto;
 use crate::grpc::workload::gateway_address::Destination;
 use crate::grpc::workload::load_balancing;
@@ -61,7 +61,7 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
     let namespace = namespace(from.namespace).map_err(|why| format!("service.namespace: {why}"))?;
     let hostname = hostname(&from.hostname);
     let ports = ports(&from.ports).map_err(|why| format!("service.{why}"))?;
-    few(
+    check_length(
         "service.subject_alt_names",
         from.subject_alt_names.len(),
         IDENTITIES_MAX,
@@ -101,7 +101,7 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
 
 /// Returns the virtual addresses. Ranges are skipped: look-ups are by single address.
 fn vips(from: Vec<proto::NetworkAddress>) -> Result<Vec<(String, IpAddr)>, String> {
-    few("service.addresses", from.len(), VIPS_MAX)?;
+    check_length("service.addresses", from.len(), VIPS_MAX)?;
     let mut vips = Vec::with_capacity(from.len());
     for (index, one) in from.into_iter().enumerate() {
         let at = |why| format!("service.addresses[{index}].{why}");
@@ -130,7 +130,7 @@ fn waypoints(
         .map(|one| gateway(one).map_err(|why| format!("service.waypoint.{why}")))
         .transpose()?
         .map(|gateway| Waypoint { gateway, weight: 1 });
-    few("service.weighted_waypoints", weighted.len(), WAYPOINTS_MAX)?;
+    check_length("service.weighted_waypoints", weighted.len(), WAYPOINTS_MAX)?;
     let mut waypoints = Vec::with_capacity(weighted.len());
     for (index, from) in weighted.into_iter().enumerate() {
         let at = |why| format!("service.weighted_waypoints[{index}].destination{why}");
@@ -170,9 +170,9 @@ pub(super) fn workload(
     }
     let namespace =
         namespace(from.namespace).map_err(|why| format!("workload.namespace: {why}"))?;
-    few("workload.addresses", from.addresses.len(), ADDRESSES_MAX)?;
+    check_length("workload.addresses", from.addresses.len(), ADDRESSES_MAX)?;
     let policies = from.authorization_policies.len();
-    few("workload.authorization_policies", policies, POLICIES_MAX)?;
+    check_length("workload.authorization_policies", policies, POLICIES_MAX)?;
     let mut addresses = Vec::with_capacity(from.addresses.len());
     for (index, bytes) in from.addresses.iter().enumerate() {
         addresses.push(ip(bytes).map_err(|why| format!("workload.addresses[{index}]: {why}"))?);
@@ -229,7 +229,7 @@ fn services(
     from: BTreeMap<String, proto::PortList>,
     words: &mut Interner,
 ) -> Result<Services, String> {
-    few("workload.services", from.len(), SERVICES_MAX)?;
+    check_length("workload.services", from.len(), SERVICES_MAX)?;
     let mut services = Vec::<(Arc<str>, Vec<_>)>::with_capacity(from.len());
     for (name, list) in from {
         let at = |why| format!("workload.services[{}]{why}", shown(&name));
@@ -256,23 +256,13 @@ fn services(
     Ok(words.share_services(services.collect()))
 }
 
-/// Checks the length of a field: each entry takes more memory than bytes on the wire.
-fn few(field: &str, count: usize, most: usize) -> Result<(), String> {
-    match count > most {
-        true => Err(format!(
-            "{field}: {count} entries, and at most {most} are taken"
-        )),
-        false => Ok(()),
-    }
-}
-
 /// Returns the target port of each service port. The last of several entries for a service port
 /// wins.
 ///
 /// An invalid target, such as the 0 of a named port, becomes 0: only dialling at the target port
 /// needs it. An invalid service port is skipped, because no authority can name it.
 fn ports(from: &[proto::Port]) -> Result<impl Iterator<Item = (u16, u16)>, String> {
-    few("ports", from.len(), PORTS_MAX)?;
+    check_length("ports", from.len(), PORTS_MAX)?;
     Ok(from.iter().filter_map(|port| {
         let service = number(port.service_port);
         (service != 0).then(|| (service, number(port.target_port)))
@@ -330,37 +320,8 @@ fn locality(from: &proto::Locality, words: &mut Interner) -> Arc<Locality> {
     words.share_locality(locality)
 }
 
-/// Parses an address of 4 or 16 bytes. IPv4-mapped IPv6 becomes IPv4, as look-ups expect.
-pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
-    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    let v6 = || <[u8; 16]>::try_from(bytes).map(|bytes| IpAddr::from(bytes).to_canonical());
-    v4.or_else(|_| v6())
-        .map_err(|_| format!("{} bytes, want 4 or 16", bytes.len()))
-}
-
-/// Returns the port, or 0 if the number is out of range.
-pub(super) fn number(value: u32) -> u16 {
-    u16::try_from(value).unwrap_or(0)
-}
-
-/// Returns the namespace. A slash would make names such as `namespace/hostname` ambiguous.
-pub(super) fn namespace(text: String) -> Result<String, String> {
-    match text.contains('/') {
-        true => Err(format!("{} has a slash", shown(&text))),
-        false => Ok(text),
-    }
-}
-
 /// Returns the normal form of a hostname. An invalid one is kept, escaped: no authority can match
 /// it, but the record stays valid.
 fn hostname(text: &str) -> Cow<'_, str> {
     normal_hostname(text).unwrap_or_else(|| text.escape_debug().to_string().into())
-}
-
-/// Returns untrusted text in a form that is safe in messages.
-pub(super) fn shown(text: &str) -> String {
-    const CHARS_MAX: usize = 80;
-    let short: String = text.chars().take(CHARS_MAX).collect();
-    let dots = if short.len() < text.len() { "…" } else { "" };
-    format!("`{}{dots}`", short.escape_debug())
 }
