@@ -35,7 +35,17 @@ impl Interner {
     }
 
     /// Returns the interned copy of a locality.
-    pub(super) fn share_locality(&mut self, locality: Locality) -> Arc<Locality> {
+    pub(super) fn share_locality(
+        &mut self,
+        region: &str,
+        zone: &str,
+        subzone: &str,
+    ) -> Arc<Locality> {
+        let locality = Locality {
+            region: self.share(region),
+            zone: self.share(zone),
+            subzone: self.share(subzone),
+        };
         self.localities.share_value(locality)
     }
 
@@ -201,7 +211,7 @@ mod tests {
     #[test]
     fn a_locality_is_kept_once() {
         let mut words = Interner::default();
-        let mut share = || words.share_locality(Locality::default());
+        let mut share = || words.share_locality("", "", "");
         assert!(Arc::ptr_eq(&share(), &share()));
     }
 
@@ -211,7 +221,7 @@ mod tests {
         let mut shared = |name: &str, port| {
             let template = Template {
                 canonical_name: words.share(name),
-                locality: words.share_locality(Locality::default()),
+                locality: words.share_locality("", "", ""),
                 ..Template::default()
             };
             let services = Sorted::from([(words.share(name), [(80, port)].into())]);
