@@ -104,7 +104,10 @@ impl<'a> ObjectIndex<'a> {
     }
 
     fn cluster(&self, declared: Option<&'a Arc<str>>) -> &'a str {
-        declared.map_or(self.own_cluster(), |cluster| cluster)
+        match declared {
+            Some(cluster) => cluster,
+            None => self.own_cluster(),
+        }
     }
 
     /// Returns the services that any object refers to.
