@@ -21,6 +21,7 @@ pub mod raw;
     unused_qualifications,
     clippy::allow_attributes,
     clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
     reason = "the generator writes code for any place"
 )]
 pub mod services;
