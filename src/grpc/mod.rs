@@ -2,18 +2,13 @@
 //!
 //! `proto/` declares the subset that the gateway uses, with the packages, names and numbers of
 //! the wire format. Decoders skip unknown fields. `make protos` generates `generated/` from it,
-//! and `tests/proto` fails if the two differ. The generated servers serve the control plane of
-//! the tests.
+//! and `tests/proto` fails if the two differ. Services are generated for the tests only.
 
 pub mod call;
 pub mod channel;
 pub mod goaway;
 #[expect(
-    unused_qualifications,
-    clippy::allow_attributes,
-    clippy::allow_attributes_without_reason,
     clippy::large_enum_variant,
-    clippy::too_many_lines,
     reason = "the generators write code for any place and any message"
 )]
 mod messages;

@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::client::SHARED_PLACEHOLDER;
+use super::convert::{At as _, each, ip, namespace, number, shown};
 use super::unknown::{self, FieldKind, Shape};
-use super::wds::{ip, namespace, number};
 use crate::grpc::security as proto;
 use crate::grpc::security::string_match::MatchType;
 use crate::snapshot::authorization::{
@@ -62,13 +62,12 @@ static EMPTY: Shape = Shape(&[]);
 /// # Errors
 /// The path of the first unknown field.
 pub fn reject_unknown_fields(body: &[u8]) -> Result<(), String> {
-    unknown::refuse(body, &AUTHORIZATION).map_err(|why| format!("authorization{why}"))
+    unknown::refuse(body, &AUTHORIZATION).at("authorization")
 }
 
 /// Converts a policy.
 pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
-    let namespace =
-        namespace(from.namespace).map_err(|why| format!("authorization.namespace: {why}"))?;
+    let namespace = namespace(from.namespace).at("authorization.namespace")?;
     let scope = scope(from.scope)
         .ok_or_else(|| format!("authorization.scope: {} is unknown", from.scope))?;
     let action = match proto::Action::try_from(from.action) {
@@ -76,10 +75,10 @@ pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
         Ok(proto::Action::Deny) => Action::Deny,
         Err(_) => return Err(format!("authorization.action: {} is unknown", from.action)),
     };
-    reject_extensions(&from.extensions).map_err(|why| format!("authorization.{why}"))?;
-    let rules = convert_each("authorization.rules", from.rules, |rule| {
-        let clauses = convert_each("clauses", rule.clauses, |clause| {
-            let matches = convert_each("matches", clause.matches, convert_match)?;
+    reject_extensions(&from.extensions).at("authorization")?;
+    let rules = each("authorization.rules", from.rules, |rule| {
+        let clauses = each(".clauses", rule.clauses, |clause| {
+            let matches = each(".matches", clause.matches, convert_match)?;
             Ok(Clause { matches })
         })?;
         Ok(Rule { clauses })
@@ -106,8 +105,8 @@ pub(super) fn scope(from: i32) -> Option<PolicyScope> {
 
 fn convert_match(from: proto::Match) -> Result<Match, String> {
     reject_extensions(&from.extensions)?;
-    let texts = |field, list| convert_each(field, list, string_match);
-    let nets = |field, list| convert_each(field, list, convert_network);
+    let texts = |field, list| each(field, list, string_match);
+    let nets = |field, list| each(field, list, convert_network);
     // No connection has port 0, so port 0 replaces an invalid number and matches nothing.
     let ports = |list: Vec<u32>| list.into_iter().map(number).collect();
     let accounts = |list: Vec<proto::ServiceAccountMatch>| {
@@ -117,24 +116,24 @@ fn convert_match(from: proto::Match) -> Result<Match, String> {
     };
     Ok(Match {
         namespaces: Condition {
-            any: texts("namespaces", from.namespaces)?,
-            none: texts("not_namespaces", from.not_namespaces)?,
+            any: texts(".namespaces", from.namespaces)?,
+            none: texts(".not_namespaces", from.not_namespaces)?,
         },
         principals: Condition {
-            any: texts("principals", from.principals)?,
-            none: texts("not_principals", from.not_principals)?,
+            any: texts(".principals", from.principals)?,
+            none: texts(".not_principals", from.not_principals)?,
         },
         service_accounts: Condition {
             any: accounts(from.service_accounts),
             none: accounts(from.not_service_accounts),
         },
         source_ips: Condition {
-            any: nets("source_ips", from.source_ips)?,
-            none: nets("not_source_ips", from.not_source_ips)?,
+            any: nets(".source_ips", from.source_ips)?,
+            none: nets(".not_source_ips", from.not_source_ips)?,
         },
         destination_ips: Condition {
-            any: nets("destination_ips", from.destination_ips)?,
-            none: nets("not_destination_ips", from.not_destination_ips)?,
+            any: nets(".destination_ips", from.destination_ips)?,
+            none: nets(".not_destination_ips", from.not_destination_ips)?,
         },
         destination_ports: Condition {
             any: ports(from.destination_ports),
@@ -149,7 +148,7 @@ fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
         Some(MatchType::Prefix(text)) => StringMatch::Prefix(text),
         Some(MatchType::Suffix(text)) => StringMatch::Suffix(text),
         Some(MatchType::Presence(())) => StringMatch::Presence,
-        None => return Err(": of an unknown kind".to_owned()),
+        None => return Err("of an unknown kind".to_owned()),
     })
 }
 
@@ -158,7 +157,7 @@ fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
 fn convert_network(from: proto::Address) -> Result<IpNet, String> {
     /// Prefix length of `::ffff:0:0/96`.
     const MAPPED_BITS: u32 = 96;
-    let mut ip = ip(&from.address).map_err(|why| format!(".address: {why}"))?;
+    let mut ip = ip(&from.address).at(".address")?;
     let mut length = from.length;
     if from.address.len() == 16 && ip.is_ipv4() {
         match length.checked_sub(MAPPED_BITS) {
@@ -181,28 +180,10 @@ fn to_mapped_ipv6(ip: IpAddr) -> IpAddr {
 }
 
 fn reject_extensions(from: &[proto::Extension]) -> Result<(), String> {
-    let Some(first) = from.first() else {
-        return Ok(());
-    };
-    let name = super::wds::shown(&first.name);
-    Err(format!("extensions[0]: {name} is not understood"))
-}
-
-/// Converts every entry of a list. An error of `read` starts with `.` and the name of a field,
-/// or with `:` if it concerns the entry itself.
-fn convert_each<T, U>(
-    field: &str,
-    list: Vec<T>,
-    read: impl Fn(T) -> Result<U, String>,
-) -> Result<Vec<U>, String> {
-    let mut all = Vec::with_capacity(list.len());
-    for (index, one) in list.into_iter().enumerate() {
-        all.push(read(one).map_err(|why| {
-            let dot = if why.starts_with(['.', ':']) { "" } else { "." };
-            format!("{field}[{index}]{dot}{why}")
-        })?);
-    }
-    Ok(all)
+    from.first().map_or(Ok(()), |first| {
+        let name = shown(&first.name);
+        Err(format!(".extensions[0]: {name} is not understood"))
+    })
 }
 
 /// Returns a policy that denies everything in its scope, as placeholder for the unreadable

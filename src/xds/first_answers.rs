@@ -44,6 +44,7 @@ mod tests {
     use super::*;
     use crate::xds::cache::Recorder;
     use crate::xds::client::{Mode, Response, Subscription};
+    use crate::xds::store::Store;
 
     #[tokio::test(start_paused = true)]
     async fn readiness_waits_for_answers_and_not_for_ever() {
@@ -53,7 +54,10 @@ mod tests {
                 type_url: ENDPOINT,
                 mode: Mode::OnDemand,
             };
-            let (mut client, mut store) = (Client::new(vec![endpoints]), Recorder::default());
+            let (mut client, mut store) = (
+                Client::new(vec![endpoints]),
+                Recorder::new(Box::<Store>::default()),
+            );
             client.connected();
             let names = ["gone".to_owned()].into();
             client.set_wanted(ENDPOINT, &names, &mut store);

@@ -14,10 +14,10 @@ use tracing::{debug, info, warn};
 
 use super::cache::{Cache, Recorder};
 use super::client::{Client, Request, StreamEnd};
+use super::control_plane::{display_name, metric_label};
 use super::envoy::ENDPOINT;
 use super::first_answers::InitialEndpoints;
 use super::push::{self, Push};
-use super::source::{display_name, metric_label};
 use super::store::AUTHORIZATION;
 use crate::config::ControlPlane;
 use crate::config::pod::Pod;
@@ -30,7 +30,7 @@ use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ReloadSource, ResourceType, Status};
 use crate::telemetry::Metrics;
 
-pub use super::source::ControlPlaneKind;
+pub use super::control_plane::ControlPlaneKind;
 
 /// Delta ADS method (docs/wire-contract.md 3.1).
 const METHOD: &str =
@@ -469,9 +469,10 @@ impl Feed {
     /// Publishes changes as the next snapshot.
     fn update(&self, store: &mut Recorder) {
         let network: Arc<str> = self.pod.network.as_str().into();
+        let tables = store.store.tables();
         let change = Change {
-            mesh: store.store.take_change().map(|mesh| (mesh, network)),
-            exports: store.store.take_exports(),
+            mesh: tables.take_change().map(|mesh| (mesh, network)),
+            exports: tables.take_exports(),
             policies: store.store.take_policies(),
             ..Change::default()
         };

@@ -7,6 +7,8 @@
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
+use super::convert::At as _;
+
 /// Known fields of a message: number, name and content.
 #[derive(Debug)]
 pub(super) struct Shape(pub(super) &'static [(u32, &'static str, FieldKind)]);
@@ -30,10 +32,10 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
     let mut bytes = bytes;
     let mut counts = vec![0_usize; shape.0.len()];
     while bytes.has_remaining() {
-        let (number, wire) = decode_key(&mut bytes).map_err(|error| format!(": {error}"))?;
+        let (number, wire) = decode_key(&mut bytes).map_err(|error| error.to_string())?;
         let known = shape.0.iter().position(|(known, ..)| *known == number);
         let Some(place) = known else {
-            return Err(format!(": field {number} is not understood"));
+            return Err(format!("field {number} is not understood"));
         };
         let (_, name, kind) = shape.0[place];
         let index = counts[place];
@@ -43,9 +45,9 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
             FieldKind::Repeated(shape) => (Some(shape), format!(".{name}[{index}]")),
             FieldKind::Leaf => (None, format!(".{name}")),
         };
-        let value = field(&mut bytes, number, wire).map_err(|why| format!("{at}: {why}"))?;
+        let value = field(&mut bytes, number, wire).at(&at)?;
         if let Some(inner) = inner {
-            refuse(value, inner).map_err(|why| format!("{at}{why}"))?;
+            refuse(value, inner).at(&at)?;
         }
     }
     Ok(())

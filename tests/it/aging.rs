@@ -6,13 +6,13 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use socket2::Socket;
-use strait::grpc::discovery::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tonic::transport::Server;
 
 use crate::support::istiod::{Istiod, programmed};
+use crate::support::services::discovery::aggregated_discovery_service_server as ads;
 use crate::support::{Net, Settings, identities, run, until};
 
 /// Lifetime of a connection until GOAWAY, and the time from there to its end.
@@ -39,7 +39,7 @@ async fn serve(istiod: &Istiod, address: SocketAddr, ends: Ends) -> JoinSet<()> 
         let mut connections = JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
             let socket = stream.as_fd().try_clone_to_owned().expect("a descriptor");
-            let discovery = AggregatedDiscoveryServiceServer::new(istiod.clone());
+            let discovery = ads::AggregatedDiscoveryServiceServer::new(istiod.clone());
             let mut server = Server::builder();
             if ends == Ends::ByAge {
                 server = server.max_connection_age(AGE);

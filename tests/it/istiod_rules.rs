@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use strait::grpc::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use strait::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use strait::grpc::security::{Action, Authorization, Scope};
 use strait::grpc::workload::gateway_address::Destination;
@@ -14,6 +13,7 @@ use tonic::Streaming;
 use tonic::transport::Endpoint;
 
 use crate::support::istiod::{BUILT_IN, Istiod, Serving};
+use crate::support::services::discovery::aggregated_discovery_service_client as ads;
 use crate::support::wds::{SERVICE, changed, policy, service, waypoint_ports, workload};
 use crate::support::{Net, run};
 
@@ -33,7 +33,7 @@ impl Client {
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
         let channel = endpoint.connect().await.expect("a connection");
         let (requests, received) = mpsc::channel(16);
-        let call = AggregatedDiscoveryServiceClient::new(channel)
+        let call = ads::AggregatedDiscoveryServiceClient::new(channel)
             .delta_aggregated_resources(ReceiverStream::new(received))
             .await;
         Self {

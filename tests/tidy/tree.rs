@@ -42,9 +42,9 @@ impl Source {
     }
 }
 
-/// Folder of generated code, which is not maintained by hand; `tests/proto` checks that it is
+/// Folders of generated code, which is not maintained by hand; `tests/proto` checks that it is
 /// generated.
-const GENERATED: &str = "src/grpc/generated";
+const GENERATED: [&str; 2] = ["src/grpc/generated", "tests/it/support/generated"];
 
 /// Returns every `.rs` file below the given folders, in a stable order, except for generated ones.
 pub(crate) fn read(folders: &[&str]) -> Vec<Source> {
@@ -58,7 +58,7 @@ pub(crate) fn read(folders: &[&str]) -> Vec<Source> {
         };
         for entry in entries {
             let path = entry.unwrap().path();
-            if path == top.join(GENERATED) {
+            if GENERATED.iter().any(|folder| path == top.join(folder)) {
                 continue;
             }
             if path.is_dir() {

@@ -46,8 +46,8 @@ pub struct Service {
     /// Which endpoints are preferred.
     #[prost(message, optional, tag = "8")]
     pub load_balancing: ::core::option::Option<LoadBalancing>,
-    /// The families of its addresses.
-    #[prost(enumeration = "IpFamilies", tag = "9")]
+    /// The families of its addresses: an enum that is not read.
+    #[prost(int32, tag = "9")]
     pub ip_families: i32,
     /// What other programs add.
     #[prost(message, repeated, tag = "10")]
@@ -350,61 +350,19 @@ pub struct Port {
     /// The port of the workload; 0 if each workload names its own.
     #[prost(uint32, tag = "2")]
     pub target_port: u32,
-    /// What is spoken there.
-    #[prost(enumeration = "AppProtocol", tag = "3")]
+    /// What is spoken there: an enum that is not read.
+    #[prost(int32, tag = "3")]
     pub app_protocol: i32,
 }
 /// How an application is told of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ApplicationTunnel {
-    /// The way.
-    #[prost(enumeration = "application_tunnel::Protocol", tag = "1")]
+    /// The way: an enum that is not read.
+    #[prost(int32, tag = "1")]
     pub protocol: i32,
     /// The port where it is told.
     #[prost(uint32, tag = "2")]
     pub port: u32,
-}
-/// Nested message and enum types in `ApplicationTunnel`.
-pub mod application_tunnel {
-    /// A way of telling.
-    #[derive(
-        Clone,
-        Copy,
-        Debug,
-        PartialEq,
-        Eq,
-        Hash,
-        PartialOrd,
-        Ord,
-        ::prost::Enumeration
-    )]
-    #[repr(i32)]
-    pub enum Protocol {
-        /// It is not told.
-        NoTunnel = 0,
-        /// By the PROXY protocol.
-        Proxy = 1,
-    }
-    impl Protocol {
-        /// String value of the enum field names used in the ProtoBuf definition.
-        ///
-        /// The values are not transformed in any way and thus are considered stable
-        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
-        pub fn as_str_name(&self) -> &'static str {
-            match self {
-                Self::NoTunnel => "NO_TUNNEL",
-                Self::Proxy => "PROXY",
-            }
-        }
-        /// Creates an enum from field names used in the ProtoBuf definition.
-        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-            match value {
-                "NO_TUNNEL" => Some(Self::NoTunnel),
-                "PROXY" => Some(Self::Proxy),
-                _ => None,
-            }
-        }
-    }
 }
 /// A gateway or a waypoint.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -487,43 +445,6 @@ impl Visibility {
         match value {
             "PUBLIC" => Some(Self::Public),
             "NAMESPACE" => Some(Self::Namespace),
-            _ => None,
-        }
-    }
-}
-/// Families of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum IpFamilies {
-    /// As the addresses are.
-    Automatic = 0,
-    /// IPv4 alone.
-    Ipv4Only = 1,
-    /// IPv6 alone.
-    Ipv6Only = 2,
-    /// Both.
-    Dual = 3,
-}
-impl IpFamilies {
-    /// String value of the enum field names used in the ProtoBuf definition.
-    ///
-    /// The values are not transformed in any way and thus are considered stable
-    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::Automatic => "AUTOMATIC",
-            Self::Ipv4Only => "IPV4_ONLY",
-            Self::Ipv6Only => "IPV6_ONLY",
-            Self::Dual => "DUAL",
-        }
-    }
-    /// Creates an enum from field names used in the ProtoBuf definition.
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "AUTOMATIC" => Some(Self::Automatic),
-            "IPV4_ONLY" => Some(Self::Ipv4Only),
-            "IPV6_ONLY" => Some(Self::Ipv6Only),
-            "DUAL" => Some(Self::Dual),
             _ => None,
         }
     }
@@ -652,51 +573,6 @@ impl NetworkMode {
         match value {
             "STANDARD" => Some(Self::Standard),
             "HOST_NETWORK" => Some(Self::HostNetwork),
-            _ => None,
-        }
-    }
-}
-/// What an application speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum AppProtocol {
-    /// Nobody said.
-    Unknown = 0,
-    /// HTTP/1.1.
-    Http11 = 1,
-    /// HTTP/2.
-    Http2 = 2,
-    /// gRPC.
-    Grpc = 3,
-    /// Any bytes.
-    Tcp = 4,
-    /// TLS.
-    Tls = 5,
-}
-impl AppProtocol {
-    /// String value of the enum field names used in the ProtoBuf definition.
-    ///
-    /// The values are not transformed in any way and thus are considered stable
-    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::Unknown => "UNKNOWN",
-            Self::Http11 => "HTTP11",
-            Self::Http2 => "HTTP2",
-            Self::Grpc => "GRPC",
-            Self::Tcp => "TCP",
-            Self::Tls => "TLS",
-        }
-    }
-    /// Creates an enum from field names used in the ProtoBuf definition.
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "UNKNOWN" => Some(Self::Unknown),
-            "HTTP11" => Some(Self::Http11),
-            "HTTP2" => Some(Self::Http2),
-            "GRPC" => Some(Self::Grpc),
-            "TCP" => Some(Self::Tcp),
-            "TLS" => Some(Self::Tls),
             _ => None,
         }
     }

@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{anyhow, bail};
+use http::uri::PathAndQuery;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls::pki_types::PrivateKeyDer;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic_prost::ProstCodec;
 use tracing::{info, warn};
 
 use super::cache::{self, Cache};
@@ -18,14 +22,15 @@ use super::{
     shortened,
 };
 use crate::config::ControlPlane;
-use crate::grpc::auth::IstioCertificateRequest;
-use crate::grpc::auth::istio_certificate_service_client::IstioCertificateServiceClient;
+use crate::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use crate::grpc::channel;
 use crate::grpc::goaway::GoAwayCode;
 use crate::tls::IdentityMaterial;
 
 /// Limit of an answer, in bytes: a thousand roots of 1 KiB.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Method that signs a request for the identity of the caller.
+const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
 /// Istio's certificate authority, and the certificate to request from it.
 #[derive(Clone, Debug)]
@@ -124,19 +129,22 @@ impl IstioAuthority {
         let (key, csr) = signing_request(&self.id)
             .map_err(|error| anyhow!("no request for a certificate could be made: {error}"))?;
         let channel = channel::connect(&self.plane, GoAwayCode::default()).await?;
-        let mut service =
-            IstioCertificateServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let mut service = Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         let mut call = tonic::Request::new(IstioCertificateRequest {
             csr,
             validity_duration: i64::try_from(self.ttl.as_secs()).unwrap_or(i64::MAX),
             metadata: None,
         });
         channel::add_credentials(&self.plane, &self.cluster, &mut call).await?;
-        let answer = service.create_certificate(call).await.map_err(|status| {
+        let refused = |status: Status| {
             let (code, message) = (status.code(), shortened(status.message()));
             anyhow!("the authority refused: {code}: {message:?}")
-        })?;
-        let answer = answer.into_inner();
+        };
+        let path = PathAndQuery::from_static(METHOD);
+        let unready = |error| refused(Status::unknown(format!("Service was not ready: {error}")));
+        service.ready().await.map_err(unready)?;
+        let answer = service.unary(call, path, ProstCodec::default()).await.map_err(refused)?;
+        let answer: IstioCertificateResponse = answer.into_inner();
         check_answer(&answer.cert_chain, key, &self.id, SystemTime::now())
     }
 }

@@ -1,6 +1,6 @@
 //! Last good state of the control plane on disk, for a start without a control plane.
 //!
-//! A [`Recorder`] wraps the [`Source`] and keeps each accepted resource as received, if a file is
+//! A [`Recorder`] wraps a [`MeshStore`] and keeps each accepted resource as received, if a file is
 //! configured. A separate task writes the file every five seconds, or up to every minute if writes
 //! are slow.
 
@@ -22,8 +22,8 @@ use tracing::{info, warn};
 use self::file::{Entry, Header, Restored};
 use super::client::{Client, Resource, ResourceStore, Response, SHARED_PLACEHOLDER};
 use super::envoy::ENDPOINT;
-use super::source::Source;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
+use super::tables::MeshStore;
 
 /// Factor of the pause after a write over its duration, because each write covers the whole state.
 /// The pause is also bounded below and above.
@@ -47,11 +47,11 @@ pub struct Cache {
     pub network: String,
 }
 
-/// Source with an optional record of the accepted resources.
-#[derive(Debug, Default)]
+/// Store with an optional record of the accepted resources.
+#[derive(Debug)]
 pub struct Recorder {
     /// Decoded resources.
-    pub store: Source,
+    pub store: Box<dyn MeshStore>,
     kept: Option<Arc<Kept>>,
     restored: Option<String>,
     saved: Option<SystemTime>,
@@ -77,17 +77,19 @@ struct State {
 
 impl Recorder {
     /// Returns a recorder without a file.
-    pub fn new(store: Source) -> Self {
+    pub fn new(store: Box<dyn MeshStore>) -> Self {
         Self {
             store,
-            ..Self::default()
+            kept: None,
+            restored: None,
+            saved: None,
         }
     }
 
     /// Returns a recorder for a file, and restores the content of the file into the store and the
     /// client. An unusable file is logged and ignored. The call blocks, so it must not run on a
     /// runtime.
-    pub fn restore(cache: Cache, store: Source, client: &mut Client) -> Self {
+    pub fn restore(cache: Cache, store: Box<dyn MeshStore>, client: &mut Client) -> Self {
         let path = cache.file.clone();
         let read = file::read(&path).and_then(|read| match read {
             Some((header, _))

@@ -8,6 +8,7 @@ use prost::Message;
 use super::*;
 use crate::grpc::{security, workload as proto};
 use crate::xds::client::{Mode, Response, Subscription};
+use crate::xds::store::Store;
 
 fn cache(folder: &Path) -> Cache {
     Cache {
@@ -68,7 +69,7 @@ fn policy(port: u32, version: &str) -> Resource {
 
 /// Returns a recorder with two workloads and an exported service.
 fn filled(folder: &Path) -> Recorder {
-    let mut recorder = Recorder::restore(cache(folder), Source::default(), &mut client());
+    let mut recorder = Recorder::restore(cache(folder), Box::<Store>::default(), &mut client());
     recorder.upsert(ADDRESS, &workload("a", "1")).unwrap();
     recorder.upsert(ADDRESS, &workload("b", "2")).unwrap();
     let cluster = resource(CLUSTER, "inbound-vip|80|tcp|echo.app", "3", &());
@@ -106,9 +107,11 @@ fn what_was_accepted_is_there_after_a_restart() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 
     let mut client = client();
-    let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
-    assert_eq!(restored.store.mesh(), recorder.store.mesh());
-    assert_eq!(restored.store.take_exports(), recorder.store.take_exports());
+    let mut restored =
+        Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
+    let (one, other) = (restored.store.tables(), recorder.store.tables());
+    assert_eq!(one.mesh(), other.mesh());
+    assert_eq!(one.take_exports(), other.take_exports());
     let notice = restored.restored().unwrap();
     assert!(notice.contains(path.to_str().unwrap()), "{notice}");
     assert_eq!(
@@ -146,7 +149,8 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
         .unwrap_err();
     write(&recorder).unwrap();
     let mut client = client();
-    let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
+    let mut restored =
+        Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
     assert!(restored.store.has_placeholder(AUTHORIZATION, "app/p"));
     assert!(versions(&mut client).contains(&pair("app/p", "")));
     restored.upsert(AUTHORIZATION, &policy(80, "7")).unwrap();
@@ -155,7 +159,7 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
         .unwrap_err();
     write(&restored).unwrap();
     let mut client = self::client();
-    let restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
+    let restored = Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
     assert!(!restored.store.has_placeholder(AUTHORIZATION, "app/p"));
     assert!(versions(&mut client).contains(&pair("app/p", "7")));
 }
@@ -163,7 +167,8 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
 #[test]
 fn the_bodies_of_unreadable_policies_are_bounded() {
     let folder = tempfile::tempdir().unwrap();
-    let mut recorder = Recorder::restore(cache(folder.path()), Source::default(), &mut client());
+    let mut recorder =
+        Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client());
     let kept = Arc::clone(recorder.kept.as_ref().unwrap());
     let mut put = |name: &str, bytes: usize| {
         let unreadable = Resource {
@@ -205,7 +210,8 @@ fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
     assert!(recorder.handle_rejection(AUTHORIZATION, SHARED_PLACEHOLDER));
     write(&recorder).unwrap();
     let mut client = client();
-    let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
+    let mut restored =
+        Recorder::restore(cache(folder.path()), Box::<Store>::default(), &mut client);
     assert!(
         restored
             .store
@@ -222,7 +228,11 @@ fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
     write(&restored).unwrap();
     for recorder in [
         restored,
-        Recorder::restore(cache(folder.path()), Source::default(), &mut self::client()),
+        Recorder::restore(
+            cache(folder.path()),
+            Box::<Store>::default(),
+            &mut self::client(),
+        ),
     ] {
         assert!(
             !recorder
@@ -293,7 +303,7 @@ fn the_state_of_another_cluster_is_not_served() {
         ..cache(folder.path())
     };
     let mut client = client();
-    let restored = Recorder::restore(other, Source::default(), &mut client);
+    let restored = Recorder::restore(other, Box::<Store>::default(), &mut client);
     assert_eq!(restored.restored(), None);
     assert_eq!(versions(&mut client), []);
 }

@@ -11,9 +11,9 @@ use super::endpoints::{self, Endpoints};
 use crate::grpc::cluster as proto;
 use crate::grpc::cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig};
 use crate::grpc::core::config_source::ConfigSourceSpecifier;
+use crate::xds::convert::shown;
 use crate::xds::interner::Interner;
 use crate::xds::unknown::for_each_field;
-use crate::xds::wds::shown;
 
 /// Transport socket that leaves bytes unchanged.
 const RAW_BUFFER: &str = "envoy.transport_sockets.raw_buffer";

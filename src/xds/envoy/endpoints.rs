@@ -26,8 +26,8 @@ use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
 use crate::grpc::number::fractional_percent::DenominatorType;
 use crate::snapshot::mesh::{Locality, Protocol, Template, Workload};
 use crate::wire::{Authority, Host};
+use crate::xds::convert::{At as _, check_length, each, shown};
 use crate::xds::interner::Interner;
-use crate::xds::wds::shown;
 
 /// Limit of the localities of an assignment, at all priorities.
 pub(super) const LOCALITIES_MAX: usize = 10_000;
@@ -89,35 +89,26 @@ pub(super) fn endpoints(
     from: proto::ClusterLoadAssignment,
     words: &mut Interner,
 ) -> Result<Endpoints, String> {
-    let mut read =
-        policy(from.policy.unwrap_or_default()).map_err(|why| format!("policy.{why}"))?;
+    let mut read = policy(from.policy.unwrap_or_default()).at("policy")?;
     let mut seen = HashSet::new();
     let mut sums = HashMap::<u32, u32>::new();
-    for (index, group) in from.endpoints.into_iter().enumerate() {
-        let at = |why| format!("endpoints[{index}].{why}");
+    each("endpoints", from.endpoints, |group| {
         read.add_locality(group, &mut seen, &mut sums, words)
-            .map_err(at)?;
-    }
+    })?;
     Ok(read)
 }
 
 fn policy(from: Policy) -> Result<Endpoints, String> {
     let overprovisioning = from.overprovisioning_factor.unwrap_or(OVERPROVISIONING);
     if overprovisioning == 0 {
-        return Err("overprovisioning_factor: 0, want at least 1".to_owned());
+        return Err(".overprovisioning_factor: 0, want at least 1".to_owned());
     }
-    let count = from.drop_overloads.len();
-    if count > DROPS_MAX {
-        return Err(format!(
-            "drop_overloads: {count} entries, and at most {DROPS_MAX} are taken"
-        ));
-    }
-    let mut drops = Vec::with_capacity(count);
-    for (index, one) in from.drop_overloads.into_iter().enumerate() {
-        drops.push(
-            convert_drop_overload(one).map_err(|why| format!("drop_overloads[{index}].{why}"))?,
-        );
-    }
+    check_length(".drop_overloads", from.drop_overloads.len(), DROPS_MAX)?;
+    let drops = each(
+        ".drop_overloads",
+        from.drop_overloads,
+        convert_drop_overload,
+    )?;
     let mut read = Endpoints {
         overprovisioning,
         drops,
@@ -132,7 +123,7 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
 /// Converts a drop overload to its category and parts per million, at most all.
 fn convert_drop_overload(from: DropOverload) -> Result<(Arc<str>, u32), String> {
     if from.category.is_empty() {
-        return Err("category: empty".to_owned());
+        return Err(".category: empty".to_owned());
     }
     let of = from.drop_percentage.unwrap_or_default();
     let scale = match DenominatorType::try_from(of.denominator) {
@@ -140,9 +131,9 @@ fn convert_drop_overload(from: DropOverload) -> Result<(Arc<str>, u32), String> 
         Ok(DenominatorType::TenThousand) => MILLION / 10_000,
         Ok(DenominatorType::Million) => 1,
         Err(_) => {
-            let denominator = of.denominator;
             return Err(format!(
-                "drop_percentage.denominator: {denominator} is not understood"
+                ".drop_percentage.denominator: {} is not understood",
+                of.denominator
             ));
         }
     };
@@ -160,35 +151,36 @@ impl Endpoints {
     ) -> Result<(), String> {
         match from.lb_config {
             Some(LbConfig::LoadBalancerEndpoints(_)) => {
-                return Err("load_balancer_endpoints: not understood, want lb_endpoints".to_owned());
+                return Err(".load_balancer_endpoints: not understood, want lb_endpoints".into());
             }
             Some(LbConfig::LedsClusterLocalityConfig(_)) => {
-                return Err(
-                    "leds_cluster_locality_config: not understood, want lb_endpoints".to_owned(),
-                );
+                let field = ".leds_cluster_locality_config";
+                return Err(format!("{field}: not understood, want lb_endpoints"));
             }
             None => {}
         }
         let priority = from.priority;
         if priority > PRIORITY_MAX {
-            return Err(format!("priority: {priority}, want at most {PRIORITY_MAX}"));
+            return Err(format!(
+                ".priority: {priority}, want at most {PRIORITY_MAX}"
+            ));
         }
-        let locality = locality(&from.locality.unwrap_or_default(), words);
+        let locality = from.locality.unwrap_or_default();
+        let locality = words.share_locality(&locality.region, &locality.zone, &locality.sub_zone);
         if let Some(weight) = from.load_balancing_weight {
             self.set_locality_weight((priority, Arc::clone(&locality)), weight, sums)
-                .map_err(|why| format!("load_balancing_weight: {why}"))?;
+                .at(".load_balancing_weight")?;
         }
         let mut sum = 0_u32;
-        for (index, one) in from.lb_endpoints.into_iter().enumerate() {
-            let at = |why| format!("lb_endpoints[{index}].{why}");
+        each(".lb_endpoints", from.lb_endpoints, |one| {
             let weight = one.load_balancing_weight.unwrap_or(1);
             let added = sum.checked_add(weight).filter(|_| weight > 0);
-            sum = added.ok_or_else(|| {
-                let what = match weight {
-                    0 => "0, want at least 1".to_owned(),
-                    _ => format!("{weight}, and the sum of its locality is over {}", u32::MAX),
-                };
-                at(format!("load_balancing_weight: {what}"))
+            sum = added.ok_or_else(|| match weight {
+                0 => ".load_balancing_weight: 0, want at least 1".to_owned(),
+                _ => format!(
+                    ".load_balancing_weight: {weight}, and the sum of its locality is over {}",
+                    u32::MAX
+                ),
             })?;
             let mut workload = Workload {
                 capacity: weight,
@@ -204,8 +196,7 @@ impl Endpoints {
             let metadata = one.metadata.unwrap_or_default();
             set_names(&metadata, &mut workload, words);
             self.add(one.host_identifier, &metadata, workload, (seen, words))
-                .map_err(at)?;
-        }
+        })?;
         Ok(())
     }
 
@@ -237,14 +228,13 @@ impl Endpoints {
         let endpoint = match from {
             Some(HostIdentifier::Endpoint(endpoint)) => endpoint,
             Some(HostIdentifier::EndpointName(_)) => {
-                return Err("endpoint_name: not understood, want endpoint".to_owned());
+                return Err(".endpoint_name: not understood, want endpoint".to_owned());
             }
-            None => return Err("endpoint: missing".to_owned()),
+            None => return Err(".endpoint: missing".to_owned()),
         };
         let address = endpoint.address.and_then(|address| address.address);
-        let address = address.ok_or("endpoint.address: missing, or of a form not understood")?;
-        let placed =
-            convert_address(address, metadata).map_err(|why| format!("endpoint.address.{why}"))?;
+        let address = address.ok_or(".endpoint.address: missing, or of a form not understood")?;
+        let placed = convert_address(address, metadata).at(".endpoint.address")?;
         let (place, port, protocol) = match placed {
             Ok(placed) => placed,
             Err(why) => {
@@ -297,7 +287,7 @@ fn convert_address(
 ) -> Result<Result<DialTarget, String>, String> {
     Ok(match from {
         Address::SocketAddress(at) => {
-            let read = convert_socket_address(at).map_err(|why| format!("socket_address.{why}"))?;
+            let read = convert_socket_address(at).at(".socket_address")?;
             read.map(|(place, port)| (place, port, Protocol::Tcp))
         }
         Address::Pipe(pipe) => Err(format!("{} is a unix socket", shown(&pipe.path))),
@@ -342,14 +332,14 @@ fn convert_socket_address(
         return Ok(Err(format!("{address} has no port")));
     }
     let port =
-        u16::try_from(port).map_err(|_| format!("port_value: {port}, want at most 65535"))?;
+        u16::try_from(port).map_err(|_| format!(".port_value: {port}, want at most 65535"))?;
     if let Ok(ip) = from.address.parse::<IpAddr>() {
         return Ok(Ok((HostAddress::At(ip.to_canonical()), port)));
     }
     match Authority::parse(&format!("{}:{port}", from.address)).map(|read| read.host) {
         Ok(Host::Name(name)) => Ok(Ok((HostAddress::Named(name), port))),
         _ => Err(format!(
-            "address: {address} is neither an address nor a host name"
+            ".address: {address} is neither an address nor a host name"
         )),
     }
 }
@@ -395,13 +385,4 @@ fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Interner)
     template.canonical_revision = next();
     template.cluster = next();
     workload.own_name = Some(Arc::clone(&workload.workload_name));
-}
-
-fn locality(from: &core::Locality, words: &mut Interner) -> Arc<Locality> {
-    let locality = Locality {
-        region: words.share(&from.region),
-        zone: words.share(&from.zone),
-        subzone: words.share(&from.sub_zone),
-    };
-    words.share_locality(locality)
 }

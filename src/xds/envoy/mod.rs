@@ -23,14 +23,13 @@ use self::cluster::EndpointSource;
 use self::endpoints::{ENDPOINTS_MAX, Endpoints, LOCALITIES_MAX};
 use self::names::{ClusterTarget, Target, cluster_target, service_of};
 use super::client::{Resource, ResourceStore, Response};
-use super::exports::{self, Exports};
+use super::convert::shown;
 use super::interner::Interner;
 use super::store::{CLUSTER, is_named};
+use super::tables::{MeshStore, Tables, has_all_clusters};
 use super::unknown::for_each_field;
-use super::wds::shown;
 use crate::grpc::{cluster as cds, endpoint as eds};
-use crate::snapshot::mesh::{Assignment, Mesh, Service, Services, Sorted, Workload};
-use crate::snapshot::{ExportSet, Shards};
+use crate::snapshot::mesh::{Assignment, Service, Services, Sorted, Workload};
 use crate::status::Unused;
 
 /// Type URL of assignments.
@@ -51,6 +50,8 @@ const UNUSED_LISTED_MAX: usize = 100;
 /// State received from discovery, by resource name.
 #[derive(Debug, Default)]
 pub struct ClusterStore {
+    /// Services, workloads and exports.
+    pub tables: Tables,
     /// Configured targets by cluster name.
     configured_targets: BTreeMap<String, Target>,
     clusters: BTreeMap<Arc<str>, ServingCluster>,
@@ -63,12 +64,8 @@ pub struct ClusterStore {
     clusters_by_eds_name: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Number of endpoints of all clusters.
     endpoints: usize,
-    services: Shards<Arc<str>, Arc<Service>>,
-    workloads: Shards<Arc<str>, Arc<Workload>>,
     interner: Interner,
-    changed: bool,
     wanted_changed: bool,
-    exports: Exports,
 }
 
 /// Order of the clusters of one port: clusters that the configuration names first, then by
@@ -98,72 +95,6 @@ impl ClusterStore {
             wanted_changed: true,
             ..Self::default()
         }
-    }
-
-    /// Returns the mesh, if it has changed since the last call.
-    pub fn take_change(&mut self) -> Option<Mesh> {
-        mem::take(&mut self.changed).then(|| self.mesh())
-    }
-
-    /// Returns the mesh.
-    pub fn mesh(&self) -> Mesh {
-        Mesh {
-            services: self.services.clone(),
-            workloads: self.workloads.clone(),
-            hbone_only: false,
-        }
-    }
-
-    /// Returns the export set, if it has changed since the last call. It consists of the
-    /// clusters with Istio's names for exports.
-    pub fn take_exports(&mut self) -> Option<ExportSet> {
-        self.exports.take_change()
-    }
-
-    /// Returns the names to subscribe to in EDS, if they may have changed since the last call.
-    pub fn take_wanted(&mut self) -> Option<BTreeSet<String>> {
-        mem::take(&mut self.wanted_changed).then(|| {
-            let names = self.clusters_by_eds_name.keys();
-            names.map(|name| name.to_string()).collect()
-        })
-    }
-
-    /// Returns the number of unused resources of a type, and the first of them.
-    pub fn unused(&self, type_url: &str) -> (usize, Vec<Unused>) {
-        let unused = |name: &str, why: &str| Unused {
-            name: name.to_owned(),
-            why: why.to_owned(),
-        };
-        let mut first = Vec::new();
-        let mut put = |one| {
-            if first.len() < UNUSED_LISTED_MAX {
-                first.push(one);
-            }
-        };
-        let mut count = 0;
-        if type_url == CLUSTER {
-            count += self.without_service.len();
-            for (name, serving) in &self.clusters {
-                let other = self.serving_instead(serving);
-                let other = other.map(|first| format!("{} serves this port", shown(&first)));
-                let notes = serving.notes.iter().cloned().chain(other);
-                for note in notes {
-                    put(unused(name, &note));
-                    count += 1;
-                }
-            }
-            for name in self.without_service.iter().take(UNUSED_LISTED_MAX) {
-                put(unused(name, NO_SERVICE_REASON));
-            }
-            return (count, first);
-        }
-        for (name, serving) in &self.clusters {
-            count += serving.endpoints.unused_count;
-            for why in &serving.endpoints.unused {
-                put(unused(name, why));
-            }
-        }
-        (count, first)
     }
 
     /// Returns the cluster that serves the port instead of this one, if there is one.
@@ -225,7 +156,7 @@ impl ClusterStore {
         };
         self.clusters.insert(Arc::clone(name), serving);
         self.targets.entry(target.clone()).or_default().insert(rank);
-        self.exports.insert(name);
+        self.tables.add_export(name);
         self.update_port(&target);
         Ok(())
     }
@@ -237,7 +168,7 @@ impl ClusterStore {
         };
         self.endpoints -= old.endpoints.list.len();
         self.set_eds_user(name, old.eds, false);
-        self.exports.remove(name);
+        self.tables.remove_export(name);
         if let Some(ranks) = self.targets.get_mut(&old.target) {
             ranks.remove(&old.rank);
             if ranks.is_empty() {
@@ -245,7 +176,7 @@ impl ClusterStore {
             }
         }
         for uid in &old.uids {
-            self.changed |= self.workloads.remove(uid).is_some();
+            self.tables.remove_workload(uid);
         }
         self.update_port(&old.target);
     }
@@ -348,14 +279,10 @@ impl ClusterStore {
             let uids = workloads.iter().map(|one| Arc::clone(&one.uid)).collect();
             let old = mem::replace(&mut serving.uids, uids);
             for gone in old.difference(&serving.uids) {
-                self.changed |= self.workloads.remove(gone).is_some();
+                self.tables.remove_workload(gone);
             }
             for new in workloads {
-                let old = self.workloads.get(&new.uid);
-                if old.is_none_or(|old| **old != new) {
-                    self.workloads.insert(Arc::clone(&new.uid), Arc::new(new));
-                    self.changed = true;
-                }
+                self.tables.put_workload(new);
             }
             self.clusters.insert(Arc::clone(name), serving);
         }
@@ -374,7 +301,7 @@ impl ClusterStore {
         let (namespace, name) = service_of(host);
         let key: Arc<str> = format!("{namespace}/{host}").into();
         if numbers.is_empty() {
-            self.changed |= self.services.remove(&key).is_some();
+            self.tables.remove_service(&key);
             return;
         }
         let new = Service {
@@ -385,10 +312,7 @@ impl ClusterStore {
             assignments,
             ..Service::default()
         };
-        if self.services.get(&key).is_none_or(|old| **old != new) {
-            self.services.insert(key, Arc::new(new));
-            self.changed = true;
-        }
+        self.tables.put_service(key, new);
     }
 }
 
@@ -417,7 +341,7 @@ impl ResourceStore for ClusterStore {
 
     /// An Envoy control plane may be istiod too.
     fn is_complete_state(&self, type_url: &str, response: &Response) -> bool {
-        type_url == CLUSTER && exports::is_whole(response)
+        type_url == CLUSTER && has_all_clusters(response)
     }
 
     /// Removes a resource. Clusters keep the endpoints of a removed assignment, because the
@@ -428,6 +352,51 @@ impl ResourceStore for ClusterStore {
             ENDPOINT => drop(self.assignments.remove(name)),
             _ => {}
         }
+    }
+}
+
+impl MeshStore for ClusterStore {
+    fn tables(&mut self) -> &mut Tables {
+        &mut self.tables
+    }
+
+    fn take_eds_names(&mut self) -> Option<BTreeSet<String>> {
+        mem::take(&mut self.wanted_changed).then(|| {
+            let names = self.clusters_by_eds_name.keys();
+            names.map(|name| name.to_string()).collect()
+        })
+    }
+
+    fn unused(&self, type_url: &str) -> (usize, Vec<Unused>) {
+        let (mut count, mut first) = (0, Vec::new());
+        let mut put = |name: &Arc<str>, why: &str| {
+            if first.len() < UNUSED_LISTED_MAX {
+                first.push(Unused {
+                    name: name.to_string(),
+                    why: why.to_owned(),
+                });
+            }
+        };
+        for (name, serving) in &self.clusters {
+            if type_url == ENDPOINT {
+                count += serving.endpoints.unused_count;
+                let unused = &serving.endpoints.unused;
+                unused.iter().for_each(|why| put(name, why));
+                continue;
+            }
+            let other = self.serving_instead(serving);
+            let other = other.map(|first| format!("{} serves this port", shown(&first)));
+            for why in serving.notes.iter().chain(&other) {
+                put(name, why);
+                count += 1;
+            }
+        }
+        if type_url == CLUSTER {
+            count += self.without_service.len();
+            let first = self.without_service.iter().take(UNUSED_LISTED_MAX);
+            first.for_each(|name| put(name, NO_SERVICE_REASON));
+        }
+        (count, first)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Located, all, choice_or, ip};
+use super::{Located, all, ip, need, or};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint};
 use crate::yaml::{Fields, Value};
@@ -35,18 +35,17 @@ pub(super) fn balancer(value: Value<'_>) -> Option<LoadBalancer> {
         ("Cluster", Scope::Cluster),
         ("Network", Scope::Network),
     ];
-    let preferences = fields
-        .get("routingPreferences")
-        .map_or(Some(Vec::new()), |list| all(list, |v| v.choice(&scopes)));
+    let list = |list| all(list, |v: Value<'_>| v.choice(&scopes));
+    let preferences = or(&mut fields, "routingPreferences", Vec::new(), list);
     let modes = [
         ("Standard", Mode::Standard),
         ("Strict", Mode::Strict),
         ("Failover", Mode::Failover),
         ("Passthrough", Mode::Passthrough),
     ];
-    let mode = choice_or(&mut fields, "mode", Mode::Standard, &modes);
+    let mode = or(&mut fields, "mode", Mode::Standard, |v| v.choice(&modes));
     let policies = [("OnlyHealthy", false), ("AllowAll", true)];
-    let allow_unhealthy = choice_or(&mut fields, "healthPolicy", false, &policies);
+    let allow_unhealthy = or(&mut fields, "healthPolicy", false, |v| v.choice(&policies));
     fields.finish();
     let (mode, mut preferences) = (mode?, preferences?);
     // The other modes rank nothing (docs/wire-contract.md 7).
@@ -63,25 +62,25 @@ pub(super) fn balancer(value: Value<'_>) -> Option<LoadBalancer> {
 
 /// Reads the waypoints of a service. As in WDS, weighted waypoints override the single one.
 pub(super) fn waypoints(fields: &mut Fields<'_>) -> Option<Vec<Waypoint>> {
-    let one = fields.get("waypoint").map_or(Some(Vec::new()), |value| {
+    let one = or(fields, "waypoint", Vec::new(), |value| {
         let gateway = address(value, "services[].waypoint")?;
         Some(vec![Waypoint { gateway, weight: 1 }])
     });
-    let weighted = fields
-        .get("weightedWaypoints")
-        .map_or(Some(Vec::new()), |list| all(list, weighted_waypoint));
+    let weighted = |list| all(list, weighted_waypoint);
+    let weighted = or(fields, "weightedWaypoints", Vec::new(), weighted);
     let (one, weighted) = (one?, weighted?);
     Some(if weighted.is_empty() { one } else { weighted })
 }
 
 fn weighted_waypoint(value: Value<'_>) -> Option<Waypoint> {
     let mut fields = value.fields("services[].weightedWaypoints[]")?;
-    let gateway = fields
-        .need("destination", "{destination: app/waypoint}")
-        .and_then(|v| address(v, "services[].weightedWaypoints[].destination"));
-    let weight = fields
-        .get("weight")
-        .map_or(Some(1), |weight| weight.number(0, u32::MAX));
+    let gateway = need(
+        &mut fields,
+        "destination",
+        "{destination: app/waypoint}",
+        |v| address(v, "services[].weightedWaypoints[].destination"),
+    );
+    let weight = or(&mut fields, "weight", 1, |v| v.number(0, u32::MAX));
     fields.finish();
     Some(Waypoint {
         gateway: gateway?,
@@ -93,12 +92,10 @@ fn weighted_waypoint(value: Value<'_>) -> Option<Waypoint> {
 pub(super) fn address(value: Value<'_>, place: &'static str) -> Option<GatewayAddress> {
     let mut fields = value.fields(place)?;
     let wanted = "`NETWORK/IP` or `NAMESPACE/HOSTNAME`";
-    let destination = fields
-        .need("destination", "east/10.0.0.1")
-        .and_then(|v| v.parsed(wanted, destination));
-    let port = fields
-        .get("hboneMtlsPort")
-        .map_or(Some(HBONE_PORT), Value::port);
+    let destination = need(&mut fields, "destination", "east/10.0.0.1", |v| {
+        v.parsed(wanted, destination)
+    });
+    let port = or(&mut fields, "hboneMtlsPort", HBONE_PORT, Value::port);
     fields.finish();
     Some(GatewayAddress {
         place: destination?,

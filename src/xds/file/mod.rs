@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::gateways::LoadBalancer;
-use super::names::{normal_hostname, normalize_service_key};
+use super::convert::normal_hostname;
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
     Derived, Locality, Mesh, Ports, Protocol, Service, Services, Sorted, Template, Workload,
@@ -87,9 +87,9 @@ fn workload(value: Value<'_>) -> (Option<Workload>, Vec<ServiceReference<'_>>) {
         return (None, Vec::new());
     };
     let mut claims = Vec::new();
-    let services = fields
-        .need("services", "{}")
-        .and_then(|value| read_service_references(value, &mut claims));
+    let services = need(&mut fields, "services", "{}", |value| {
+        read_service_references(value, &mut claims)
+    });
     let workload = workload_fields(&mut fields, services);
     fields.finish();
     (workload, claims)
@@ -99,14 +99,10 @@ fn workload_fields(
     fields: &mut Fields<'_>,
     services: Option<Sorted<Arc<str>, Ports>>,
 ) -> Option<Workload> {
-    let uid = fields
-        .need("uid", "\"east//Pod/app/echo-1\"")
-        .and_then(Value::text);
-    let addresses = fields
-        .need("workloadIps", "[\"10.0.0.1\"]")
-        .and_then(|v| all(v, address));
-    let namespace = fields.need("namespace", "default").and_then(segment);
-    let name = fields.get("name").map_or(Some(""), Value::text);
+    let uid = need(fields, "uid", "\"east//Pod/app/echo-1\"", Value::text);
+    let addresses = need(fields, "workloadIps", "[\"10.0.0.1\"]", |v| all(v, address));
+    let namespace = need(fields, "namespace", "default", segment);
+    let name = or(fields, "name", "", Value::text);
     let mut text = |key, default| text_or(fields, key, default);
     let service_account = text("serviceAccount", "default");
     let trust_domain = text("trustDomain", "cluster.local");
@@ -116,19 +112,15 @@ fn workload_fields(
     let canonical_name = text("canonicalName", "");
     let canonical_revision = text("canonicalRevision", "");
     let hostname = hostname_or_none(fields);
-    let words = [("TCP", Protocol::Tcp), ("HBONE", Protocol::Hbone)];
-    let protocol = choice_or(fields, "protocol", Protocol::Tcp, &words);
-    let words = [("Standard", false), ("HostNetwork", true)];
-    let host_network = choice_or(fields, "networkMode", false, &words);
-    let words = [("Healthy", true), ("Unhealthy", false)];
-    let healthy = choice_or(fields, "status", true, &words);
-    let capacity = fields
-        .get("capacity")
-        .map_or(Some(1), |v| v.number(0, u32::MAX));
-    let locality = fields
-        .get("locality")
-        .map_or_else(|| Some(Locality::default()), locality);
-    let gateway = fields.get("networkGateway").map_or(Some(None), |v| {
+    let protocols = [("TCP", Protocol::Tcp), ("HBONE", Protocol::Hbone)];
+    let protocol = or(fields, "protocol", Protocol::Tcp, |v| v.choice(&protocols));
+    let modes = [("Standard", false), ("HostNetwork", true)];
+    let host_network = or(fields, "networkMode", false, |v| v.choice(&modes));
+    let states = [("Healthy", true), ("Unhealthy", false)];
+    let healthy = or(fields, "status", true, |v| v.choice(&states));
+    let capacity = or(fields, "capacity", 1, |v| v.number(0, u32::MAX));
+    let locality = or(fields, "locality", Locality::default(), locality);
+    let gateway = or(fields, "networkGateway", None, |v| {
         gateways::address(v, "workloads[].networkGateway").map(Some)
     });
     let (policies, has_waypoint) = read_policies_and_ignored_keys(fields);
@@ -173,11 +165,9 @@ fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Option<Vec<Arc<st
         .get("waypoint")
         .map(|v| gateways::address(v, "workloads[].waypoint"));
     fields.get("nativeTunnel").map(Value::flag);
-    let policies = fields
-        .get("authorizationPolicies")
-        .map_or(Some(Vec::new()), |list| {
-            all(list, |name| name.text().map(Arc::from))
-        });
+    let policies = or(fields, "authorizationPolicies", Vec::new(), |list| {
+        all(list, |name| name.text().map(Arc::from))
+    });
     if let Some(mut tunnel) = fields
         .get("applicationTunnel")
         .and_then(|v| v.fields("workloads[].applicationTunnel"))
@@ -196,104 +186,112 @@ fn read_service_references<'a>(
     value: Value<'a>,
     claims: &mut Vec<ServiceReference<'a>>,
 ) -> Option<Sorted<Arc<str>, Ports>> {
+    let form = (
+        "is not a map",
+        "`{\"app/echo.app.svc.cluster.local\": {80: 8080}}`",
+    );
+    let twice = |key: &String| {
+        let what = format!("names the service `{key}` twice");
+        (what, "all its ports in one entry")
+    };
+    let services = data_map(value, form, twice, |text, value| {
+        let Some(key) = normalize_service_key(text) else {
+            let what = format!("names a service `{text}`");
+            value.error(what, "`NAMESPACE/HOSTNAME`");
+            return None;
+        };
+        let ports = ports(value, 1)?;
+        claims.push((key.clone(), None, value));
+        let ports = ports.into_iter().map(|(port, (target, at))| {
+            claims.push((key.clone(), Some(port), at));
+            (port, target)
+        });
+        let ports: Ports = ports.collect();
+        Some((key, ports))
+    })?;
+    let services = services.into_iter();
+    Some(services.map(|(key, ports)| (key.into(), ports)).collect())
+}
+
+/// Reads a map whose keys are data. Every invalid entry has reported its finding.
+fn data_map<'a, K: Ord + Clone, T>(
+    value: Value<'a>,
+    (wrong, example): (&str, &str),
+    twice: impl Fn(&K) -> (String, &'static str),
+    mut read: impl FnMut(&str, Value<'a>) -> Option<(K, T)>,
+) -> Option<BTreeMap<K, T>> {
     if !value.is_map() {
-        value.error(
-            "is not a map",
-            "`{\"app/echo.app.svc.cluster.local\": {80: 8080}}`",
-        );
+        value.error(wrong, example);
         return None;
     }
-    let mut services = BTreeMap::new();
-    let mut good = true;
+    let (mut all, mut good) = (BTreeMap::new(), true);
     for (entry, value) in value.pairs() {
-        let Some(key) = normalize_service_key(&entry.key) else {
-            let what = format!("names a service `{}`", entry.key);
-            value.error(what, "`NAMESPACE/HOSTNAME`");
+        let Some((key, read)) = read(&entry.key, value) else {
             good = false;
             continue;
         };
-        let Some(ports) = ports(value, 1) else {
-            good = false;
-            continue;
-        };
-        claims.push((key.clone(), None, value));
-        claims.extend(
-            ports
-                .iter()
-                .map(|(port, (_, at))| (key.clone(), Some(*port), *at)),
-        );
-        let ports = ports
-            .into_iter()
-            .map(|(port, (target, _))| (port, target))
-            .collect();
-        if services.insert(key.clone(), ports).is_some() {
-            value.error(
-                format!("names the service `{key}` twice"),
-                "all its ports in one entry",
-            );
+        if all.insert(key.clone(), read).is_some() {
+            let (what, how) = twice(&key);
+            value.error(what, how);
             good = false;
         }
     }
-    let services = services
-        .into_iter()
-        .map(|(key, ports): (String, Ports)| (key.into(), ports));
-    good.then(|| services.collect())
+    good.then_some(all)
+}
+
+/// Normalizes `namespace/hostname`, the form in which workloads refer to services.
+fn normalize_service_key(text: &str) -> Option<String> {
+    let (namespace, hostname) = text.split_once('/')?;
+    let hostname = normal_hostname(hostname)?;
+    (!namespace.is_empty()).then(|| format!("{namespace}/{hostname}"))
 }
 
 /// Reads service ports, each with its target port and the position of the target. A target
 /// below `target_min` is an error. Target 0 means a port that each workload names, so only a
 /// service may have it.
 fn ports(value: Value<'_>, target_min: u16) -> Option<BTreeMap<u16, (u16, Value<'_>)>> {
-    if !value.is_map() {
-        value.error(
-            "is not a map of ports",
-            "`{80: 8080}`, service port to target port",
-        );
-        return None;
-    }
-    let mut ports = BTreeMap::new();
-    let mut good = true;
-    for (entry, value) in value.pairs() {
-        let port = entry.key.parse().ok().filter(|port: &u16| *port > 0);
+    let form = (
+        "is not a map of ports",
+        "`{80: 8080}`, service port to target port",
+    );
+    let twice = |port: &u16| {
+        (
+            format!("has the service port {port} twice"),
+            "each port once",
+        )
+    };
+    data_map(value, form, twice, |text, value| {
+        let port = text.parse().ok().filter(|port: &u16| *port > 0);
         let target = value.number(target_min, u16::MAX);
         if port.is_none() {
-            let what = format!("has a service port `{}`", entry.key);
+            let what = format!("has a service port `{text}`");
             value.error(what, "a whole number from 1 to 65535");
         }
-        let (Some(port), Some(target)) = (port, target) else {
-            good = false;
-            continue;
-        };
-        if ports.insert(port, (target, value)).is_some() {
-            value.error(
-                format!("has the service port {port} twice"),
-                "each port once",
-            );
-            good = false;
-        }
-    }
-    good.then_some(ports)
+        Some((port?, (target?, value)))
+    })
 }
 
 fn service(value: Value<'_>) -> Option<Service> {
-    let mut fields = value.fields("services[]")?;
-    let name = fields.need("name", "echo").and_then(segment);
-    let namespace = fields.need("namespace", "app").and_then(segment);
-    let hostname = fields
-        .need("hostname", "echo.app.svc.cluster.local")
-        .and_then(hostname);
-    let vips = fields
-        .need("vips", "[\"east/10.1.0.1\"]")
-        .and_then(|v| all(v, network_address));
-    let ports = fields.need("ports", "{80: 8080}").and_then(|v| ports(v, 0));
+    let mut top = value.fields("services[]")?;
+    let fields = &mut top;
+    let name = need(fields, "name", "echo", segment);
+    let namespace = need(fields, "namespace", "app", segment);
+    let hostname = need(fields, "hostname", "echo.app.svc.cluster.local", hostname);
+    let vips = need(fields, "vips", "[\"east/10.1.0.1\"]", |v| {
+        all(v, network_address)
+    });
+    let ports = need(fields, "ports", "{80: 8080}", |v| ports(v, 0));
     let text = |v: Value<'_>| v.text().map(str::to_owned);
-    let sans = fields
-        .get("subjectAltNames")
-        .map_or(Some(Vec::new()), |list| all(list, text));
-    let waypoints = gateways::waypoints(&mut fields);
-    let balancer = fields
-        .get("loadBalancer")
-        .map_or_else(|| Some(LoadBalancer::default()), gateways::balancer);
+    let sans = or(fields, "subjectAltNames", Vec::new(), |list| {
+        all(list, text)
+    });
+    let waypoints = gateways::waypoints(fields);
+    let balancer = or(
+        fields,
+        "loadBalancer",
+        LoadBalancer::default(),
+        gateways::balancer,
+    );
     fields
         .get("cidrVips")
         .map(|list| all(list, |v| v.text().map(drop)));
@@ -301,10 +299,10 @@ fn service(value: Value<'_>) -> Option<Service> {
     fields
         .get("ipFamilies")
         .map(|v| v.choice(&[("IPv4", ()), ("IPv6", ()), ("Dual", ())]));
-    let words = [("Public", false), ("Namespace", true)];
-    let private = choice_or(&mut fields, "visibility", false, &words);
-    let canonical = fields.get("canonical").map_or(Some(false), Value::flag);
-    fields.finish();
+    let visibilities = [("Public", false), ("Namespace", true)];
+    let private = or(fields, "visibility", false, |v| v.choice(&visibilities));
+    let canonical = or(fields, "canonical", false, Value::flag);
+    top.finish();
     let balancer = balancer?;
     let ports = ports?
         .into_iter()
@@ -343,19 +341,28 @@ fn locality(value: Value<'_>) -> Option<Locality> {
 
 /// Reads a text. As in WDS, an empty value means absent.
 fn text_or(fields: &mut Fields<'_>, key: &'static str, default: &str) -> Option<Arc<str>> {
-    let text = fields.get(key).map_or(Some(""), Value::text_or_empty)?;
+    let text = or(fields, key, "", Value::text_or_empty)?;
     Some(if text.is_empty() { default } else { text }.into())
 }
 
-fn choice_or<T: Copy>(
-    fields: &mut Fields<'_>,
+/// Reads a required key.
+fn need<'a, T>(
+    fields: &mut Fields<'a>,
+    key: &'static str,
+    example: &str,
+    read: impl FnOnce(Value<'a>) -> Option<T>,
+) -> Option<T> {
+    fields.need(key, example).and_then(read)
+}
+
+/// Reads an optional key.
+fn or<'a, T>(
+    fields: &mut Fields<'a>,
     key: &'static str,
     default: T,
-    words: &[(&str, T)],
+    read: impl FnOnce(Value<'a>) -> Option<T>,
 ) -> Option<T> {
-    fields
-        .get(key)
-        .map_or(Some(default), |value| value.choice(words))
+    fields.get(key).map_or(Some(default), read)
 }
 
 /// Reads all entries of a list. Each invalid entry has reported its finding.

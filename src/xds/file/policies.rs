@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 
-use super::{all, segment};
+use super::{all, need, or, segment};
 use crate::snapshot::authorization::{
     Action, Clause, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
 };
@@ -10,24 +10,22 @@ use crate::yaml::{Fields, Value};
 
 /// Reads a policy. The levels of `rules[][][]` are rules, clauses and matches.
 pub(super) fn policy(value: Value<'_>) -> Option<Policy> {
-    let mut fields = value.fields("policies[]")?;
-    let name = fields.need("name", "allow-shop").and_then(segment);
-    let namespace = fields.need("namespace", "app").and_then(segment);
+    let mut top = value.fields("policies[]")?;
+    let fields = &mut top;
+    let name = need(fields, "name", "allow-shop", segment);
+    let namespace = need(fields, "namespace", "app", segment);
     let scopes = [
         ("Global", PolicyScope::Global),
         ("Namespace", PolicyScope::Namespace),
         ("WorkloadSelector", PolicyScope::Selected),
     ];
-    let scope = fields.need("scope", "Namespace");
-    let scope = scope.and_then(|value| value.choice(&scopes));
+    let scope = need(fields, "scope", "Namespace", |v| v.choice(&scopes));
     let actions = [("Allow", Action::Allow), ("Deny", Action::Deny)];
-    let action = fields.need("action", "Allow");
-    let action = action.and_then(|value| value.choice(&actions));
-    let rules = fields
-        .need("rules", "[[[{namespaces: [{Exact: shop}]}]]]")
-        .and_then(|list| all(list, rule));
-    let dry_run = fields.get("dryRun").map_or(Some(false), Value::flag);
-    fields.finish();
+    let action = need(fields, "action", "Allow", |v| v.choice(&actions));
+    let example = "[[[{namespaces: [{Exact: shop}]}]]]";
+    let rules = need(fields, "rules", example, |list| all(list, rule));
+    let dry_run = or(fields, "dryRun", false, Value::flag);
+    top.finish();
     Some(Policy {
         name: name?,
         namespace: namespace?,
@@ -79,10 +77,7 @@ fn condition<'a, T>(
     none: &'static str,
     read: impl Fn(Value<'a>) -> Option<T>,
 ) -> Option<Condition<T>> {
-    let mut list = |key| {
-        let list = fields.get(key);
-        list.map_or(Some(Vec::new()), |list| all(list, &read))
-    };
+    let mut list = |key| or(fields, key, Vec::new(), |list| all(list, &read));
     let (any, none) = (list(any), list(none));
     Some(Condition {
         any: any?,
@@ -126,10 +121,8 @@ fn string_match(value: Value<'_>) -> Option<StringMatch> {
 
 fn account(value: Value<'_>) -> Option<(String, String)> {
     let mut fields = value.fields("policies[].rules[][][].serviceAccounts[]")?;
-    let namespace = fields.need("namespace", "shop").and_then(Value::text);
-    let name = fields
-        .need("serviceAccount", "checkout")
-        .and_then(Value::text);
+    let namespace = need(&mut fields, "namespace", "shop", Value::text);
+    let name = need(&mut fields, "serviceAccount", "checkout", Value::text);
     fields.finish();
     Some((namespace?.to_owned(), name?.to_owned()))
 }

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::yaml::{Finding, Findings, Place, Severity};
+use crate::yaml::Findings;
 
 /// Limit of the files of all directories together. A cluster of 10,000 services may have one
 /// for each.
@@ -45,10 +45,8 @@ pub(super) fn read_each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findin
         match object_files(path) {
             Ok(found) => files.extend(found),
             Err(cause) => {
-                findings.push(error(
-                    path,
-                    format!("the directory cannot be read: {cause}"),
-                ));
+                let what = format!("the directory cannot be read: {cause}");
+                findings.extend(Findings::one(path, 1, &what, "").0);
             }
         }
     }
@@ -59,7 +57,7 @@ pub(super) fn read_each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findin
         let most = BYTES_MAX >> 20;
         let what = format!("more than {FILES_MAX} files, or {most} MiB in them, are too many");
         let first = paths.first().cloned().unwrap_or_default();
-        return Findings(vec![error(&first, what)]);
+        return Findings::one(&first, 1, &what, "");
     }
     for file in files {
         let found = read(&file).0;
@@ -74,18 +72,6 @@ pub(super) fn read_each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findin
 fn is_gone(file: &Path) -> bool {
     let found = file.symlink_metadata();
     found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
-}
-
-fn error(path: &Path, what: String) -> Finding {
-    Finding {
-        place: Place {
-            file: path.to_owned(),
-            line: 1,
-        },
-        severity: Severity::Error,
-        what,
-        how: String::new(),
-    }
 }
 
 #[cfg(test)]
@@ -117,7 +103,7 @@ mod tests {
             std::fs::write(&file, "").expect("a file");
             let remove = |file: &Path| {
                 std::fs::remove_file(file).expect("no file");
-                Findings(vec![error(file, "it is gone".to_owned())])
+                Findings::one(file, 1, "it is gone", "")
             };
             read_each(&[path.to_owned()], remove).has_errors()
         };

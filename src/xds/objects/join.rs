@@ -5,19 +5,19 @@
 //! exports it, a global service has the endpoints of all exporting clusters. If only this
 //! cluster exports it, both are the same, and the names of one lead to the other.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::members::{Site, WorkloadMerger};
+use super::members::{ServicePorts, Site, WorkloadMerger, with_services};
 use super::owners::AddressOwners;
-use super::ports::{Ports, warning};
+use super::ports::Ports;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
 use super::view::{Key, ObjectIndex};
 use super::vips::VipClaims;
 use super::waypoints::{self, NamedWaypoint};
-use super::{Objects, limit_findings};
+use super::{Objects, limit_findings, warning};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 use crate::yaml::{Finding, Findings};
@@ -391,23 +391,18 @@ impl<'a> Joiner<'a> {
         }
         let mut changed = Vec::new();
         for workload in self.mesh.workloads.values() {
-            let mut services: BTreeMap<_, _> = workload
-                .services
-                .iter()
-                .map(|(name, ports)| (Arc::clone(name), ports.clone()))
-                .collect();
-            let before = services.len();
+            let mut served = ServicePorts::new();
             for (name, ports) in workload.services.iter() {
                 for other in self.global_services_of.get(name).into_iter().flatten() {
-                    services
+                    let ports = ports.iter().map(|(port, target)| (*port, *target));
+                    served
                         .entry(Arc::clone(other))
-                        .or_insert_with(|| ports.clone());
+                        .or_insert_with(|| ports.collect());
                 }
             }
-            if services.len() != before {
-                let mut workload = mesh::Workload::clone(workload);
-                workload.services = services.into_iter().collect();
-                changed.push(workload);
+            served.retain(|name, _| workload.services.get(name).is_none());
+            if !served.is_empty() {
+                changed.push(with_services(mesh::Workload::clone(workload), served));
             }
         }
         for workload in changed {

@@ -17,7 +17,7 @@ use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
 const ADDRESSES_MAX: usize = 16;
 
 /// Service ports to target ports, by the `namespace/hostname` of services.
-type ServicePorts = BTreeMap<Arc<str>, BTreeMap<u16, u16>>;
+pub(super) type ServicePorts = BTreeMap<Arc<str>, BTreeMap<u16, u16>>;
 
 /// Location and protocol of the endpoints of a slice.
 #[derive(Clone, Copy, Debug)]
@@ -237,7 +237,7 @@ impl<'a> WorkloadMerger<'a> {
 }
 
 /// Adds services and ports to a workload. Existing entries take precedence.
-fn with_services(mut workload: Workload, served: ServicePorts) -> Workload {
+pub(super) fn with_services(mut workload: Workload, served: ServicePorts) -> Workload {
     let known = workload.services.iter();
     let mut services: BTreeMap<_, _> = known
         .map(|(service, ports)| {

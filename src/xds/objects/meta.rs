@@ -50,6 +50,11 @@ pub(super) struct Meta {
 }
 
 impl Meta {
+    /// Returns the value of a label.
+    pub(super) fn label(&self, key: &str) -> Option<&str> {
+        self.labels.get(key).map(|value| &**value)
+    }
+
     /// Returns the value of a label or, if there is none, of an annotation.
     pub(super) fn label_or_annotation(&self, key: &str) -> Option<&str> {
         let found = self.labels.get(key).or_else(|| self.annotations.get(key));
@@ -65,22 +70,20 @@ impl Meta {
 
     /// Returns whether its pods use HBONE; none if unspecified.
     pub(super) fn is_ambient(&self) -> Option<bool> {
-        let said = self.labels.get(DATAPLANE).map(|mode| **mode == *"ambient");
+        let said = self.label(DATAPLANE).map(|mode| mode == "ambient");
         if self.is_waypoint() { Some(true) } else { said }
     }
 
     /// Returns whether its labels declare a waypoint.
     pub(super) fn is_waypoint(&self) -> bool {
-        let managed = self.labels.get(MANAGED);
-        managed.is_some_and(|by| **by == *WAYPOINTS)
+        self.label(MANAGED) == Some(WAYPOINTS)
     }
 
     /// Returns the namespace and name of its waypoint. The name `none` is an explicit absence,
     /// which overrides the namespace's waypoint.
     pub(super) fn waypoint(&self) -> Option<Option<(&str, &str)>> {
-        let label = |key| self.labels.get(key).map(|value| &**value);
-        let name = label(WAYPOINT).filter(|name| !name.is_empty())?;
-        let namespace = label(WAYPOINT_NAMESPACE).unwrap_or(&self.namespace);
+        let name = self.label(WAYPOINT).filter(|name| !name.is_empty())?;
+        let namespace = self.label(WAYPOINT_NAMESPACE).unwrap_or(&self.namespace);
         Some((name != "none").then_some((namespace, name)))
     }
 

@@ -109,40 +109,38 @@ pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
 /// Limits warnings and findings of skipped objects to [`WARNINGS_MAX`] each, and counts the
 /// others. The objects of one tenant can have any number of them.
 fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
-    let (mut kept, mut cut) = (Vec::new(), Vec::<(Finding, usize)>::new());
-    let (mut warnings, mut passed_over) = (0, 0);
+    let mut limited = [Severity::Warning, Severity::PassedOver].map(|of| (of, 0, None));
+    let mut kept = Vec::new();
     for finding in findings {
-        let count = match finding.severity {
-            Severity::Error | Severity::Absent => None,
-            Severity::Warning => Some(&mut warnings),
-            Severity::PassedOver => Some(&mut passed_over),
-        };
-        let Some(count) = count else {
-            kept.push(finding);
-            continue;
-        };
-        *count += 1;
-        if *count <= WARNINGS_MAX {
-            kept.push(finding);
-            continue;
+        let same = limited.iter_mut().find(|(of, ..)| *of == finding.severity);
+        if let Some((_, count, first_beyond)) = same {
+            *count += 1;
+            if *count > WARNINGS_MAX {
+                first_beyond.get_or_insert(finding);
+                continue;
+            }
         }
-        match cut
-            .iter_mut()
-            .find(|(first, _)| first.severity == finding.severity)
-        {
-            Some((_, more)) => *more += 1,
-            None => cut.push((finding, 1)),
-        }
+        kept.push(finding);
     }
-    kept.extend(cut.into_iter().map(|(first, more)| Finding {
-        what: format!("{more} more findings are left out, of which this is the first"),
-        how: String::new(),
-        ..first
-    }));
+    for (_, count, first_beyond) in limited {
+        kept.extend(first_beyond.map(|first| Finding {
+            what: format!(
+                "{} more findings are left out, of which this is the first",
+                count - WARNINGS_MAX
+            ),
+            how: String::new(),
+            ..first
+        }));
+    }
     kept
 }
 
-/// Formats the position of an object for findings.
-fn display_place(place: &Place) -> String {
-    place.to_string()
+/// Builds a warning about an object.
+fn warning(place: &Place, what: String, how: &str) -> Finding {
+    Finding {
+        place: place.clone(),
+        severity: Severity::Warning,
+        what,
+        how: how.to_owned(),
+    }
 }

@@ -10,10 +10,9 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::limit_findings;
-use super::ports::warning;
 use super::slice::{Pod, Slice};
 use super::view::{Key, ObjectIndex};
+use super::{limit_findings, warning};
 use crate::config::DefaultExposure;
 use crate::snapshot::mesh::{Mesh, Workload};
 use crate::yaml::{Finding, Place};

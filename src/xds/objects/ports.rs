@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Place, display_place};
-use crate::yaml::{Finding, Severity, Value};
+use super::{Place, warning};
+use crate::yaml::{Finding, Value};
 
 /// TCP port.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,20 +65,18 @@ impl<'a> Ports<'a> {
     ) {
         for port in ports {
             match self.by_name.get(&*port.name) {
-                Some(number) if *number != port.number => warnings.push(Finding {
-                    place: place.clone(),
-                    severity: Severity::Warning,
-                    what: format!(
-                        "the port {} of {service} is {} here and {number} in an older export, \
+                Some(number) if *number != port.number => {
+                    let shown = match &*port.name {
+                        "" => "without name",
+                        name => name,
+                    };
+                    let what = format!(
+                        "the port {shown} of {service} is {} here and {number} in an older export, \
                          which holds",
-                        match &*port.name {
-                            "" => "without name",
-                            name => name,
-                        },
                         port.number
-                    ),
-                    how: "the same number in all clusters".to_owned(),
-                }),
+                    );
+                    warnings.push(warning(place, what, "the same number in all clusters"));
+                }
                 Some(_) => {}
                 None => {
                     self.by_name.insert(&port.name, port.number);
@@ -106,23 +104,4 @@ impl<'a> Ports<'a> {
         });
         joined.collect()
     }
-}
-
-/// Builds a warning about an object.
-pub(super) fn warning(place: &Place, what: String, how: &str) -> Finding {
-    Finding {
-        place: place.clone(),
-        severity: Severity::Warning,
-        what,
-        how: how.to_owned(),
-    }
-}
-
-/// Builds a warning about two objects that contradict each other.
-pub(super) fn contradiction_warning(place: &Place, first: &Place, what: &str) -> Finding {
-    let what = format!(
-        "{what} is another one at {}, which holds",
-        display_place(first)
-    );
-    warning(place, what, "it once, or the same")
 }

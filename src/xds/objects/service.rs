@@ -102,28 +102,29 @@ fn cluster_ip(value: Value<'_>) -> Option<IpAddr> {
 }
 
 fn declared(meta: &Meta, value: Value<'_>) -> DeclaredScope {
-    let label = |key| meta.labels.get(key).map(|value| &**value);
-    let scope = match label(SERVICE_SCOPE) {
-        Some("global") => DeclaredScope::Global,
-        Some("global-only") => DeclaredScope::GlobalOnly,
-        Some("cluster") => DeclaredScope::Local,
-        None | Some("") => DeclaredScope::Nothing,
-        Some(other) => {
-            let what = format!("has the label {SERVICE_SCOPE} `{other}`, which means nothing");
-            value.warning(what, "`global`, `global-only` or `cluster`");
-            DeclaredScope::Nothing
+    let scopes = [
+        ("global", DeclaredScope::Global),
+        ("global-only", DeclaredScope::GlobalOnly),
+        ("cluster", DeclaredScope::Local),
+    ];
+    let exported = [
+        ("true", DeclaredScope::Global),
+        ("false", DeclaredScope::Local),
+    ];
+    let by_label = |key, meanings: &[(&str, DeclaredScope)], how: &str| {
+        let text = meta.label(key).filter(|text| !text.is_empty());
+        let known = meanings.iter().find(|(known, _)| Some(*known) == text);
+        if let (Some(other), None) = (text, known) {
+            value.warning(
+                format!("has the label {key} `{other}`, which means nothing"),
+                how,
+            );
         }
+        known.map_or(DeclaredScope::Nothing, |(_, meaning)| *meaning)
     };
-    let global = match label(GLOBAL) {
-        Some("true") => DeclaredScope::Global,
-        Some("false") => DeclaredScope::Local,
-        None | Some("") => DeclaredScope::Nothing,
-        Some(other) => {
-            let what = format!("has the label {GLOBAL} `{other}`, which means nothing");
-            value.warning(what, "`\"true\"` or `\"false\"`");
-            DeclaredScope::Nothing
-        }
-    };
+    let how = "`global`, `global-only` or `cluster`";
+    let scope = by_label(SERVICE_SCOPE, &scopes, how);
+    let global = by_label(GLOBAL, &exported, "`\"true\"` or `\"false\"`");
     let export_to = meta.annotations.get(EXPORT_TO).map(|value| &**value);
     let is_kept = matches!(export_to, Some("." | "~"));
     let says = [scope, global];

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::meta::{self, Meta};
 use super::ports::{self, Port};
+use crate::xds::convert::normal_hostname;
 use crate::xds::file::ip;
-use crate::xds::names::normal_hostname;
 use crate::yaml::{Fields, Place, Value};
 
 /// Label of a slice of this cluster: the Service of its endpoints.
@@ -84,7 +84,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
         true => COPIED_SERVICE_NAME,
         false => SERVICE_NAME,
     };
-    let Some(service) = meta.labels.get(key).filter(|name| !name.is_empty()) else {
+    let Some(service) = meta.label(key).filter(|name| !name.is_empty()) else {
         let what = format!("has no label {key}, and is passed over");
         value.warning(what, "the name of the Service into it");
         return None;
@@ -97,13 +97,10 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
     }
     Some(Slice {
         namespace: Arc::clone(&meta.namespace),
-        service: (**service).into(),
+        service: service.into(),
         cluster: meta.cluster.clone(),
         is_copy: meta.is_copy(),
-        is_managed: meta
-            .labels
-            .get(MANAGED_BY)
-            .is_some_and(|by| **by == *CONTROLLER),
+        is_managed: meta.label(MANAGED_BY) == Some(CONTROLLER),
         network: meta.network().map(Into::into),
         region: meta.label_or_annotation(REGION).map(Into::into),
         is_ambient: meta.is_ambient(),

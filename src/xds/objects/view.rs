@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::meta::{Meta, ROOT_NAMESPACE};
-use super::ports::contradiction_warning;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, InvalidObjects, Objects};
+use super::{Export, Import, InvalidObjects, Objects, warning};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
 
@@ -43,6 +42,10 @@ impl<'a> ObjectIndex<'a> {
         config: &'a Config,
         warnings: &mut Vec<Finding>,
     ) -> Self {
+        let mut contradiction = |of: &Meta, first: &Meta, what: String| {
+            let what = format!("{what} is another one at {}, which holds", first.place);
+            warnings.push(warning(&of.place, what, "it once, or the same"));
+        };
         let mut view = Self {
             config,
             namespaces: BTreeMap::new(),
@@ -72,11 +75,7 @@ impl<'a> ObjectIndex<'a> {
             let first = clusters.entry(cluster).or_insert(service);
             if !first.agrees(service) {
                 let what = format!("the Service {}/{} of cluster {cluster}", key.0, key.1);
-                warnings.push(contradiction_warning(
-                    &service.meta.place,
-                    &first.meta.place,
-                    &what,
-                ));
+                contradiction(&service.meta, &first.meta, what);
             }
         }
         for export in &objects.exports {
@@ -84,19 +83,12 @@ impl<'a> ObjectIndex<'a> {
             let clusters = view.exports.entry(key(&export.meta)).or_default();
             clusters.entry(cluster).or_insert(export);
         }
-        let of_own =
-            |import: &&Import| view.cluster(import.meta.cluster.as_ref()) == view.own_cluster();
-        let imports: Vec<_> = objects.imports.iter().filter(of_own).collect();
-        for import in imports {
+        for import in own_imports(&objects.imports, config) {
             let key = key(&import.meta);
             let first = view.imports.entry(key).or_insert(import);
             if (&first.ports, &first.ips) != (&import.ports, &import.ips) {
                 let what = format!("the ServiceImport {}/{}", key.0, key.1);
-                warnings.push(contradiction_warning(
-                    &import.meta.place,
-                    &first.meta.place,
-                    &what,
-                ));
+                contradiction(&import.meta, &first.meta, what);
             }
         }
         for slice in &objects.slices {
@@ -157,10 +149,7 @@ impl<'a> ObjectIndex<'a> {
 
     /// Returns the invalid imports into our cluster.
     pub(super) fn bad_imports(&self) -> impl Iterator<Item = (Key<'a>, &'a Import)> {
-        let imports = self.passed_over.imports.iter();
-        let of_own =
-            |import: &&Import| self.cluster(import.meta.cluster.as_ref()) == self.own_cluster();
-        let imports = imports.filter(of_own);
+        let imports = own_imports(&self.passed_over.imports, self.config);
         imports.map(|import| (key(&import.meta), import))
     }
 
@@ -224,12 +213,9 @@ impl<'a> ObjectIndex<'a> {
         }
         let of_namespace = |key: &str| match key {
             NAME => Some(name),
-            _ => namespace
-                .and_then(|meta| meta.labels.get(key))
-                .map(|value| &**value),
+            _ => namespace.and_then(|meta| meta.label(key)),
         };
-        let of_service = |key: &str| service.meta.labels.get(key).map(|value| &**value);
-        rule.exports(of_namespace, of_service)
+        rule.exports(of_namespace, |key| service.meta.label(key))
     }
 
     /// Returns the namespace and name of the waypoint of a Service of our cluster. Its own
@@ -263,6 +249,14 @@ impl<'a> ObjectIndex<'a> {
         let of_namespace = || namespace.and_then(|meta| meta.is_ambient());
         slice.is_ambient.or_else(of_namespace).unwrap_or(false)
     }
+}
+
+fn own_imports<'a>(imports: &'a [Import], config: &'a Config) -> impl Iterator<Item = &'a Import> {
+    let own = &*config.gateway.cluster;
+    let is_own = move |cluster: Option<&str>| cluster.is_none_or(|cluster| cluster == own);
+    imports
+        .iter()
+        .filter(move |import| is_own(import.meta.cluster.as_deref()))
 }
 
 fn key(meta: &Meta) -> Key<'_> {

@@ -9,10 +9,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::owners::AddressOwners;
-use super::ports::warning;
 use super::service::Service;
 use super::view::{Key, ObjectIndex};
-use super::{Import, limit_findings};
+use super::{Import, limit_findings, warning};
 use crate::snapshot::mesh::Mesh;
 use crate::yaml::{Finding, Place};
 

@@ -6,11 +6,10 @@
 //! without a usable waypoint has no endpoint.
 
 use super::join::{LOCAL_SUFFIX, name};
-use super::limit_findings;
 use super::meta::WAYPOINT_LABEL;
-use super::ports::warning;
 use super::service::Service;
 use super::view::{Key, ObjectIndex};
+use super::{limit_findings, warning};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Waypoint};
 use crate::yaml::Finding;

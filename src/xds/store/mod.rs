@@ -14,14 +14,14 @@ use std::sync::Arc;
 use prost::Message;
 
 use super::client::{Resource, ResourceStore, Response};
-use super::count::Count;
-use super::exports::{self, Exports};
+use super::convert::{At as _, shown};
 use super::interner::Interner;
+use super::tables::{MeshStore, Tables, has_all_clusters};
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
+use crate::snapshot::Policies;
 use crate::snapshot::authorization::{Policy, PolicyScope};
-use crate::snapshot::mesh::{Mesh, Service, Workload};
-use crate::snapshot::{ExportSet, Policies, Shards};
+use crate::snapshot::mesh::{Service, Workload};
 
 /// Type URL of services and workloads.
 pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
@@ -40,62 +40,37 @@ const ENDPOINTS_MAX: usize = 4_000_000;
 const POLICY_PARTS_MAX: usize = 1_000_000;
 
 /// Resources received from discovery, by resource name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Store {
-    services: Shards<Arc<str>, Arc<Service>>,
-    workloads: Shards<Arc<str>, Arc<Workload>>,
+    /// Services, workloads and exports.
+    pub tables: Tables,
     policies: BTreeMap<Arc<str>, Arc<Policy>>,
     /// Number of list entries, compared with the limit.
     endpoints: usize,
     policy_parts: usize,
     words: Interner,
-    changed: bool,
     policies_changed: bool,
     policies_told: bool,
-    exports: Exports,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self {
+            tables: Tables::new(true),
+            policies: BTreeMap::new(),
+            endpoints: 0,
+            policy_parts: 0,
+            words: Interner::default(),
+            policies_changed: false,
+            policies_told: false,
+        }
+    }
 }
 
 impl Store {
-    /// Returns the mesh if it has changed since the last call.
-    pub fn take_change(&mut self) -> Option<Mesh> {
-        mem::take(&mut self.changed).then(|| self.mesh())
-    }
-
-    /// Returns the export set if it has changed since the last call.
-    pub fn take_exports(&mut self) -> Option<ExportSet> {
-        self.exports.take_change()
-    }
-
-    /// Returns the policies if they are complete and have changed since the last call. A partial
-    /// set, from a response that left the type pending, is never returned as the whole.
-    pub fn take_policies(&mut self) -> Option<Policies> {
-        let changed = self.policies_told && mem::take(&mut self.policies_changed);
-        changed.then(|| self.policies())
-    }
-
     /// Returns the policies.
     pub fn policies(&self) -> Policies {
         self.policies.values().cloned().collect()
-    }
-
-    /// Marks the policies as received, even if there are none.
-    pub fn told_policies(&mut self) {
-        self.policies_changed |= !mem::replace(&mut self.policies_told, true);
-    }
-
-    /// Returns the mesh.
-    pub fn mesh(&self) -> Mesh {
-        Mesh {
-            services: self.services.clone(),
-            workloads: self.workloads.clone(),
-            hbone_only: true,
-        }
-    }
-
-    /// Returns true if the policy of this name is a placeholder for one that cannot be read.
-    pub fn has_stand_in(&self, type_url: &str, name: &str) -> bool {
-        let policy = self.policies.get(name);
-        type_url == AUTHORIZATION && policy.is_some_and(|policy| policy.unreadable)
     }
 
     fn upsert_address(&mut self, resource: &Resource) -> Result<(), String> {
@@ -104,60 +79,44 @@ impl Store {
             Some(proto::address::Type::Workload(from)) => {
                 is_named(resource, "workload.uid", &from.uid)?;
                 let workload = wds::workload(&resource.name, from, &mut self.words)?;
-                self.put_workload(workload)?;
+                let old = self.tables.workloads.get(&workload.uid);
+                if old.is_some_and(|old| **old == workload) {
+                    return Ok(());
+                }
+                self.count(&resource.name, workload_entries(&workload))
+                    .at("workload.services")?;
+                self.tables.remove_service(&resource.name);
+                self.tables.put_workload(workload);
             }
             Some(proto::address::Type::Service(from)) => {
                 let name = format!("{}/{}", from.namespace, from.hostname);
                 let service = wds::service(from)?;
                 is_named(resource, "service.hostname", &name)?;
-                let old = self.services.get(&resource.name);
-                if old.is_none_or(|old| **old != service) {
-                    self.count(
-                        "service.ports",
-                        self.counted(&resource.name),
-                        service.count(),
-                    )?;
-                    self.workloads.remove(&resource.name);
-                    // Workloads refer to services by this interned name.
-                    let name = self.words.share_arc(&resource.name);
-                    self.services.insert(name, Arc::new(service));
-                    self.changed = true;
+                let old = self.tables.services.get(&resource.name);
+                if old.is_some_and(|old| **old == service) {
+                    return Ok(());
                 }
+                self.count(&resource.name, service_entries(&service))
+                    .at("service.ports")?;
+                self.tables.remove_workload(&resource.name);
+                // Workloads refer to services by this interned name.
+                let name = self.words.share_arc(&resource.name);
+                self.tables.put_service(name, service);
             }
             None => return Err("address.type: neither workload nor service".to_owned()),
         }
         Ok(())
     }
 
-    fn put_workload(&mut self, workload: Workload) -> Result<(), String> {
-        let old = self.workloads.get(&workload.uid);
-        if old.is_some_and(|old| **old == workload) {
-            return Ok(());
-        }
-        let counted = match old {
-            Some(old) => old.count(),
-            None => self
-                .services
-                .get(&workload.uid)
-                .map_or(0, |old| old.count()),
-        };
-        self.count("workload.services", counted, workload.count())?;
-        self.services.remove(&workload.uid);
-        self.workloads
-            .insert(Arc::clone(&workload.uid), Arc::new(workload));
-        self.changed = true;
-        Ok(())
-    }
-
-    /// Replaces the list entry count of a resource.
+    /// Replaces the number of list entries of a resource in the total.
     ///
     /// # Errors
     /// The total exceeds its limit and grows.
-    fn count(&mut self, field: &str, old: usize, new: usize) -> Result<(), String> {
-        let all = self.endpoints - old + new;
+    fn count(&mut self, name: &str, new: usize) -> Result<(), String> {
+        let all = self.endpoints - self.counted(name) + new;
         if all > ENDPOINTS_MAX && all > self.endpoints {
             return Err(format!(
-                "{field}: {all} endpoints with these, and at most {ENDPOINTS_MAX} are taken"
+                "{all} endpoints with these, and at most {ENDPOINTS_MAX} are taken"
             ));
         }
         self.endpoints = all;
@@ -165,15 +124,18 @@ impl Store {
     }
 
     fn counted(&self, name: &str) -> usize {
-        let workload = self.workloads.get(name).map(|old| old.count());
-        let service = self.services.get(name).map(|old| old.count());
-        workload.or(service).unwrap_or(0)
+        let workload = self.tables.workloads.get(name);
+        let service = || self.tables.services.get(name);
+        workload
+            .map(|old| workload_entries(old))
+            .or_else(|| service().map(|old| service_entries(old)))
+            .unwrap_or(0)
     }
 
     fn remove_address(&mut self, name: &str) {
         self.endpoints -= self.counted(name);
-        self.changed |= self.workloads.remove(name).is_some();
-        self.changed |= self.services.remove(name).is_some();
+        self.tables.remove_workload(name);
+        self.tables.remove_service(name);
     }
 
     /// Stores a policy. One that cannot be read and has no last good version is replaced by a
@@ -247,7 +209,7 @@ impl ResourceStore for Store {
             ADDRESS => self.upsert_address(resource),
             AUTHORIZATION => self.upsert_policy(resource),
             CLUSTER => {
-                self.exports.insert(&resource.name);
+                self.tables.add_export(&resource.name);
                 Ok(())
             }
             _ => Err(format!("resources of type {type_url} are not kept here")),
@@ -261,7 +223,7 @@ impl ResourceStore for Store {
             let policy = authorization::deny_all_placeholder(name, PolicyScope::Global, false);
             self.put_policy(name, Some(policy));
         }
-        self.has_stand_in(type_url, name)
+        self.has_placeholder(type_url, name)
     }
 
     /// Returns false for clusters: their bodies are large, and only their names are used.
@@ -270,12 +232,12 @@ impl ResourceStore for Store {
     }
 
     fn is_complete_state(&self, type_url: &str, response: &Response) -> bool {
-        type_url == CLUSTER && exports::is_whole(response)
+        type_url == CLUSTER && has_all_clusters(response)
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {
         match type_url {
-            CLUSTER => self.exports.remove(name),
+            CLUSTER => self.tables.remove_export(name),
             ADDRESS => self.remove_address(name),
             AUTHORIZATION => self.put_policy(name, None),
             _ => {}
@@ -283,9 +245,43 @@ impl ResourceStore for Store {
     }
 }
 
+impl MeshStore for Store {
+    fn tables(&mut self) -> &mut Tables {
+        &mut self.tables
+    }
+
+    /// Returns none for a partial set, from a response that left the type pending.
+    fn take_policies(&mut self) -> Option<Policies> {
+        let changed = self.policies_told && mem::take(&mut self.policies_changed);
+        changed.then(|| self.policies())
+    }
+
+    fn set_policies_received(&mut self) {
+        self.policies_changed |= !mem::replace(&mut self.policies_told, true);
+    }
+
+    fn has_placeholder(&self, type_url: &str, name: &str) -> bool {
+        let policy = self.policies.get(name);
+        type_url == AUTHORIZATION && policy.is_some_and(|policy| policy.unreadable)
+    }
+}
+
+/// Returns the number of policies and endpoints of a workload: its ports per service, or one for a
+/// service without ports.
+fn workload_entries(workload: &Workload) -> usize {
+    let endpoints = workload.services.values().map(|ports| ports.len().max(1));
+    endpoints.sum::<usize>() + workload.policies.len()
+}
+
+/// Returns the number of ports, addresses, identities and waypoints of a service.
+fn service_entries(service: &Service) -> usize {
+    let names = service.subject_alt_names.len() + service.waypoints.len();
+    service.ports.len() + service.vips.len() + names
+}
+
 fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, String> {
     if resource.body_type != wanted {
-        let got = wds::shown(&resource.body_type);
+        let got = shown(&resource.body_type);
         return Err(format!("resource.type_url: {got}, want `{wanted}`"));
     }
     let body = resource.body.clone().ok_or("resource: missing")?;
@@ -303,6 +299,6 @@ pub(super) fn is_named(resource: &Resource, field: &str, name: &str) -> Result<(
     if *resource.name == *name {
         return Ok(());
     }
-    let (name, own) = (wds::shown(name), wds::shown(&resource.name));
+    let (name, own) = (shown(name), shown(&resource.name));
     Err(format!("{field}: {name} is named {own}"))
 }

@@ -1,7 +1,10 @@
 //! Tests of the store.
 
+use std::net::IpAddr;
+
 use super::*;
 use crate::snapshot::authorization::Action;
+use crate::snapshot::mesh::{Mesh, Template};
 
 fn resource(name: &str, body_type: &str, message: &impl Message) -> Resource {
     Resource {
@@ -76,19 +79,19 @@ fn uids(mesh: &Mesh) -> Vec<&str> {
 #[test]
 fn the_mesh_is_given_once_for_each_change_in_the_order_of_names() {
     let mut store = Store::default();
-    assert_eq!(store.take_change(), None);
+    assert_eq!(store.tables.take_change(), None);
     for one in [workload("b", ""), workload("a", ""), service("app", false)] {
         store.upsert(ADDRESS, &one).unwrap();
     }
-    let mesh = store.take_change().unwrap();
+    let mesh = store.tables.take_change().unwrap();
     assert_eq!(uids(&mesh), ["a", "b"]);
     assert_eq!(&*mesh.services.sorted()[0].hostname, "echo.app");
     assert!(mesh.hbone_only);
     store.upsert(ADDRESS, &workload("a", "")).unwrap();
     store.remove(ADDRESS, "c");
-    assert_eq!(store.take_change(), None, "nothing is different");
+    assert_eq!(store.tables.take_change(), None, "nothing is different");
     store.upsert(ADDRESS, &workload("a", "n")).unwrap();
-    let next = store.take_change().unwrap();
+    let next = store.tables.take_change().unwrap();
     assert_eq!(&*next.workloads.sorted()[0].node, "n");
     assert!(
         Arc::ptr_eq(next.workloads.sorted()[1], mesh.workloads.sorted()[1]),
@@ -99,23 +102,23 @@ fn the_mesh_is_given_once_for_each_change_in_the_order_of_names() {
 #[test]
 fn resources_go_by_uid_and_by_namespace_and_hostname() {
     let mut store = Store::default();
-    store.told_policies();
+    store.set_policies_received();
     store.upsert(ADDRESS, &workload("a", "")).unwrap();
     store.upsert(ADDRESS, &service("app", false)).unwrap();
     store.upsert(ADDRESS, &service("other", true)).unwrap();
     store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
-    let mesh = store.take_change().unwrap();
+    let mesh = store.tables.take_change().unwrap();
     let sizes = (mesh.workloads.len(), mesh.services.len());
     assert_eq!((sizes, store.take_policies().unwrap().len()), ((1, 2), 1));
     store.remove(ADDRESS, "a");
-    assert!(store.take_change().unwrap().workloads.is_empty());
+    assert!(store.tables.take_change().unwrap().workloads.is_empty());
     store.remove(ADDRESS, "app/Echo.app");
-    let mesh = store.take_change().unwrap();
+    let mesh = store.tables.take_change().unwrap();
     assert_eq!(&*mesh.services.sorted()[0].namespace, "other");
     store.remove(AUTHORIZATION, "app/p");
     assert!(store.take_policies().unwrap().is_empty());
     assert_eq!(
-        store.take_change(),
+        store.tables.take_change(),
         None,
         "policies are no part of the mesh"
     );
@@ -157,10 +160,10 @@ fn what_was_a_service_and_is_a_workload_is_only_that() {
     store
         .upsert(ADDRESS, &workload("app/Echo.app", ""))
         .unwrap();
-    let mesh = store.take_change().unwrap();
+    let mesh = store.tables.take_change().unwrap();
     assert_eq!((mesh.services.len(), mesh.workloads.len()), (0, 1));
     store.upsert(ADDRESS, &service("app", false)).unwrap();
-    let mesh = store.take_change().unwrap();
+    let mesh = store.tables.take_change().unwrap();
     assert_eq!((mesh.services.len(), mesh.workloads.len()), (1, 0));
 }
 
@@ -168,7 +171,7 @@ fn what_was_a_service_and_is_a_workload_is_only_that() {
 fn a_rejected_resource_says_why_and_leaves_its_last_good_version() {
     let mut store = Store::default();
     store.upsert(ADDRESS, &workload("a", "good")).unwrap();
-    store.take_change().unwrap();
+    store.tables.take_change().unwrap();
     let named = |name: &str, one: Resource| Resource {
         name: name.into(),
         ..one
@@ -212,8 +215,8 @@ fn a_rejected_resource_says_why_and_leaves_its_last_good_version() {
     assert!(why.contains("Address"), "{why}");
     let why = store.upsert("x", &workload("a", "")).unwrap_err();
     assert_eq!(why, "resources of type x are not kept here");
-    assert_eq!(store.take_change(), None);
-    assert_eq!(&*store.mesh().workloads.sorted()[0].node, "good");
+    assert_eq!(store.tables.take_change(), None);
+    assert_eq!(&*store.tables.mesh().workloads.sorted()[0].node, "good");
 }
 
 #[test]
@@ -265,7 +268,7 @@ fn a_policy_that_was_never_readable_refuses_what_it_covers() {
 #[test]
 fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
     let mut store = Store::default();
-    store.told_policies();
+    store.set_policies_received();
     assert_eq!(store.take_policies().unwrap().len(), 0);
     assert!(!store.handle_rejection(ADDRESS, "a") && store.take_policies().is_none());
     assert!(store.handle_rejection(AUTHORIZATION, "app/p"));
@@ -301,8 +304,30 @@ fn policies_are_told_once_though_there_is_none() {
     store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
     store.remove(AUTHORIZATION, "app/p");
     assert!(store.take_policies().is_none(), "they may not be all");
-    store.told_policies();
+    store.set_policies_received();
     assert!(store.take_policies().unwrap().is_empty());
-    store.told_policies();
+    store.set_policies_received();
     assert!(store.take_policies().is_none());
+}
+
+#[test]
+fn every_list_counts_and_a_service_without_ports_too() {
+    let ports = || [(80, 8080), (81, 8081)].into();
+    let workload = Workload {
+        services: [("a".into(), ports()), ("b".into(), [].into())].into(),
+        template: Template {
+            policies: ["a/p".into(), "a/q".into()].into(),
+            ..Template::default()
+        }
+        .into(),
+        ..Workload::default()
+    };
+    assert_eq!(workload_entries(&workload), 2 + 1 + 2);
+    let service = Service {
+        ports: [(80, 0)].into(),
+        vips: vec![(String::new(), IpAddr::from([240, 0, 0, 1])); 2],
+        subject_alt_names: vec![String::new(); 4],
+        ..Service::default()
+    };
+    assert_eq!(service_entries(&service), 1 + 2 + 4);
 }

@@ -30,15 +30,15 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::convert::{At as _, check_length, each, ip, namespace, normal_hostname, number, shown};
 use super::interner::Interner;
-use super::names::normal_hostname;
 use crate::grpc::workload as proto;
 use crate::grpc::workload::gateway_address::Destination;
 use crate::grpc::workload::load_balancing;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{
-    Derived, GatewayAddress, Locality, Place, Protocol, Scope, Service, Services, Template,
-    Waypoint, Workload,
+    Derived, GatewayAddress, Place, Protocol, Scope, Service, Services, Template, Waypoint,
+    Workload,
 };
 
 /// Limit of the ports of a service, and of the ports of a workload per service.
@@ -58,10 +58,10 @@ const WAYPOINTS_MAX: usize = 64;
 
 /// Converts a service.
 pub fn service(from: proto::Service) -> Result<Service, String> {
-    let namespace = namespace(from.namespace).map_err(|why| format!("service.namespace: {why}"))?;
+    let namespace = namespace(from.namespace).at("service.namespace")?;
     let hostname = hostname(&from.hostname);
-    let ports = ports(&from.ports).map_err(|why| format!("service.{why}"))?;
-    few(
+    let ports = ports(&from.ports).at("service")?;
+    check_length(
         "service.subject_alt_names",
         from.subject_alt_names.len(),
         IDENTITIES_MAX,
@@ -101,21 +101,17 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
 
 /// Returns the virtual addresses. Ranges are skipped: look-ups are by single address.
 fn vips(from: Vec<proto::NetworkAddress>) -> Result<Vec<(String, IpAddr)>, String> {
-    few("service.addresses", from.len(), VIPS_MAX)?;
-    let mut vips = Vec::with_capacity(from.len());
-    for (index, one) in from.into_iter().enumerate() {
-        let at = |why| format!("service.addresses[{index}].{why}");
-        let (ip, is_range) = network_address(&one).map_err(at)?;
-        if !is_range {
-            vips.push((one.network, ip));
-        }
-    }
-    Ok(vips)
+    check_length("service.addresses", from.len(), VIPS_MAX)?;
+    let vips = each("service.addresses", from, |one| {
+        let (ip, is_range) = network_address(&one)?;
+        Ok((!is_range).then_some((one.network, ip)))
+    })?;
+    Ok(vips.into_iter().flatten().collect())
 }
 
 /// Returns the address, and whether it is a range.
 fn network_address(from: &proto::NetworkAddress) -> Result<(IpAddr, bool), String> {
-    let ip = ip(&from.address).map_err(|why| format!("address: {why}"))?;
+    let ip = ip(&from.address).at(".address")?;
     let bits = from.address.len() * 8;
     let is_range = from.length.is_some_and(|length| length as usize != bits);
     Ok((ip, is_range))
@@ -126,22 +122,18 @@ fn waypoints(
     one: Option<proto::GatewayAddress>,
     weighted: Vec<proto::WeightedWaypoint>,
 ) -> Result<Vec<Waypoint>, String> {
-    let one = one
-        .map(|one| gateway(one).map_err(|why| format!("service.waypoint.{why}")))
-        .transpose()?
-        .map(|gateway| Waypoint { gateway, weight: 1 });
-    few("service.weighted_waypoints", weighted.len(), WAYPOINTS_MAX)?;
-    let mut waypoints = Vec::with_capacity(weighted.len());
-    for (index, from) in weighted.into_iter().enumerate() {
-        let at = |why| format!("service.weighted_waypoints[{index}].destination{why}");
-        let destination = from.destination.ok_or_else(|| at(": missing".to_owned()))?;
-        waypoints.push(Waypoint {
-            gateway: gateway(destination).map_err(|why| at(format!(".{why}")))?,
+    let one = one.map(|one| gateway(one).at("service.waypoint"));
+    let one = one.transpose()?;
+    check_length("service.weighted_waypoints", weighted.len(), WAYPOINTS_MAX)?;
+    let mut waypoints = each("service.weighted_waypoints", weighted, |from| {
+        let destination = from.destination.ok_or(".destination: missing")?;
+        Ok(Waypoint {
+            gateway: gateway(destination).at(".destination")?,
             weight: from.weight,
-        });
-    }
+        })
+    })?;
     if waypoints.is_empty() {
-        waypoints.extend(one);
+        waypoints.extend(one.map(|gateway| Waypoint { gateway, weight: 1 }));
     }
     Ok(waypoints)
 }
@@ -168,23 +160,17 @@ pub(super) fn workload(
     if from.uid.is_empty() {
         return Err("workload.uid: empty".to_owned());
     }
-    let namespace =
-        namespace(from.namespace).map_err(|why| format!("workload.namespace: {why}"))?;
-    few("workload.addresses", from.addresses.len(), ADDRESSES_MAX)?;
+    let namespace = namespace(from.namespace).at("workload.namespace")?;
+    check_length("workload.addresses", from.addresses.len(), ADDRESSES_MAX)?;
     let policies = from.authorization_policies.len();
-    few("workload.authorization_policies", policies, POLICIES_MAX)?;
-    let mut addresses = Vec::with_capacity(from.addresses.len());
-    for (index, bytes) in from.addresses.iter().enumerate() {
-        addresses.push(ip(bytes).map_err(|why| format!("workload.addresses[{index}]: {why}"))?);
-    }
-    let gateway = |field, from: Option<proto::GatewayAddress>| {
-        from.map(|from| gateway(from).map_err(|why| format!("workload.{field}.{why}")))
-            .transpose()
-    };
-    let has_waypoint = gateway("waypoint", from.waypoint)?.is_some();
-    let network_gateway = gateway("network_gateway", from.network_gateway)?;
+    check_length("workload.authorization_policies", policies, POLICIES_MAX)?;
+    let addresses = each("workload.addresses", &from.addresses, |bytes| ip(bytes))?;
+    let gateway = |field, from: Option<_>| from.map(|from| gateway(from).at(field)).transpose();
+    let has_waypoint = gateway("workload.waypoint", from.waypoint)?.is_some();
+    let network_gateway = gateway("workload.network_gateway", from.network_gateway)?;
     let services = services(from.services, words)?;
-    let locality = locality(&from.locality.unwrap_or_default(), words);
+    let locality = from.locality.unwrap_or_default();
+    let locality = words.share_locality(&locality.region, &locality.zone, &locality.subzone);
     let node = words.share(&from.node);
     let mut or = |text: &str, default| words.share(if text.is_empty() { default } else { text });
     let template = Template {
@@ -229,17 +215,17 @@ fn services(
     from: BTreeMap<String, proto::PortList>,
     words: &mut Interner,
 ) -> Result<Services, String> {
-    few("workload.services", from.len(), SERVICES_MAX)?;
+    check_length("workload.services", from.len(), SERVICES_MAX)?;
     let mut services = Vec::<(Arc<str>, Vec<_>)>::with_capacity(from.len());
     for (name, list) in from {
-        let at = |why| format!("workload.services[{}]{why}", shown(&name));
-        let parts = name.split_once('/');
-        let (namespace, host) = parts.ok_or_else(|| at(": want NAMESPACE/HOSTNAME".to_owned()))?;
+        let at = || format!("workload.services[{}]", shown(&name));
+        let parts = name.split_once('/').ok_or("want NAMESPACE/HOSTNAME");
+        let (namespace, host) = parts.map_err(str::to_owned).at(at())?;
         let key = match hostname(host) {
             Cow::Borrowed(same) if same.len() == host.len() => words.share(&name),
             host => words.share(&format!("{namespace}/{host}")),
         };
-        let ports = ports(&list.ports).map_err(|why| at(format!(".{why}")))?;
+        let ports = ports(&list.ports).map_err(|why| format!("{}{why}", at()))?;
         services.push((key, ports.collect()));
     }
     // Two names may have the same normal form.
@@ -256,23 +242,13 @@ fn services(
     Ok(words.share_services(services.collect()))
 }
 
-/// Checks the length of a field: each entry takes more memory than bytes on the wire.
-fn few(field: &str, count: usize, most: usize) -> Result<(), String> {
-    match count > most {
-        true => Err(format!(
-            "{field}: {count} entries, and at most {most} are taken"
-        )),
-        false => Ok(()),
-    }
-}
-
 /// Returns the target port of each service port. The last of several entries for a service port
 /// wins.
 ///
 /// An invalid target, such as the 0 of a named port, becomes 0: only dialling at the target port
 /// needs it. An invalid service port is skipped, because no authority can name it.
 fn ports(from: &[proto::Port]) -> Result<impl Iterator<Item = (u16, u16)>, String> {
-    few("ports", from.len(), PORTS_MAX)?;
+    check_length(".ports", from.len(), PORTS_MAX)?;
     Ok(from.iter().filter_map(|port| {
         let service = number(port.service_port);
         (service != 0).then(|| (service, number(port.target_port)))
@@ -284,16 +260,14 @@ fn ports(from: &[proto::Port]) -> Result<impl Iterator<Item = (u16, u16)>, Strin
 fn gateway(from: proto::GatewayAddress) -> Result<GatewayAddress, String> {
     let place = match from.destination {
         Some(Destination::Hostname(name)) => {
-            let namespace = namespace(name.namespace)
-                .map_err(|why| format!("destination.hostname.namespace: {why}"))?;
+            let namespace = namespace(name.namespace).at(".destination.hostname.namespace")?;
             Place::Name(format!("{namespace}/{}", hostname(&name.hostname)))
         }
         Some(Destination::Address(address)) => {
-            let (ip, _) =
-                network_address(&address).map_err(|why| format!("destination.address.{why}"))?;
+            let (ip, _) = network_address(&address).at(".destination.address")?;
             Place::Address(address.network, ip)
         }
-        None => return Err("destination: neither hostname nor address".to_owned()),
+        None => return Err(".destination: neither hostname nor address".to_owned()),
     };
     let port = match number(from.hbone_mtls_port) {
         0 => HBONE_PORT,
@@ -321,46 +295,8 @@ fn workload_type(from: i32) -> &'static str {
     }
 }
 
-fn locality(from: &proto::Locality, words: &mut Interner) -> Arc<Locality> {
-    let locality = Locality {
-        region: words.share(&from.region),
-        zone: words.share(&from.zone),
-        subzone: words.share(&from.subzone),
-    };
-    words.share_locality(locality)
-}
-
-/// Parses an address of 4 or 16 bytes. IPv4-mapped IPv6 becomes IPv4, as look-ups expect.
-pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
-    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    let v6 = || <[u8; 16]>::try_from(bytes).map(|bytes| IpAddr::from(bytes).to_canonical());
-    v4.or_else(|_| v6())
-        .map_err(|_| format!("{} bytes, want 4 or 16", bytes.len()))
-}
-
-/// Returns the port, or 0 if the number is out of range.
-pub(super) fn number(value: u32) -> u16 {
-    u16::try_from(value).unwrap_or(0)
-}
-
-/// Returns the namespace. A slash would make names such as `namespace/hostname` ambiguous.
-pub(super) fn namespace(text: String) -> Result<String, String> {
-    match text.contains('/') {
-        true => Err(format!("{} has a slash", shown(&text))),
-        false => Ok(text),
-    }
-}
-
 /// Returns the normal form of a hostname. An invalid one is kept, escaped: no authority can match
 /// it, but the record stays valid.
 fn hostname(text: &str) -> Cow<'_, str> {
     normal_hostname(text).unwrap_or_else(|| text.escape_debug().to_string().into())
-}
-
-/// Returns untrusted text in a form that is safe in messages.
-pub(super) fn shown(text: &str) -> String {
-    const CHARS_MAX: usize = 80;
-    let short: String = text.chars().take(CHARS_MAX).collect();
-    let dots = if short.len() < text.len() { "…" } else { "" };
-    format!("`{}{dots}`", short.escape_debug())
 }

@@ -13,6 +13,7 @@ use strait::snapshot::mesh::Mesh;
 use strait::xds::client::{Resource, ResourceStore};
 use strait::xds::envoy::{ClusterStore, ENDPOINT};
 use strait::xds::store::CLUSTER;
+use strait::xds::tables::MeshStore;
 
 /// Cluster of the assignments.
 const OWN: &str = "echo.app:80";
@@ -30,8 +31,8 @@ pub fn eds(data: &[u8]) {
         let name = name.ok().filter(|name| !name.is_empty());
         let name = name.unwrap_or_else(|| "cut-off".to_owned());
         put(&mut clusters, CLUSTER, OWN, by_eds(&name)).expect("our own cluster");
-        assert_eq!(clusters.take_wanted(), Some([name.clone()].into()));
-        assert!(clusters.take_change().is_some());
+        assert_eq!(clusters.take_eds_names(), Some([name.clone()].into()));
+        assert!(clusters.tables.take_change().is_some());
         (ENDPOINT, name, OWN.to_owned())
     } else {
         let name = Cluster::decode(body).map(|of| of.name).ok();
@@ -44,7 +45,7 @@ pub fn eds(data: &[u8]) {
     if let Err(why) = &accepted {
         assert!(why.len() < 2048 && !why.is_empty(), "{why}");
     }
-    let change = clusters.take_change();
+    let change = clusters.tables.take_change();
     assert!(accepted.is_ok() || change.is_none(), "{accepted:?}");
     if let Some(mesh) = change {
         used(mesh);
@@ -53,15 +54,15 @@ pub fn eds(data: &[u8]) {
     assert!(unused.1.len() <= 100 && unused.1.len() <= unused.0);
     let again = put(&mut clusters, type_url, &name, body);
     assert_eq!(again, accepted, "twice the same");
-    assert!(clusters.take_change().is_none());
+    assert!(clusters.tables.take_change().is_none());
     clusters.remove(ENDPOINT, &name);
     clusters.remove(CLUSTER, &cluster);
-    let mesh = clusters.mesh();
+    let mesh = clusters.tables.mesh();
     assert!(mesh.services.is_empty() && mesh.workloads.is_empty());
     assert_eq!(clusters.unused(CLUSTER), (0, Vec::new()));
     assert!(
         clusters
-            .take_wanted()
+            .take_eds_names()
             .is_none_or(|wanted| wanted.is_empty())
     );
 }

@@ -13,6 +13,7 @@ use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Policies, Snapshot};
 use strait::xds::client::{Resource, ResourceStore};
 use strait::xds::store::{ADDRESS, AUTHORIZATION, Store};
+use strait::xds::tables::MeshStore;
 
 /// Reads the type from the first byte, and the message from the rest. An accepted resource yields a
 /// snapshot, and disappears when it is removed. A rejected one has a reason.
@@ -34,13 +35,13 @@ pub fn wds(data: &[u8]) {
         ..Resource::default()
     };
     let mut store = Store::default();
-    store.told_policies();
+    store.set_policies_received();
     assert!(store.take_policies().is_some_and(|none| none.is_empty()));
     let accepted = store.upsert(type_url, &resource);
     if let Err(why) = &accepted {
         assert!(why.contains(": ") && why.len() < 2048, "{why}");
     }
-    let (change, policies) = (store.take_change(), store.take_policies());
+    let (change, policies) = (store.tables.take_change(), store.take_policies());
     assert_eq!(
         change.is_some(),
         accepted.is_ok() && !is_policy,
@@ -60,9 +61,9 @@ pub fn wds(data: &[u8]) {
         accepted,
         "twice the same"
     );
-    assert!(store.take_change().is_none() && store.take_policies().is_none());
+    assert!(store.tables.take_change().is_none() && store.take_policies().is_none());
     store.remove(type_url, &name);
-    let mesh = store.mesh();
+    let mesh = store.tables.mesh();
     assert!(mesh.services.is_empty() && mesh.workloads.is_empty() && store.policies().is_empty());
 }
 

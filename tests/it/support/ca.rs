@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use rcgen::SanType;
-use strait::grpc::auth::istio_certificate_service_server::IstioCertificateService;
 use strait::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use tonic::{Request, Response, Status};
 
 use super::identities::{GATEWAY, Identities, identities};
 use super::istiod::check_token;
+use super::services::auth::istio_certificate_service_server::IstioCertificateService;
 
 /// Authority that signs with the key of cluster east, which all tests share. It outlives the
 /// server.

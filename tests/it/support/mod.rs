@@ -17,6 +17,14 @@ mod net;
 pub mod oracle;
 pub mod pod;
 pub mod raw;
+#[expect(
+    unused_qualifications,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
+    reason = "the generator writes code for any place"
+)]
+pub mod services;
 pub mod wds;
 pub mod workload_api;
 

@@ -6,6 +6,7 @@ use crate::snapshot::authorization::Attributes;
 use crate::snapshot::{Policies, PolicyRejection, mesh};
 use crate::xds::client::usage::Limits;
 use crate::xds::store::{AUTHORIZATION, Store};
+use crate::xds::tables::MeshStore as _;
 use prost::Message as _;
 
 #[test]
@@ -184,7 +185,7 @@ fn policy(name: &str) -> Resource {
 /// Publishes the policies as the stream would. Returns whether a tunnel is rejected.
 fn publish(client: &Client, store: &mut Store, policies: &mut Policies) -> bool {
     if client.is_synced() {
-        store.told_policies();
+        store.set_policies_received();
     }
     if let Some(new) = store.take_policies() {
         *policies = new;

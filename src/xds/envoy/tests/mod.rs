@@ -25,6 +25,7 @@ use crate::grpc::endpoint::{
     ClusterLoadAssignment, Endpoint, LbEndpoint, LedsClusterLocalityConfig, LocalityLbEndpoints,
 };
 use crate::grpc::number::FractionalPercent;
+use crate::snapshot::ExportSet;
 use crate::snapshot::mesh::Protocol;
 use crate::xds::client::{Client, Mode, Subscription};
 
@@ -110,7 +111,7 @@ fn put(
 /// Returns the addresses or hostnames of the mesh's workloads, with their weights and target
 /// ports.
 fn served(clusters: &ClusterStore, port: u16) -> Vec<(String, u32, u16)> {
-    let mesh = clusters.mesh();
+    let mesh = clusters.tables.mesh();
     let workloads = mesh.workloads.sorted().into_iter();
     let served = workloads.filter_map(|one| {
         let target = one.services.values().next()?.get(&port)?;
@@ -165,7 +166,7 @@ fn a_mistake_in_a_cluster_is_named() {
             put(&mut clusters, CLUSTER, ECHO, &cluster).expect_err(want),
             want
         );
-        assert!(clusters.mesh().services.is_empty());
+        assert!(clusters.tables.mesh().services.is_empty());
     }
     let mut clusters = ClusterStore::default();
     let own = from(ConfigSourceSpecifier::Self_(SelfConfigSource {}));
@@ -218,10 +219,10 @@ fn more_localities_and_endpoints_than_are_taken_are_not_decoded() {
 #[test]
 fn endpoints_come_with_eds_and_stay_until_others_come_or_the_cluster_goes() {
     let mut clusters = ClusterStore::new([]);
-    assert_eq!(clusters.take_wanted(), Some([].into()));
+    assert_eq!(clusters.take_eds_names(), Some([].into()));
     put(&mut clusters, CLUSTER, ECHO, &named_by_eds(ECHO, "first")).expect("a cluster");
-    assert_eq!(clusters.take_wanted(), Some(["first".to_owned()].into()));
-    let mesh = clusters.take_change().expect("a service");
+    assert_eq!(clusters.take_eds_names(), Some(["first".to_owned()].into()));
+    let mesh = clusters.tables.take_change().expect("a service");
     assert_eq!(
         mesh.services.get(KEY).expect("a service").ports,
         [(80, 0)].into()
@@ -238,15 +239,21 @@ fn endpoints_come_with_eds_and_stay_until_others_come_or_the_cluster_goes() {
         ("10.0.0.2".to_owned(), 1, 81),
     ];
     assert_eq!(served(&clusters, 80), before);
-    assert!(clusters.take_change().is_some());
+    assert!(clusters.tables.take_change().is_some());
     put(&mut clusters, ENDPOINT, "first", &first).expect("the same");
-    assert!(clusters.take_change().is_none(), "nothing has changed");
+    assert!(
+        clusters.tables.take_change().is_none(),
+        "nothing has changed"
+    );
 
     // Neither a removed assignment nor a new EDS name means that there are no endpoints.
     clusters.remove(ENDPOINT, "first");
     assert_eq!(served(&clusters, 80), before);
     put(&mut clusters, CLUSTER, ECHO, &named_by_eds(ECHO, "second")).expect("a cluster");
-    assert_eq!(clusters.take_wanted(), Some(["second".to_owned()].into()));
+    assert_eq!(
+        clusters.take_eds_names(),
+        Some(["second".to_owned()].into())
+    );
     assert_eq!(served(&clusters, 80), before);
     let second = assignment("second", vec![at(socket("10.0.0.3", 82))]);
     put(&mut clusters, ENDPOINT, "second", &second).expect("endpoints");
@@ -259,11 +266,11 @@ fn endpoints_come_with_eds_and_stay_until_others_come_or_the_cluster_goes() {
     )
     .expect("none");
     assert_eq!(served(&clusters, 80), []);
-    assert_eq!(clusters.mesh().services.len(), 1);
+    assert_eq!(clusters.tables.mesh().services.len(), 1);
 
     clusters.remove(CLUSTER, ECHO);
-    assert_eq!(clusters.take_wanted(), Some([].into()));
-    assert!(clusters.mesh().services.is_empty());
+    assert_eq!(clusters.take_eds_names(), Some([].into()));
+    assert!(clusters.tables.mesh().services.is_empty());
     assert_eq!(clusters.endpoints, 0);
 }
 
@@ -288,7 +295,7 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
         put(&mut clusters, CLUSTER, name, &own(name, address)).expect("a cluster");
     }
     let ports = |clusters: &ClusterStore| {
-        let mesh = clusters.mesh();
+        let mesh = clusters.tables.mesh();
         mesh.services
             .get(KEY)
             .map(|of| of.ports.keys().copied().collect::<Vec<_>>())
@@ -298,13 +305,13 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
         (serves(&clusters, 80), serves(&clusters, 81)),
         (vec!["10.0.0.1".into()], vec!["10.0.0.2".into()])
     );
-    assert_eq!(clusters.take_exports(), None);
+    assert_eq!(clusters.tables.take_exports(), None);
 
     // Istio's name for an export precedes the others alphabetically, and a configured cluster
     // precedes all.
     put(&mut clusters, CLUSTER, other, &own(other, "10.0.0.3")).expect("a cluster");
     assert_eq!(serves(&clusters, 80), ["10.0.0.3"]);
-    let exports = clusters.take_exports().expect("an export");
+    let exports = clusters.tables.take_exports().expect("an export");
     assert_eq!(
         exports,
         ExportSet::from_iter([("echo.app.svc.cluster.local", 80)])
@@ -461,7 +468,7 @@ fn istiod_3_a_whole_push_of_istiod_takes_the_other_clusters_away() {
             ..Response::default()
         };
         client.received(push, &mut clusters);
-        clusters.mesh().services.len()
+        clusters.tables.mesh().services.len()
     };
     assert_eq!(send(&["main_internal", "encap", ECHO]), 1);
     assert_eq!(send(&["main_internal"]), 1);

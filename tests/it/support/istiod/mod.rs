@@ -17,10 +17,6 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use socket2::Socket;
-use strait::grpc::auth::istio_certificate_service_server::IstioCertificateServiceServer;
-use strait::grpc::discovery::aggregated_discovery_service_server::{
-    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
-};
 use strait::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -38,6 +34,10 @@ use tonic::{Request, Response, Status, Streaming};
 pub use self::state::BUILT_IN;
 use self::state::{Dialect, State, Stream};
 use super::ca::Ca;
+use super::services::auth::istio_certificate_service_server::IstioCertificateServiceServer;
+use super::services::discovery::aggregated_discovery_service_server::{
+    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+};
 use super::{Gateway, Identities, Settings};
 
 /// Name in the server's certificate.
