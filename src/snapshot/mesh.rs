@@ -2,7 +2,6 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
-use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::ops::DerefMut;
 use std::sync::{Arc, OnceLock};
@@ -49,7 +48,7 @@ impl Mesh {
 }
 
 /// Map of few entries in one allocation, in the order of their keys.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sorted<K, V>(Box<[(K, V)]>);
 
 impl<K: Ord, V> Sorted<K, V> {
@@ -269,7 +268,7 @@ impl<const N: usize> From<[(Arc<str>, Ports); N]> for Services {
 }
 
 /// Fields that the pods of one Deployment in one zone have in common.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Template {
     /// Namespace.
     pub namespace: Arc<str>,
@@ -329,10 +328,6 @@ impl<T> PartialEq for Derived<T> {
 }
 
 impl<T> Eq for Derived<T> {}
-
-impl<T> Hash for Derived<T> {
-    fn hash<H: Hasher>(&self, _: &mut H) {}
-}
 
 impl PodName for Workload {
     fn pod_name(&self) -> &str {

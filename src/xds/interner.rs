@@ -1,7 +1,7 @@
 //! Interner of strings and other values that many resources have in common.
 
-use std::collections::HashSet;
-use std::hash::Hash;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher as _, Hash, Hasher as _, RandomState};
 use std::sync::Arc;
 
 use crate::snapshot::Locality;
@@ -16,8 +16,8 @@ pub(super) struct Interner {
     words: Shared<str>,
     localities: Shared<Locality>,
     gateways: Shared<GatewayAddress>,
-    templates: Shared<Template>,
-    services: Shared<Sorted<Arc<str>, Ports>>,
+    templates: SharedParts<Template>,
+    services: SharedParts<Sorted<Arc<str>, Ports>>,
 }
 
 impl Interner {
@@ -54,15 +54,100 @@ impl Interner {
         self.gateways.share_value(gateway)
     }
 
-    /// Returns the interned copy of a template.
+    /// Returns the interned copy of a template. Its strings and locality must be interned.
     pub(super) fn share_template(&mut self, template: Template) -> Arc<Template> {
-        self.templates.share_value(template)
+        let Template {
+            namespace,
+            service_account,
+            trust_domain,
+            cluster,
+            network,
+            hostname,
+            protocol,
+            locality,
+            workload_name,
+            workload_type,
+            canonical_name,
+            canonical_revision,
+            host_network,
+            has_waypoint,
+            policies,
+            labels: _,
+        } = &template;
+        let strings = [
+            namespace,
+            service_account,
+            trust_domain,
+            cluster,
+            network,
+            hostname,
+            workload_name,
+            workload_type,
+            canonical_name,
+            canonical_revision,
+        ];
+        let mut hasher = self.templates.state.build_hasher();
+        for text in strings.into_iter().chain(policies.iter()) {
+            Arc::as_ptr(text).addr().hash(&mut hasher);
+        }
+        Arc::as_ptr(locality).addr().hash(&mut hasher);
+        (protocol, host_network, has_waypoint).hash(&mut hasher);
+        self.templates.share(hasher.finish(), template)
     }
 
-    /// Returns the interned copy of services.
+    /// Returns the interned copy of services. Their names must be interned.
     pub(super) fn share_services(&mut self, services: Sorted<Arc<str>, Ports>) -> Services {
-        Services(self.services.share_value(services))
+        let mut hasher = self.services.state.build_hasher();
+        for (name, ports) in services.iter() {
+            Arc::as_ptr(name).addr().hash(&mut hasher);
+            for port in ports.iter() {
+                port.hash(&mut hasher);
+            }
+        }
+        Services(self.services.share(hasher.finish(), services))
     }
+}
+
+/// Values indexed by a hash of the addresses of their shared parts. It is much cheaper than a hash
+/// of their contents.
+#[derive(Debug)]
+struct SharedParts<T> {
+    state: RandomState,
+    known: HashMap<u64, Arc<T>>,
+    /// Number of known values at which unused ones are removed.
+    sweep_at: usize,
+}
+
+impl<T: PartialEq> SharedParts<T> {
+    fn share(&mut self, hash: u64, value: T) -> Arc<T> {
+        if let Some(known) = self.known.get(&hash)
+            && **known == value
+        {
+            return Arc::clone(known);
+        }
+        if self.known.len() >= self.sweep_at {
+            self.known.retain(|_, known| Arc::strong_count(known) > 1);
+            self.sweep_at = next_sweep(self.known.len());
+        }
+        let value = Arc::new(value);
+        self.known.insert(hash, Arc::clone(&value));
+        value
+    }
+}
+
+impl<T> Default for SharedParts<T> {
+    fn default() -> Self {
+        Self {
+            state: RandomState::new(),
+            known: HashMap::new(),
+            sweep_at: SWEPT_MIN,
+        }
+    }
+}
+
+/// Returns the number of values at which unused ones are removed again, if so many are left now.
+fn next_sweep(left: usize) -> usize {
+    SWEPT_MIN.max(2 * left)
 }
 
 /// Values indexed by their contents.
@@ -91,7 +176,7 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     fn put(&mut self, new: Arc<T>) -> Arc<T> {
         if self.known.len() >= self.sweep_at {
             self.known.retain(|known| Arc::strong_count(known) > 1);
-            self.sweep_at = SWEPT_MIN.max(2 * self.known.len());
+            self.sweep_at = next_sweep(self.known.len());
         }
         self.known.insert(Arc::clone(&new));
         new
