@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 
 use super::AdminState;
-use super::columns::escape_control;
+use super::text::escape_control;
 use super::view::key_of;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::Override;

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::admin::{DescriptorUsage, DescriptorUsageSource};
+use crate::admin::{DescriptorUsage, HOLDERS_SHOWN, Source};
 use crate::datapath::DataPath;
 
 /// Returns the source of the descriptor usage of the running gateway.
-pub(super) fn for_gateway(gateway: &Arc<DataPath>) -> DescriptorUsageSource {
+pub(super) fn for_gateway(gateway: &Arc<DataPath>) -> Source<DescriptorUsage> {
     let gateway = Arc::clone(gateway);
-    DescriptorUsageSource::new(move |most| {
-        let usage = gateway.admission.pool.usage(most);
+    Arc::new(move || {
+        let usage = gateway.admission.pool.usage(HOLDERS_SHOWN);
         let holders = usage.holders.iter();
         DescriptorUsage {
             used: usage.used,

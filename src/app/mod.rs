@@ -34,7 +34,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, oneshot};
 use tracing::{info, warn};
 
-use crate::admin::{self, AdminState, DenyLookup, Limits};
+use crate::admin::{self, AdminState, Limits};
 use crate::config::{Config, Discovery, Source};
 use crate::datapath::DataPath;
 use crate::datapath::accept;
@@ -411,17 +411,17 @@ impl Sockets {
             lifecycle: gateway.lifecycle.clone(),
             log: log.clone(),
             config: Arc::clone(&app.config),
-            deny_list: DenyLookup::new({
+            deny_list: {
                 let gateway = Arc::clone(gateway);
-                move |address| gateway.deny.denies(address)
-            }),
+                Arc::new(move |address| gateway.deny.denies(address))
+            },
             holders: holders::for_gateway(gateway),
             issuers: trust::issuers(gateway),
             explain: explain::for_gateway(gateway, &app.config),
-            listeners: admin::ListenerSource::new({
+            listeners: {
                 let listeners = Arc::clone(&app.listeners);
-                move || listeners.rows()
-            }),
+                Arc::new(move || listeners.rows())
+            },
         };
         let pages = (self.admin, admin::admin_router(state));
         server::spawn("strait-admin", pages, Limits::PAGES, &gateway.lifecycle)?;

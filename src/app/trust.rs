@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::admin::{IssuerRow, IssuerSource};
+use crate::admin::{IssuerRow, Source};
 use crate::config::{Config, Examined};
 use crate::datapath::DataPath;
 use crate::snapshot::TrustSet;
@@ -47,9 +47,9 @@ pub(super) fn own_issuer(
 
 /// Returns the source of the issuers that the running gateway has seen, with their current
 /// clusters.
-pub(super) fn issuers(gateway: &Arc<DataPath>) -> IssuerSource {
+pub(super) fn issuers(gateway: &Arc<DataPath>) -> Source<Vec<IssuerRow>> {
     let gateway = Arc::clone(gateway);
-    IssuerSource::new(move || {
+    Arc::new(move || {
         let seen = gateway.tls.issuers().into_iter();
         let snapshot = gateway.reader.load();
         seen.map(|seen| IssuerRow {

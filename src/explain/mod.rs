@@ -7,12 +7,12 @@
 mod answer;
 mod change;
 mod endpoints;
+mod question;
 #[cfg(test)]
 mod tests;
 mod why;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -37,36 +37,10 @@ pub use answer::{
     RejectionForm, RouteRow, RuleRow, UnusedRow,
 };
 pub use change::ConfigPositions;
-
-/// Number of endpoints, and of workloads that cannot be picked, to list unless all are
-/// requested.
-const ROWS_SHOWN_MAX: usize = 50;
+pub use question::Question;
 
 const NO_TARGET: &str = "nothing is asked for; write --to with an authority, such as `--to \
                              echo.app.svc.cluster.local:80`, or --sni with a server name";
-
-/// Description of a tunnel to explain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Question {
-    /// Identity of the peer; none on a TLS listener.
-    pub from: Option<String>,
-    /// Cluster of the peer, if the issuer of its certificate determines it.
-    pub cluster: Option<String>,
-    /// Authority of the CONNECT.
-    pub to: Option<String>,
-    /// Server name of the ClientHello; empty for a ClientHello without one.
-    pub sni: Option<String>,
-    /// ALPN protocols of the ClientHello.
-    pub alpn: Vec<String>,
-    /// Name of the listener, if it is ambiguous.
-    pub listener: Option<String>,
-    /// Value of `x-istio-source`: `waypoint` or `gateway`.
-    pub origin: Option<String>,
-    /// Address of the peer, for listeners and policies that match on it.
-    pub address: Option<IpAddr>,
-    /// True if all endpoints are listed.
-    pub all: bool,
-}
 
 /// State that the question is evaluated against.
 #[derive(Clone, Copy, Debug)]
@@ -83,52 +57,6 @@ pub struct ExplainState<'a> {
     pub has_room: bool,
     /// Time of the question, which decides which ejections have ended.
     pub now: Instant,
-}
-
-impl Question {
-    /// Returns the question as the parameters of a query.
-    pub fn parameters(&self) -> Vec<(&'static str, String)> {
-        let texts = [
-            ("from", &self.from),
-            ("cluster", &self.cluster),
-            ("to", &self.to),
-            ("sni", &self.sni),
-            ("listener", &self.listener),
-            ("origin", &self.origin),
-        ];
-        let texts = texts.into_iter();
-        let mut parameters: Vec<_> = texts
-            .filter_map(|(key, text)| Some((key, text.clone()?)))
-            .collect();
-        let alpn = (!self.alpn.is_empty()).then(|| ("alpn", self.alpn.join(",")));
-        let address = self.address.map(|ip| ("address", ip.to_string()));
-        let all = self.all.then(|| ("all", String::new()));
-        parameters.extend([alpn, address, all].into_iter().flatten());
-        parameters
-    }
-
-    fn origin(&self) -> Result<Origin, String> {
-        match self.origin.as_deref() {
-            None => Ok(Origin::Workload),
-            Some("waypoint") => Ok(Origin::Waypoint),
-            Some("gateway") => Ok(Origin::Gateway),
-            Some(other) => Err(format!(
-                "the origin is {other:?}; write `waypoint` or `gateway`, or leave it out"
-            )),
-        }
-    }
-
-    fn address(&self) -> SocketAddr {
-        let ip = self.address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        SocketAddr::new(ip, 0)
-    }
-
-    fn limit(&self) -> usize {
-        match self.all {
-            true => usize::MAX,
-            false => ROWS_SHOWN_MAX,
-        }
-    }
 }
 
 /// Predicts the outcome of a tunnel.

@@ -1,5 +1,14 @@
 //! GET `/status`: state of the gateway as text or JSON.
 
+mod exposure;
+mod listeners;
+mod problems;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -9,23 +18,22 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::listeners::{AnonymousAccess, ListenerRow};
-use super::place::LocalityRow;
-use super::reach::exposed_to;
 use super::view::{Member, View, key_of};
-use super::{AdminState, DescriptorUsage, IssuerRow, pending, text};
+use super::{AdminState, pending};
 use crate::config::{Config, Discovery};
-use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
-use crate::status::{self, Certificate, ReloadSource, ResourceType};
+use crate::snapshot::traffic::Position;
+use crate::snapshot::{Locality, Snapshot};
+use crate::status::{self, Certificate, ReloadSource};
+
+use exposure::{AnonymousAccess, exposed_to};
+
+pub use listeners::{ListenerRow, ListenerState};
 
 /// Maximum number of services, or of endpoints of one service, without `?all`.
 const SERVICES_MAX: usize = 50;
-/// Maximum number of collisions: tenants can cause any number of them.
-const COLLISIONS_SHOWN: usize = 10;
-
-/// Maximum number of conflicts of objects.
-const CONFLICTS_SHOWN: usize = 20;
+/// Maximum number of holders of descriptors on the page.
+pub const HOLDERS_SHOWN: usize = 10;
 
 /// Query parameters: `?service=NAME`, `?all`, `?format=json` and, for a terminal, `?color`.
 #[derive(Debug, Default, Deserialize)]
@@ -49,18 +57,16 @@ pub(super) async fn status(
 
 fn answer(state: &AdminState, parameters: &Parameters) -> Response {
     let wanted = parameters.service.as_deref();
-    let limit = match parameters.all {
-        Some(_) => usize::MAX,
-        None => SERVICES_MAX,
-    };
+    let limit = parameters.all.as_ref().map_or(SERVICES_MAX, |_| usize::MAX);
     let page = Page::of(state, wanted, limit);
     if let (Some(wanted), 0) = (wanted, page.services.total) {
-        let text = match page.has_no_mesh() {
-            true => "there is no mesh yet; see `strait status`\n".to_owned(),
-            false => format!(
+        let text = if page.has_no_mesh() {
+            "there is no mesh yet; see `strait status`\n".to_owned()
+        } else {
+            format!(
                 "the mesh has no service {wanted:?}; write its name, its hostname, NAMESPACE/ and \
                  either, or another name of it\n"
-            ),
+            )
         };
         return (StatusCode::NOT_FOUND, text).into_response();
     }
@@ -79,131 +85,197 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
 /// Content of the page.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Page {
-    pub(super) version: &'static str,
+struct Page {
+    version: &'static str,
     #[serde(serialize_with = "status::rfc3339")]
-    pub(super) at: SystemTime,
-    pub(super) ready: bool,
-    pub(super) pending: Vec<String>,
-    pub(super) problems: Vec<String>,
-    pub(super) cluster: String,
-    pub(super) network: String,
-    pub(super) locality: LocalityRow,
-    pub(super) snapshot: u64,
+    at: SystemTime,
+    ready: bool,
+    pending: Vec<String>,
+    problems: Vec<String>,
+    cluster: String,
+    network: String,
+    locality: LocalityRow,
+    snapshot: u64,
     /// Sizes of the mesh.
-    pub(super) mesh: Counts,
-    pub(super) listeners: Vec<ListenerRow>,
-    pub(super) source: Source,
+    mesh: Counts,
+    listeners: Vec<ListenerRow>,
+    source: Source,
     /// Regions that an operator has evacuated.
-    pub(super) evacuated: Vec<String>,
-    pub(super) certificates: Vec<CertificateRow>,
-    pub(super) crls: Vec<CrlRow>,
+    evacuated: Vec<String>,
+    certificates: Vec<CertificateRow>,
+    crls: Vec<CrlRow>,
     /// Issuers of peers' certificates.
-    pub(super) issuers: Vec<IssuerRow>,
-    pub(super) reloads: Vec<ReloadRow>,
+    issuers: Vec<IssuerRow>,
+    reloads: Vec<ReloadRow>,
     /// Hostnames that discovery sent instead of addresses.
-    pub(super) hosts: status::HostnameStatuses,
+    hosts: status::HostnameStatuses,
     /// Descriptors of the data path and their holders.
-    pub(super) descriptors: DescriptorUsage,
-    pub(super) services: Services,
+    descriptors: DescriptorUsage,
+    services: Services,
+}
+
+/// Locality of the gateway.
+#[derive(Debug, Serialize)]
+struct LocalityRow {
+    #[serde(flatten)]
+    locality: Locality,
+    /// Key, variable, label or record that contains it; empty if unknown.
+    origin: Arc<str>,
+}
+
+impl LocalityRow {
+    fn of(position: &Position) -> Self {
+        Self {
+            locality: position.locality.clone(),
+            origin: Arc::clone(&position.origin),
+        }
+    }
+}
+
+impl fmt::Display for LocalityRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.origin.is_empty() {
+            return f.write_str("locality unknown");
+        }
+        let Locality {
+            region,
+            zone,
+            subzone,
+        } = &self.locality;
+        let place = [&**region, zone, subzone].join("/");
+        write!(
+            f,
+            "locality {} ({})",
+            place.trim_end_matches('/'),
+            self.origin
+        )
+    }
+}
+
+/// Issuer of peers' certificates.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IssuerRow {
+    /// SHA-256 of the SubjectPublicKeyInfo.
+    pub spki: String,
+    /// Subject.
+    pub subject: String,
+    /// Cluster by `trust.clusters`; none without that key, or if the issuer is refused.
+    pub cluster: Option<String>,
+    /// Number of connections accepted since the start.
+    pub accepted: u64,
+    /// Number of handshakes refused because of the issuer.
+    pub refused: u64,
+}
+
+/// Usage of the descriptor pool.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DescriptorUsage {
+    /// Number of descriptors in use.
+    pub used: usize,
+    /// Maximum number of descriptors.
+    pub max: usize,
+    /// Clusters, identities and source addresses with the most descriptors, and their numbers.
+    pub holders: Vec<(String, usize)>,
 }
 
 /// Sizes of a mesh.
 #[derive(Debug, Serialize)]
-pub(super) struct Counts {
-    pub(super) services: usize,
-    pub(super) workloads: usize,
-    pub(super) policies: usize,
+struct Counts {
+    services: usize,
+    workloads: usize,
+    policies: usize,
 }
 
 /// Source of the mesh.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Source {
-    pub(super) kind: &'static str,
+struct Source {
+    kind: &'static str,
     /// File or address.
-    pub(super) place: String,
+    place: String,
     /// State of the stream, if the source is a control plane.
-    pub(super) stream: Option<status::Discovery>,
+    stream: Option<status::Discovery>,
 }
 
 /// Own certificate, or the roots of a trust domain.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct CertificateRow {
-    pub(super) identity: String,
-    pub(super) state: String,
-    pub(super) serial: String,
+struct CertificateRow {
+    identity: String,
+    state: String,
+    serial: String,
     /// RFC 3339.
-    pub(super) expires: String,
+    expires: String,
 }
 
 /// Certificate revocation list.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct CrlRow {
-    pub(super) issuer: String,
-    pub(super) number: Option<String>,
-    pub(super) file: String,
+struct CrlRow {
+    issuer: String,
+    number: Option<String>,
+    file: String,
     #[serde(serialize_with = "status::rfc3339")]
-    pub(super) next_update: SystemTime,
-    pub(super) stale: bool,
+    next_update: SystemTime,
+    stale: bool,
 }
 
 /// Last reload of a source.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct ReloadRow {
-    pub(super) what: &'static str,
+struct ReloadRow {
+    what: &'static str,
     #[serde(serialize_with = "status::rfc3339")]
-    pub(super) at: SystemTime,
+    at: SystemTime,
     /// True if the content is in use, except for the parts that `error` names.
-    pub(super) in_use: bool,
-    pub(super) error: Option<String>,
+    in_use: bool,
+    error: Option<String>,
 }
 
 /// Requested services, up to the limit.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Services {
-    pub(super) total: usize,
-    pub(super) list: Vec<ServiceRow>,
+struct Services {
+    total: usize,
+    list: Vec<ServiceRow>,
 }
 
 /// Service.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct ServiceRow {
-    pub(super) service: String,
-    pub(super) ports: Vec<u16>,
+struct ServiceRow {
+    service: String,
+    ports: Vec<u16>,
     /// Workloads that are used for at least one port, out of `total`.
-    pub(super) used: usize,
-    pub(super) total: usize,
-    pub(super) tunnels: u32,
-    pub(super) exposed_to: Vec<String>,
+    used: usize,
+    total: usize,
+    tunnels: u32,
+    exposed_to: Vec<String>,
     /// Only if one service was requested.
-    pub(super) endpoints: Vec<EndpointRow>,
+    endpoints: Vec<EndpointRow>,
     /// Number of further endpoints beyond the limit.
-    pub(super) more: usize,
+    more: usize,
 }
 
 /// Workload of a service, for one port.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct EndpointRow {
-    pub(super) port: u16,
-    pub(super) uid: String,
+struct EndpointRow {
+    port: u16,
+    uid: String,
     /// Address that is dialled.
-    pub(super) address: Option<String>,
-    pub(super) weight: u32,
-    pub(super) tunnels: u32,
+    address: Option<String>,
+    weight: u32,
+    tunnels: u32,
     /// Reason why it is not used.
-    pub(super) unused: Option<String>,
+    unused: Option<String>,
 }
 
 impl Page {
     /// Returns true if the source has sent nothing yet.
-    pub(super) fn has_no_mesh(&self) -> bool {
+    fn has_no_mesh(&self) -> bool {
         let waits = self
             .pending
             .iter()
@@ -215,10 +287,23 @@ impl Page {
         let snapshot = state.reader.snapshot();
         let view = View::new(&snapshot, &state.deny_list, Instant::now());
         let config = state.config.load_full();
-        let pending = pending(&state.status, &state.lifecycle);
-        let listeners = state.listeners.rows();
-        let strangers = AnonymousAccess::new(&snapshot, &listeners);
-        let services = Services::of(&view, &strangers, wanted, limit);
+        let status = &state.status;
+        let pending = pending(status, &state.lifecycle);
+        let listeners = (state.listeners)();
+        let access = AnonymousAccess::new(&snapshot, &listeners);
+        let services = Services::of(&view, &access, wanted, limit);
+        let source = Source::of(&config, status.discovery());
+        let reloads = status.reloads().into_iter();
+        // The status of the stream has more details about a control plane.
+        let reloads =
+            reloads.filter(|(what, _)| *what != ReloadSource::Mesh || source.stream.is_none());
+        let reloads = reloads.map(|(what, reload)| ReloadRow {
+            what: what.label(),
+            at: reload.at,
+            in_use: reload.ok,
+            error: reload.error,
+        });
+        let certificates = status.certificates().into_iter();
         let mut page = Self {
             version: env!("CARGO_PKG_VERSION"),
             at: SystemTime::now(),
@@ -234,168 +319,37 @@ impl Page {
                 workloads: snapshot.mesh.workloads.len(),
                 policies: snapshot.policies.len(),
             },
-            source: Source::of(&config, state.status.discovery()),
             evacuated: evacuated(&snapshot).collect(),
-            certificates: state
-                .status
-                .certificates()
-                .into_iter()
-                .map(CertificateRow::of)
-                .collect(),
-            crls: state.status.crls().into_iter().map(CrlRow::of).collect(),
-            issuers: state.issuers.rows(),
-            reloads: Vec::new(),
-            hosts: state.status.hosts(),
+            certificates: certificates.map(CertificateRow::of).collect(),
+            crls: status.crls().into_iter().map(CrlRow::of).collect(),
+            issuers: issuers(state),
+            reloads: reloads.collect(),
+            source,
+            hosts: status.hosts(),
             listeners,
-            descriptors: state.holders.most(),
+            descriptors: (state.holders)(),
             services,
         };
-        for (what, reload) in state.status.reloads() {
-            // The status of the stream has more details about a control plane.
-            if what != ReloadSource::Mesh || page.source.stream.is_none() {
-                page.reloads.push(ReloadRow {
-                    what: what.label(),
-                    at: reload.at,
-                    in_use: reload.ok,
-                    error: reload.error,
-                });
-            }
-        }
-        page.problems = problems(&page);
-        if config.trust.skip_validation {
-            let problem = "`trust.skip_validation`: peers of any trust domain are accepted";
-            page.problems.push(problem.to_owned());
-        }
-        page.problems.extend(roots_without_crl(&state.status));
-        page.problems.extend(missing_waypoints(&snapshot));
-        page.problems.extend(conflicts(state.status.conflicts()));
-        page.problems.extend(collisions(&snapshot));
+        page.problems = problems::list(&page, &config, &snapshot, status);
         page
     }
+}
+
+/// Returns the issuers of peers' certificates, those with the most connections first.
+fn issuers(state: &AdminState) -> Vec<IssuerRow> {
+    let mut rows = (state.issuers)();
+    rows.sort_by(|one, other| {
+        let count = |row: &IssuerRow| row.accepted.saturating_add(row.refused);
+        let order = count(other).cmp(&count(one));
+        order.then_with(|| one.spki.cmp(&other.spki))
+    });
+    rows
 }
 
 /// Returns the regions that an operator has evacuated, in their configuration syntax.
 pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
     let regions = snapshot.balancing.evacuated.iter();
     regions.map(ToString::to_string)
-}
-
-/// Formats the number of rejected resources of a type.
-pub(super) fn format_rejected(kind: &ResourceType) -> String {
-    let at_least = if kind.at_least { "at least " } else { "" };
-    format!("{at_least}{}", kind.rejected)
-}
-
-/// Returns the problems, which exist even if the gateway is ready.
-fn problems(page: &Page) -> Vec<String> {
-    let mut problems = Vec::new();
-    if let Some(stream) = &page.source.stream {
-        if !stream.connected {
-            let why = stream.why.as_deref().unwrap_or("no stream was tried yet");
-            problems.push(format!("no stream to the control plane: {why}"));
-        }
-        problems.extend(stream.from_disk.clone());
-        for kind in stream.types.iter().filter(|kind| kind.rejected > 0) {
-            let count = format_rejected(kind);
-            problems.push(format!("{count} of {} are rejected", kind.name));
-        }
-    }
-    for reload in &page.reloads {
-        if let Some(error) = &reload.error {
-            let lines = error.lines();
-            problems.extend(lines.map(|line| format!("{}: {line}", reload.what)));
-        }
-    }
-    problems.extend(hostname_problems(&page.hosts));
-    for crl in page.crls.iter().filter(|crl| crl.stale) {
-        let (issuer, file) = (&crl.issuer, &crl.file);
-        problems.push(format!(
-            "the revocation list of {issuer} in {file} is stale"
-        ));
-    }
-    for certificate in &page.certificates {
-        let expires = humantime::parse_rfc3339(&certificate.expires);
-        if expires.is_ok_and(|expires| expires <= page.at) {
-            problems.push(format!(
-                "the certificate of {} has expired",
-                certificate.identity
-            ));
-        } else if certificate.state != "Available" {
-            let CertificateRow {
-                identity, state, ..
-            } = certificate;
-            problems.push(format!("the certificate of {identity}: {state}"));
-        }
-    }
-    problems
-}
-
-/// Returns the problems of hostnames that have no address or an outdated one.
-fn hostname_problems(hosts: &status::HostnameStatuses) -> Vec<String> {
-    let mut problems = Vec::new();
-    let mut failing = hosts.list.iter().filter(|host| host.error.is_some());
-    if let Some(first) = failing.next() {
-        let others = match failing.count() {
-            0 => String::new(),
-            others => format!("; so do those of {others} more"),
-        };
-        let why = first.error.as_deref().unwrap_or_default();
-        problems.push(format!("lookups of {} fail: {why}{others}", first.name));
-    }
-    if hosts.left_out > 0 {
-        let count = hosts.left_out;
-        problems.push(format!(
-            "{count} hostnames are not looked up: there are too many"
-        ));
-    }
-    problems
-}
-
-/// Returns the trusted roots whose peers are refused because `trust.crl` has no list of the root.
-fn roots_without_crl(status: &status::Status) -> impl Iterator<Item = String> {
-    let roots = status.unlisted_roots().into_iter();
-    roots.map(|root| format!("`trust.crl` has no list of {root}: peers below {root} are refused"))
-}
-
-/// Limits the claims of objects that have no effect because of other claims.
-fn conflicts(mut all: Vec<String>) -> Vec<String> {
-    let more = all.len().saturating_sub(CONFLICTS_SHOWN);
-    all.truncate(CONFLICTS_SHOWN);
-    if more > 0 {
-        all.push(format!("{more} more objects conflict; see `strait check`"));
-    }
-    all
-}
-
-/// Reports services whose tunnels are all rejected, because their waypoint is missing.
-fn missing_waypoints(snapshot: &Snapshot) -> Option<String> {
-    let services = snapshot.mesh.services.sorted().into_iter();
-    let mut lost = services.filter(|service| snapshot.lacks_waypoint(service));
-    let first = lost.next()?;
-    let others = match lost.count() {
-        0 => String::new(),
-        others => format!("; so are those of {others} more"),
-    };
-    Some(format!(
-        "tunnels to {} are refused: its waypoint {} is unknown or has no HBONE endpoint{others}",
-        key_of(first),
-        first.waypoint_names()
-    ))
-}
-
-/// Returns the hostnames and VIPs that several services claim, with the one that is used. Claims
-/// that the configuration decides by a namespace are omitted.
-fn collisions(snapshot: &Snapshot) -> Vec<String> {
-    let open = snapshot.collisions().filter(|one| !one.is_intended());
-    let mut collisions: Vec<_> = open.map(|one| one.to_string()).collect();
-    collisions.sort_unstable();
-    let more = collisions.len().saturating_sub(COLLISIONS_SHOWN);
-    collisions.truncate(COLLISIONS_SHOWN);
-    if more > 0 {
-        let what = "hostnames and VIPs are claimed by several services";
-        collisions.push(format!("{more} more {what}"));
-    }
-    collisions
 }
 
 impl Source {
@@ -430,8 +384,8 @@ impl CertificateRow {
 }
 
 impl CrlRow {
-    /// Returns the row in the table of certificates.
-    pub(super) fn columns(&self) -> [String; 4] {
+    /// Returns the cells in the table of certificates.
+    fn cells(&self) -> [String; 4] {
         let state = if self.stale { "Stale" } else { "Available" };
         [
             format!("CRL of {} ({})", self.issuer, self.file),
@@ -455,7 +409,7 @@ impl CrlRow {
 impl Services {
     fn of(
         view: &View<'_>,
-        strangers: &AnonymousAccess<'_>,
+        access: &AnonymousAccess<'_>,
         wanted: Option<&str>,
         limit: usize,
     ) -> Self {
@@ -472,7 +426,7 @@ impl Services {
         services.truncate(limit);
         let rows = services.into_iter();
         let rows = rows.map(|service| {
-            let exposed_to = exposed_to(view.snapshot, strangers, service);
+            let exposed_to = exposed_to(view.snapshot, access, service);
             ServiceRow::of(service, view, exposed_to, wanted.map(|_| limit))
         });
         Self {
@@ -526,7 +480,7 @@ impl ServiceRow {
         let is_used = |member: &&Member<'_>| member.ports.iter().any(|port| port.unused.is_none());
         let used = members.iter().filter(is_used).count();
         let total = members.len();
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         let found = members.iter().flat_map(|member| &member.ports);
         let found = found.filter_map(|port| port.endpoint);
         // Ports that are dialled at one address share one state, which is counted once.

@@ -2,20 +2,19 @@
 
 use std::time::Duration;
 
-use super::super::listeners::ListenerState;
-use super::super::place::LocalityRow;
-use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
 use super::*;
+use crate::admin::admin_router;
+use crate::admin::tests::{Fixture, ask, fixture};
 use crate::config::{HostPort, Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
-use crate::status::{HostnameStatus, HostnameStatuses, ResourceType};
+use crate::status::{Discovery as Stream, HostnameStatus, HostnameStatuses, ResourceType, Unused};
 use crate::wire::sni::{RouteBy, SniPattern};
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
 }
 
-fn stream() -> Discovery {
-    let rejection = crate::status::Rejection {
+fn stream() -> Stream {
+    let rejection = status::Rejection {
         name: "east//Pod/app/bad".into(),
         reason: "workload.addresses[0]: 5 bytes\u{1b}[2J".into(),
         version: "7".into(),
@@ -44,7 +43,7 @@ fn stream() -> Discovery {
         unused_first: vec![unused; 12],
         ..ResourceType::default()
     };
-    Discovery {
+    Stream {
         address: "istiod:15012".into(),
         since: Some(at(3600)),
         why: Some("unavailable: \"gone\"".into()),
@@ -52,7 +51,7 @@ fn stream() -> Discovery {
         next_try: Some(at(3661) + Duration::from_millis(500)),
         types: vec![addresses, clusters],
         saved: Some(at(3595)),
-        ..Discovery::default()
+        ..Stream::default()
     }
 }
 
@@ -133,9 +132,11 @@ fn page() -> Page {
         cluster: "east".into(),
         network: "net".into(),
         locality: LocalityRow {
-            region: "us".into(),
-            zone: "a".into(),
-            subzone: "".into(),
+            locality: Locality {
+                region: "us".into(),
+                zone: "a".into(),
+                subzone: "".into(),
+            },
             origin: "pod".into(),
         },
         snapshot: 7,
@@ -182,7 +183,7 @@ fn page() -> Page {
 
 #[test]
 fn the_page_is_aligned_and_says_when_and_why() {
-    let text = super::page(&page(), false, false);
+    let text = text::page(&page(), false, false);
     let rejected = "  rejected of addresses: east//Pod/app/bad: workload.addresses[0]: 5 \
                     bytes\\u{1b}[2J (version 7, 2m ago)\n";
     let want = format!(
@@ -248,7 +249,7 @@ fn one_service_has_its_endpoints_and_why_they_are_not_used() {
         ready: true,
         ..page()
     };
-    let text = super::page(&page, true, true);
+    let text = text::page(&page, true, true);
     let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
 cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
 
@@ -262,4 +263,134 @@ cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workl
   and 4 more; see all by --all
 ";
     assert_eq!(text, want);
+}
+
+/// Returns the status page of a gateway with these issuers and descriptors.
+async fn page_with(issuers: Vec<IssuerRow>, descriptors: DescriptorUsage) -> String {
+    let Fixture { mut state, .. } = fixture();
+    state.issuers = Arc::new(move || issuers.clone());
+    state.holders = Arc::new(move || descriptors.clone());
+    ask(admin_router(state), "GET", "/status").await.1
+}
+
+#[tokio::test]
+async fn istiod_5_issuers_are_a_table_with_the_busiest_first() {
+    let row = |spki: &str, cluster: Option<&str>, accepted, refused| IssuerRow {
+        spki: spki.into(),
+        subject: format!("CN={spki}"),
+        cluster: cluster.map(Into::into),
+        accepted,
+        refused,
+    };
+    let rows = vec![
+        row("b", None, 1, 1),
+        row("c", Some("west"), 7, 0),
+        row("a", Some("east"), 2, 0),
+    ];
+    let want = "
+  SPKI SHA-256  SUBJECT  CLUSTER  ACCEPTED  REFUSED
+  c             CN=c     west     7         0
+  a             CN=a     east     2         0
+  b             CN=b     -        1         1
+
+";
+    let text = page_with(rows, DescriptorUsage::default()).await;
+    assert!(text.contains(want), "{text}");
+    assert!(!text.contains("Descriptors"), "{text}");
+    let many = (0..30).map(|_| row("x", None, 1, 0)).collect();
+    let text = page_with(many, DescriptorUsage::default()).await;
+    assert_eq!(text.matches("CN=x").count(), 20, "{text}");
+    let more = "\n  and 10 more, see `strait status --json`\n";
+    assert!(text.contains(more), "{text}");
+}
+
+#[tokio::test]
+async fn holders_are_a_table() {
+    let held = DescriptorUsage {
+        used: 12,
+        max: 100,
+        holders: vec![("cluster west".into(), 10), ("source 10.0.0.1".into(), 2)],
+    };
+    let want = "Descriptors  12 of 100 used
+  HOLDER           DESCRIPTORS
+  cluster west     10
+  source 10.0.0.1  2
+";
+    let text = page_with(Vec::new(), held).await;
+    assert!(text.contains(want), "{text}");
+    assert!(!text.contains("Issuers"), "{text}");
+}
+
+#[test]
+fn exposure_says_to_whom_and_by_which_rule() {
+    use crate::snapshot::builder::Change;
+    use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, Publisher};
+    let said = |table: ExposureTable, exports: &[(&str, u16)]| {
+        let publisher = Publisher::new();
+        publisher.update(Change {
+            mesh: Some((crate::admin::tests::mesh(), "east".into())),
+            exposure: Some(table),
+            exports: Some(exports.iter().copied().collect::<ExportSet>()),
+            ..Change::default()
+        });
+        let snapshot = publisher.reader().snapshot();
+        let access = AnonymousAccess::new(&snapshot, &[]);
+        exposed_to(&snapshot, &access, snapshot.mesh.services.sorted()[0])
+    };
+    assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
+    assert_eq!(
+        said(ExposureTable::new(true), &[]),
+        ["the trust set (exposure.default)"]
+    );
+    assert_eq!(
+        said(
+            ExposureTable::new(false),
+            &[("echo.app", 81), ("echo.app", 99)]
+        ),
+        ["the trust set on port 81 (export set)"]
+    );
+    let to = vec![
+        Audience {
+            cluster: Some("west".into()),
+            namespaces: vec!["a".into(), "b".into()],
+            service_accounts: vec![("a".into(), "x".into())],
+            ..Audience::default()
+        },
+        Audience {
+            anyone: true,
+            ..Audience::default()
+        },
+    ];
+    let entry = |to| {
+        let mut table = ExposureTable::new(true);
+        let entry = Exposure {
+            port: Some(80),
+            audiences: to,
+            ..Exposure::default()
+        };
+        table.add_entry("echo.app", &entry, []);
+        table
+    };
+    assert_eq!(
+        said(entry(to), &[("echo.app", 81)]),
+        [
+            "cluster west, namespace a or b, account a/x on port 80",
+            "anyone of the trust set on port 80"
+        ]
+    );
+    assert_eq!(said(entry(vec![]), &[]), ["nobody, by its entry"]);
+    let mut of_other = ExposureTable::new(true);
+    let entry = Exposure {
+        namespace: Some("other".into()),
+        audiences: vec![Audience {
+            anyone: true,
+            ..Audience::default()
+        }],
+        ..Exposure::default()
+    };
+    of_other.add_entry("echo.app", &entry, []);
+    assert_eq!(
+        said(of_other, &[]),
+        ["nobody, as `exposure` names the service of namespace other"]
+    );
 }
