@@ -12,7 +12,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use serde::ser::{SerializeMap, SerializeSeq};
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -102,11 +102,7 @@ where
     I: Iterator<Item: Serialize>,
 {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list = serializer.serialize_seq(None)?;
-        for item in (self.0)() {
-            list.serialize_element(&item)?;
-        }
-        list.end()
+        serializer.collect_seq((self.0)())
     }
 }
 

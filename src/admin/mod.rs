@@ -126,7 +126,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/config_dump", get(dump::config_dump))
         .route("/explain", get(explain::explain))
         .route("/status", get(status::status))
-        .route("/drain/region", get(regions::preview).post(regions::drain))
+        .route("/drain/region", get(regions::drain).post(regions::drain))
         .route("/logging", post(logging))
         .route("/quitquitquit", post(quit))
         .route(
@@ -209,7 +209,5 @@ async fn logging(
     (StatusCode::OK, format!("current log level is {current}\n"))
 }
 
-#[cfg(test)]
-mod istioctl;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,8 @@
 //! Names and reasons come from control planes and files. Control characters are escaped, because
 //! they could control the terminal.
 
+use serde_json::Value;
+
 /// Column of a table: its header, and the function that formats the cell of a row.
 pub type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
 
@@ -66,8 +68,13 @@ impl Text {
         }
     }
 
-    /// Writes at most `max` rows as a table; `none` without rows.
-    pub fn table<T>(&mut self, max: usize, rows: &[T], columns: &[Column<'_, T>]) {
+    /// Writes the rows as a table; `none` without rows.
+    pub fn table<T>(&mut self, rows: &[T], columns: &[Column<'_, T>]) {
+        self.table_up_to(usize::MAX, rows, columns);
+    }
+
+    /// Writes at most `max` rows as a table, and the number of the others.
+    pub fn table_up_to<T>(&mut self, max: usize, rows: &[T], columns: &[Column<'_, T>]) {
         if rows.is_empty() {
             return self.line("  none");
         }
@@ -113,4 +120,19 @@ pub fn or_dash<T: ToString>(text: Option<T>) -> String {
 pub fn join<T: ToString>(values: impl IntoIterator<Item = T>, separator: &str) -> String {
     let values: Vec<_> = values.into_iter().map(|one| one.to_string()).collect();
     values.join(separator)
+}
+
+/// Returns a JSON value as a cell: text without quotes, a list with commas, `-` for null.
+pub fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(values) => join(values.iter().map(cell), ","),
+        other => other.to_string(),
+    }
+}
+
+/// Returns the function that formats the cell of a key.
+pub fn key(key: &str) -> impl Fn(&Value) -> String {
+    move |row| cell(&row[key])
 }

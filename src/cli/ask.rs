@@ -88,8 +88,8 @@ pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     })
 }
 
-/// Requests `path` with `query` by GET and passes the result to `done`: the whole body for status 200, the
-/// gateway's error message for 400.
+/// Requests `path` with `query` by GET and passes the result to `done`: the whole body for status
+/// 200, the gateway's error message for 400.
 pub(super) fn fetch_whole(
     admin: &Admin,
     path: &str,

@@ -90,15 +90,23 @@ impl Grant {
 /// cannot distinguish. [`Reason::NotForPeer`] also covers a peer that the listener's `sources`
 /// no longer contain.
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
-    if !peer.is_admitted() {
-        return Err(Reason::NotForPeer);
-    }
-    let of = (&*route.service().hostname, route.port());
-    evaluate(snapshot, peer, route.asked(), of, route.means())?;
+    check(snapshot, peer, &route)?;
     Ok(Permit {
         route,
         granted_by_listener: false,
     })
+}
+
+/// Evaluates the route like [`run`], without a permit.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn check(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Result<(), Reason> {
+    if !peer.is_admitted() {
+        return Err(Reason::NotForPeer);
+    }
+    let of = (&*route.service().hostname, route.port());
+    evaluate(snapshot, peer, route.asked(), of, route.means())
 }
 
 /// Permits the target of a listener's own route, which the configuration opens to all clients of

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 
 use super::ListenerRow;
-use super::listeners::{names, sources};
 use crate::admin::text::join;
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 use crate::snapshot::mesh::Service;
@@ -173,4 +172,15 @@ fn targets_of<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16
     let targets = snapshot.behind(alias, asked.port);
     let service = |(host, port)| Some((&*snapshot.services.get(host)?.hostname, port));
     targets.filter_map(service).collect()
+}
+
+/// Returns the permitted networks of the listener's peers; none if every address may connect.
+fn sources(listener: &Listener) -> Option<String> {
+    let sources = &listener.sources;
+    (!sources.is_empty()).then(|| join(sources, ", "))
+}
+
+/// Returns the server names of a route.
+fn names(route: &SniRoute) -> String {
+    join(&route.sni, ", ")
 }

@@ -1,14 +1,13 @@
-//! GET `/status`: state of the gateway as text or JSON.
+//! GET `/status`: state of the gateway as text or JSON. The text is made from the JSON.
 
 mod exposure;
-mod listeners;
 mod problems;
 #[cfg(test)]
 mod tests;
 mod text;
 
 use std::collections::HashSet;
-use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -16,19 +15,17 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::view::{Member, View, key_of};
 use super::{AdminState, pending};
-use crate::config::{Config, Discovery};
+use crate::config::{Config, Discovery, Listener};
+use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
-use crate::snapshot::traffic::Position;
-use crate::snapshot::{Locality, Snapshot};
-use crate::status::{self, Certificate, ReloadSource};
+use crate::status::{Certificate, Crl, ReloadSource};
 
 use exposure::{AnonymousAccess, exposed_to};
-
-pub use listeners::{ListenerRow, ListenerState};
 
 /// Maximum number of services, or of endpoints of one service, without `?all`.
 const SERVICES_MAX: usize = 50;
@@ -58,9 +55,9 @@ pub(super) async fn status(
 fn answer(state: &AdminState, parameters: &Parameters) -> Response {
     let wanted = parameters.service.as_deref();
     let limit = parameters.all.as_ref().map_or(SERVICES_MAX, |_| usize::MAX);
-    let page = Page::of(state, wanted, limit);
-    if let (Some(wanted), 0) = (wanted, page.services.total) {
-        let text = if page.has_no_mesh() {
+    let page = page(state, wanted, limit);
+    if let Some(wanted) = wanted.filter(|_| page["services"]["total"] == 0) {
+        let text = if has_no_mesh(&page) {
             "there is no mesh yet; see `strait status`\n".to_owned()
         } else {
             format!(
@@ -82,73 +79,38 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
     }
 }
 
-/// Content of the page.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Page {
-    version: &'static str,
-    #[serde(serialize_with = "status::rfc3339")]
-    at: SystemTime,
-    ready: bool,
-    pending: Vec<String>,
-    problems: Vec<String>,
-    cluster: String,
-    network: String,
-    locality: LocalityRow,
-    snapshot: u64,
-    /// Sizes of the mesh.
-    mesh: Counts,
-    listeners: Vec<ListenerRow>,
-    source: Source,
-    /// Regions that an operator has evacuated.
-    evacuated: Vec<String>,
-    certificates: Vec<CertificateRow>,
-    crls: Vec<CrlRow>,
-    /// Issuers of peers' certificates.
-    issuers: Vec<IssuerRow>,
-    reloads: Vec<ReloadRow>,
-    /// Hostnames that discovery sent instead of addresses.
-    hosts: status::HostnameStatuses,
-    /// Descriptors of the data path and their holders.
-    descriptors: DescriptorUsage,
-    services: Services,
-}
-
-/// Locality of the gateway.
-#[derive(Debug, Serialize)]
-struct LocalityRow {
+/// Listener of the running gateway.
+#[derive(Clone, Debug, Serialize)]
+pub struct ListenerRow {
+    /// Listener in the configuration, or in the last one that contained it.
     #[serde(flatten)]
-    locality: Locality,
-    /// Key, variable, label or record that contains it; empty if unknown.
-    origin: Arc<str>,
+    pub listener: Listener,
+    /// Address, with the port that the kernel assigned.
+    pub address: SocketAddr,
+    /// State.
+    pub state: ListenerState,
+    /// Error, in the state [`ListenerState::Failed`].
+    pub error: Option<String>,
 }
 
-impl LocalityRow {
-    fn of(position: &Position) -> Self {
-        Self {
-            locality: position.locality.clone(),
-            origin: Arc::clone(&position.origin),
-        }
-    }
+/// State of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ListenerState {
+    /// Waits for the first certificate and accepts no connections.
+    Waiting,
+    /// Accepts connections.
+    Open,
+    /// Accepts no new connections; open tunnels continue.
+    Draining,
+    /// Could not be opened.
+    Failed,
 }
 
-impl fmt::Display for LocalityRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.origin.is_empty() {
-            return f.write_str("locality unknown");
-        }
-        let Locality {
-            region,
-            zone,
-            subzone,
-        } = &self.locality;
-        let place = [&**region, zone, subzone].join("/");
-        write!(
-            f,
-            "locality {} ({})",
-            place.trim_end_matches('/'),
-            self.origin
-        )
+impl ListenerRow {
+    /// Returns true if the listener accepts connections now or after the first certificate.
+    fn is_in_use(&self) -> bool {
+        matches!(self.state, ListenerState::Open | ListenerState::Waiting)
     }
 }
 
@@ -180,170 +142,83 @@ pub struct DescriptorUsage {
     pub holders: Vec<(String, usize)>,
 }
 
-/// Sizes of a mesh.
-#[derive(Debug, Serialize)]
-struct Counts {
-    services: usize,
-    workloads: usize,
-    policies: usize,
-}
-
-/// Source of the mesh.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Source {
-    kind: &'static str,
-    /// File or address.
-    place: String,
-    /// State of the stream, if the source is a control plane.
-    stream: Option<status::Discovery>,
-}
-
-/// Own certificate, or the roots of a trust domain.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CertificateRow {
-    identity: String,
-    state: String,
-    serial: String,
-    /// RFC 3339.
-    expires: String,
-}
-
-/// Certificate revocation list.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CrlRow {
-    issuer: String,
-    number: Option<String>,
-    file: String,
-    #[serde(serialize_with = "status::rfc3339")]
-    next_update: SystemTime,
-    stale: bool,
-}
-
-/// Last reload of a source.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ReloadRow {
-    what: &'static str,
-    #[serde(serialize_with = "status::rfc3339")]
-    at: SystemTime,
-    /// True if the content is in use, except for the parts that `error` names.
-    in_use: bool,
-    error: Option<String>,
-}
-
-/// Requested services, up to the limit.
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Services {
-    total: usize,
-    list: Vec<ServiceRow>,
-}
-
-/// Service.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ServiceRow {
-    service: String,
-    ports: Vec<u16>,
-    /// Workloads that are used for at least one port, out of `total`.
-    used: usize,
-    total: usize,
-    tunnels: u32,
-    exposed_to: Vec<String>,
-    /// Only if one service was requested.
-    endpoints: Vec<EndpointRow>,
-    /// Number of further endpoints beyond the limit.
-    more: usize,
-}
-
-/// Workload of a service, for one port.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct EndpointRow {
-    port: u16,
-    uid: String,
-    /// Address that is dialled.
-    address: Option<String>,
-    weight: u32,
-    tunnels: u32,
-    /// Reason why it is not used.
-    unused: Option<String>,
-}
-
-impl Page {
-    /// Returns true if the source has sent nothing yet.
-    fn has_no_mesh(&self) -> bool {
-        let waits = self
-            .pending
-            .iter()
-            .any(|what| what.starts_with("discovery"));
-        waits && self.mesh.services == 0 && self.mesh.workloads == 0
-    }
-
-    fn of(state: &AdminState, wanted: Option<&str>, limit: usize) -> Self {
-        let snapshot = state.reader.snapshot();
-        let view = View::new(&snapshot, &state.deny_list, Instant::now());
-        let config = state.config.load_full();
-        let status = &state.status;
-        let pending = pending(status, &state.lifecycle);
-        let listeners = (state.listeners)();
-        let access = AnonymousAccess::new(&snapshot, &listeners);
-        let services = Services::of(&view, &access, wanted, limit);
-        let source = Source::of(&config, status.discovery());
-        let reloads = status.reloads().into_iter();
-        // The status of the stream has more details about a control plane.
-        let reloads =
-            reloads.filter(|(what, _)| *what != ReloadSource::Mesh || source.stream.is_none());
-        let reloads = reloads.map(|(what, reload)| ReloadRow {
-            what: what.label(),
-            at: reload.at,
-            in_use: reload.ok,
-            error: reload.error,
-        });
-        let certificates = status.certificates().into_iter();
-        let mut page = Self {
-            version: env!("CARGO_PKG_VERSION"),
-            at: SystemTime::now(),
-            ready: pending.is_empty(),
-            pending,
-            problems: Vec::new(),
-            cluster: config.gateway.cluster.clone(),
-            network: snapshot.network().to_owned(),
-            locality: LocalityRow::of(&snapshot.balancing.position),
-            snapshot: snapshot.version,
-            mesh: Counts {
-                services: snapshot.mesh.services.len(),
-                workloads: snapshot.mesh.workloads.len(),
-                policies: snapshot.policies.len(),
-            },
-            evacuated: evacuated(&snapshot).collect(),
-            certificates: certificates.map(CertificateRow::of).collect(),
-            crls: status.crls().into_iter().map(CrlRow::of).collect(),
-            issuers: issuers(state),
-            reloads: reloads.collect(),
-            source,
-            hosts: status.hosts(),
-            listeners,
-            descriptors: (state.holders)(),
-            services,
-        };
-        page.problems = problems::list(&page, &config, &snapshot, status);
-        page
-    }
-}
-
-/// Returns the issuers of peers' certificates, those with the most connections first.
-fn issuers(state: &AdminState) -> Vec<IssuerRow> {
-    let mut rows = (state.issuers)();
-    rows.sort_by(|one, other| {
+/// Returns the page. Endpoints are listed if services are requested by name.
+fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> Value {
+    let snapshot = state.reader.snapshot();
+    let config = state.config.load_full();
+    let status = &state.status;
+    let pending = pending(status, &state.lifecycle);
+    let listeners = (state.listeners)();
+    let source = source(state, &config);
+    let reloads = status.reloads().into_iter();
+    // The status of the stream has more details about a control plane.
+    let reloads =
+        reloads.filter(|(what, _)| *what != ReloadSource::Mesh || source["stream"].is_null());
+    let reloads = reloads.map(|(what, reload)| {
+        let (at, error) = (rfc3339(reload.at), reload.error);
+        // In use, except for the parts that the error names.
+        json!({ "what": what.label(), "at": at, "inUse": reload.ok, "error": error })
+    });
+    let certificates = status.certificates().into_iter();
+    let crls = status.crls().into_iter();
+    let mut issuers = (state.issuers)();
+    issuers.sort_by(|one, other| {
         let count = |row: &IssuerRow| row.accepted.saturating_add(row.refused);
         let order = count(other).cmp(&count(one));
         order.then_with(|| one.spki.cmp(&other.spki))
     });
-    rows
+    let position = &snapshot.balancing.position;
+    let mut page = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "at": rfc3339(SystemTime::now()),
+        "ready": pending.is_empty(),
+        "pending": pending,
+        "cluster": config.gateway.cluster,
+        "network": snapshot.network(),
+        "locality": {
+            "region": position.locality.region,
+            "zone": position.locality.zone,
+            "subzone": position.locality.subzone,
+            // Key, variable, label or record that contains it; empty if unknown.
+            "origin": position.origin,
+        },
+        "snapshot": snapshot.version,
+        "mesh": {
+            "services": snapshot.mesh.services.len(),
+            "workloads": snapshot.mesh.workloads.len(),
+            "policies": snapshot.policies.len(),
+        },
+        "source": source,
+        "evacuated": evacuated(&snapshot).collect::<Vec<_>>(),
+        "certificates": certificates.map(certificate_to_json).collect::<Vec<_>>(),
+        "crls": crls.map(crl_to_json).collect::<Vec<_>>(),
+        "issuers": issuers,
+        "reloads": reloads.collect::<Vec<_>>(),
+        "hosts": status.hosts(),
+        "listeners": listeners,
+        "descriptors": (state.holders)(),
+        "services": services(state, &snapshot, &listeners, (wanted, limit)),
+    });
+    page["problems"] = problems::find(&page, &config, &snapshot, status).into();
+    page
+}
+
+/// Returns true if the source has sent nothing yet.
+fn has_no_mesh(page: &Value) -> bool {
+    let mut pending = list(&page["pending"]).iter().filter_map(Value::as_str);
+    let mesh = &page["mesh"];
+    pending.any(|what| what.starts_with("discovery"))
+        && mesh["services"] == 0
+        && mesh["workloads"] == 0
+}
+
+/// Returns the elements of a JSON list; none of another value.
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn rfc3339(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(at).to_string()
 }
 
 /// Returns the regions that an operator has evacuated, in their configuration syntax.
@@ -352,88 +227,64 @@ pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
     regions.map(ToString::to_string)
 }
 
-impl Source {
-    fn of(config: &Config, stream: Option<status::Discovery>) -> Self {
-        let (kind, place) = match &config.discovery {
-            Discovery::File { path } => ("file", path.display().to_string()),
-            Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
-            Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
-        };
-        Self {
-            kind,
-            place,
-            stream,
-        }
-    }
+/// Returns the source of the mesh, with the state of the stream to a control plane.
+fn source(state: &AdminState, config: &Config) -> Value {
+    let (kind, place) = match &config.discovery {
+        Discovery::File { path } => ("file", path.display().to_string()),
+        Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
+        Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
+    };
+    json!({ "kind": kind, "place": place, "stream": state.status.discovery() })
 }
 
-impl CertificateRow {
-    fn of(certificate: Certificate) -> Self {
-        // For roots only, the first that expires.
-        let root = certificate.roots.into_iter();
-        let root = root.min_by(|one, other| one.expires.cmp(&other.expires));
-        let leaf = certificate.chain.into_iter().next().or(root);
-        let leaf = leaf.unwrap_or_default();
-        Self {
-            identity: certificate.identity,
-            state: certificate.state,
-            serial: leaf.serial,
-            expires: leaf.expires,
-        }
-    }
+fn certificate_to_json(certificate: Certificate) -> Value {
+    // For roots only, the first that expires.
+    let root = certificate.roots.into_iter();
+    let root = root.min_by(|one, other| one.expires.cmp(&other.expires));
+    let leaf = certificate.chain.into_iter().next().or(root);
+    let leaf = leaf.unwrap_or_default();
+    json!({
+        "identity": certificate.identity,
+        "state": certificate.state,
+        "serial": leaf.serial,
+        "expires": leaf.expires,
+    })
 }
 
-impl CrlRow {
-    /// Returns the cells in the table of certificates.
-    fn cells(&self) -> [String; 4] {
-        let state = if self.stale { "Stale" } else { "Available" };
-        [
-            format!("CRL of {} ({})", self.issuer, self.file),
-            state.to_owned(),
-            self.number.clone().unwrap_or_default(),
-            humantime::format_rfc3339_seconds(self.next_update).to_string(),
-        ]
-    }
-
-    fn of(crl: status::Crl) -> Self {
-        Self {
-            issuer: crl.issuer,
-            number: crl.number,
-            file: crl.file.display().to_string(),
-            stale: crl.next_update <= SystemTime::now(),
-            next_update: crl.next_update,
-        }
-    }
+fn crl_to_json(crl: Crl) -> Value {
+    json!({
+        "issuer": crl.issuer,
+        "number": crl.number,
+        "file": crl.file.display().to_string(),
+        "nextUpdate": rfc3339(crl.next_update),
+        "stale": crl.next_update <= SystemTime::now(),
+    })
 }
 
-impl Services {
-    fn of(
-        view: &View<'_>,
-        access: &AnonymousAccess<'_>,
-        wanted: Option<&str>,
-        limit: usize,
-    ) -> Self {
-        let wanted_host = wanted.map(without_port);
-        let aliased: Vec<_> = wanted_host.map_or_else(Vec::new, |name| {
-            hosts_named(view.snapshot, &name.to_ascii_lowercase())
-        });
-        let is_wanted = |service: &&Service| {
-            let is_its = |name| matches_name(service, name) || aliased.contains(&service.hostname);
-            wanted_host.is_none_or(is_its)
-        };
-        let mut services: Vec<_> = view.services().filter(is_wanted).collect();
-        let total = services.len();
-        services.truncate(limit);
-        let rows = services.into_iter();
-        let rows = rows.map(|service| {
-            let exposed_to = exposed_to(view.snapshot, access, service);
-            ServiceRow::of(service, view, exposed_to, wanted.map(|_| limit))
-        });
-        Self {
-            total,
-            list: rows.collect(),
-        }
-    }
+/// Returns the requested services, up to the limit.
+fn services(
+    state: &AdminState,
+    snapshot: &Snapshot,
+    listeners: &[ListenerRow],
+    (wanted, limit): (Option<&str>, usize),
+) -> Value {
+    let view = View::new(snapshot, &state.deny_list, Instant::now());
+    let access = AnonymousAccess::new(snapshot, listeners);
+    let wanted_host = wanted.map(without_port);
+    let aliased: Vec<_> = wanted_host.map_or_else(Vec::new, |name| {
+        hosts_named(snapshot, &name.to_ascii_lowercase())
+    });
+    let is_wanted = |service: &&Service| {
+        let is_its = |name| matches_name(service, name) || aliased.contains(&service.hostname);
+        wanted_host.is_none_or(is_its)
+    };
+    let services: Vec<_> = view.services().filter(is_wanted).collect();
+    let total = services.len();
+    let rows = services.into_iter().take(limit).map(|service| {
+        let exposed_to = exposed_to(snapshot, &access, service);
+        service_to_json(service, &view, exposed_to, wanted.map_or(0, |_| limit))
+    });
+    json!({ "total": total, "list": rows.collect::<Vec<_>>() })
 }
 
 /// Returns the hostnames of the services with this name, hostname or alias.
@@ -468,50 +319,45 @@ fn matches_name(service: &Service, name: &str) -> bool {
         && (*service.name == *name || service.hostname.eq_ignore_ascii_case(name))
 }
 
-impl ServiceRow {
-    /// Creates the row, with at most `endpoints` endpoints.
-    fn of(
-        service: &Service,
-        view: &View<'_>,
-        exposed_to: Vec<String>,
-        endpoints: Option<usize>,
-    ) -> Self {
-        let members = view.members(service);
-        let is_used = |member: &&Member<'_>| member.ports.iter().any(|port| port.unused.is_none());
-        let used = members.iter().filter(is_used).count();
-        let total = members.len();
-        let mut seen = HashSet::new();
-        let found = members.iter().flat_map(|member| &member.ports);
-        let found = found.filter_map(|port| port.endpoint);
-        // Ports that are dialled at one address share one state, which is counted once.
-        let found = found.filter(|found| seen.insert((found.uid(), found.address)));
-        let tunnels = found.map(|found| found.state.in_flight()).sum();
-        let rows: usize = members.iter().map(|member| member.ports.len()).sum();
-        let more = endpoints.map_or(0, |limit| rows.saturating_sub(limit));
-        let rows = members.into_iter().flat_map(EndpointRow::for_member);
-        Self {
-            service: key_of(service),
-            ports: service.ports.keys().copied().collect(),
-            used,
-            total,
-            tunnels,
-            exposed_to,
-            endpoints: rows.take(endpoints.unwrap_or(0)).collect(),
-            more,
-        }
-    }
-}
-
-impl EndpointRow {
-    fn for_member(member: Member<'_>) -> impl Iterator<Item = Self> {
-        let (uid, weight) = (&member.workload.uid, member.workload.capacity);
-        member.ports.into_iter().map(move |port| Self {
-            port: port.port,
-            uid: uid.to_string(),
-            address: port.endpoint.map(|found| found.address.to_string()),
-            weight,
-            tunnels: port.endpoint.map_or(0, |found| found.state.in_flight()),
-            unused: port.unused,
+/// Returns the row of a service, with at most `endpoints` endpoints.
+fn service_to_json(
+    service: &Service,
+    view: &View<'_>,
+    exposed_to: Vec<String>,
+    endpoints: usize,
+) -> Value {
+    let members = view.members(service);
+    let is_used = |member: &&Member<'_>| member.ports.iter().any(|port| port.unused.is_none());
+    let mut seen = HashSet::new();
+    let found = members.iter().flat_map(|member| &member.ports);
+    let found = found.filter_map(|port| port.endpoint);
+    // Ports that are dialled at one address share one state, which is counted once.
+    let found = found.filter(|found| seen.insert((found.uid(), found.address)));
+    let tunnels: u32 = found.map(|found| found.state.in_flight()).sum();
+    let count: usize = members.iter().map(|member| member.ports.len()).sum();
+    let rows = members.iter().flat_map(|member| {
+        let ports = member.ports.iter();
+        ports.map(|port| {
+            json!({
+                "port": port.port,
+                "uid": member.workload.uid,
+                "address": port.endpoint.map(|found| found.address.to_string()),
+                "weight": member.workload.capacity,
+                "tunnels": port.endpoint.map_or(0, |found| found.state.in_flight()),
+                "unused": port.unused,
+            })
         })
-    }
+    });
+    json!({
+        "service": key_of(service),
+        "ports": service.ports.keys().collect::<Vec<_>>(),
+        // Workloads that are used for at least one port, out of `total`.
+        "used": members.iter().filter(is_used).count(),
+        "total": members.len(),
+        "tunnels": tunnels,
+        "exposedTo": exposed_to,
+        "endpoints": rows.take(endpoints).collect::<Vec<_>>(),
+        // Number of further endpoints beyond the limit.
+        "more": if endpoints == 0 { 0 } else { count.saturating_sub(endpoints) },
+    })
 }

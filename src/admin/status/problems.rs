@@ -1,30 +1,29 @@
-//! Problems on the status page.
+//! Problems on the status page, which exist even if the gateway is ready.
 
-use super::Page;
+use std::time::SystemTime;
+
+use serde_json::Value;
+
+use super::list;
+use crate::admin::text::cell;
 use crate::admin::view::key_of;
 use crate::config::Config;
 use crate::snapshot::Snapshot;
-use crate::status::{ResourceType, Status};
+use crate::status::Status;
 
 /// Maximum number of collisions: tenants can cause any number of them.
 const COLLISIONS_SHOWN: usize = 10;
 /// Maximum number of conflicts of objects.
 const CONFLICTS_SHOWN: usize = 20;
 
-/// Formats the number of rejected resources of a type.
-pub(super) fn format_rejected(kind: &ResourceType) -> String {
-    let at_least = if kind.at_least { "at least " } else { "" };
-    format!("{at_least}{}", kind.rejected)
-}
-
-/// Returns the problems, which exist even if the gateway is ready.
-pub(super) fn list(
-    page: &Page,
+/// Returns the problems of the rest of the page, the configuration and the mesh.
+pub(super) fn find(
+    page: &Value,
     config: &Config,
     snapshot: &Snapshot,
     status: &Status,
 ) -> Vec<String> {
-    let mut problems = of_discovery(page);
+    let mut problems = of_inputs(page);
     problems.extend(of_certificates(page));
     if config.trust.skip_validation {
         let problem = "`trust.skip_validation`: peers of any trust domain are accepted";
@@ -43,34 +42,48 @@ pub(super) fn list(
     problems
 }
 
+/// Formats the number of rejected resources of a type.
+pub(super) fn format_rejected(kind: &Value) -> String {
+    let at_least = if kind["atLeast"] == true {
+        "at least "
+    } else {
+        ""
+    };
+    format!("{at_least}{}", kind["rejected"])
+}
+
 /// Returns the problems of the control plane, of reloads and of hostnames.
-fn of_discovery(page: &Page) -> Vec<String> {
+fn of_inputs(page: &Value) -> Vec<String> {
     let mut problems = Vec::new();
-    if let Some(stream) = &page.source.stream {
-        if !stream.connected {
-            let why = stream.why.as_deref().unwrap_or("no stream was tried yet");
-            problems.push(format!("no stream to the control plane: {why}"));
-        }
-        problems.extend(stream.from_disk.clone());
-        for kind in stream.types.iter().filter(|kind| kind.rejected > 0) {
-            let count = format_rejected(kind);
-            problems.push(format!("{count} of {} are rejected", kind.name));
-        }
+    let stream = &page["source"]["stream"];
+    if stream["connected"] == false {
+        let why = stream["why"].as_str().unwrap_or("no stream was tried yet");
+        problems.push(format!("no stream to the control plane: {why}"));
     }
-    for reload in &page.reloads {
-        if let Some(error) = &reload.error {
-            let lines = error.lines();
-            problems.extend(lines.map(|line| format!("{}: {line}", reload.what)));
-        }
+    problems.extend(stream["fromDisk"].as_str().map(ToOwned::to_owned));
+    for kind in list(&stream["types"])
+        .iter()
+        .filter(|kind| kind["rejected"] != 0)
+    {
+        let (count, name) = (format_rejected(kind), cell(&kind["name"]));
+        problems.push(format!("{count} of {name} are rejected"));
     }
-    let mut failing = page.hosts.list.iter().filter(|host| host.error.is_some());
+    for reload in list(&page["reloads"]) {
+        let (what, error) = (cell(&reload["what"]), reload["error"].as_str());
+        let lines = error.into_iter().flat_map(str::lines);
+        problems.extend(lines.map(|line| format!("{what}: {line}")));
+    }
+    let hosts = &page["hosts"];
+    let mut failing = list(&hosts["list"])
+        .iter()
+        .filter(|host| !host["error"].is_null());
     if let Some(first) = failing.next() {
-        let why = first.error.as_deref().unwrap_or_default();
+        let (name, why) = (cell(&first["name"]), cell(&first["error"]));
         let others = others(failing.count(), "; so do those of");
-        problems.push(format!("lookups of {} fail: {why}{others}", first.name));
+        problems.push(format!("lookups of {name} fail: {why}{others}"));
     }
-    if page.hosts.left_out > 0 {
-        let count = page.hosts.left_out;
+    if hosts["leftOut"] != 0 {
+        let count = &hosts["leftOut"];
         problems.push(format!(
             "{count} hostnames are not looked up: there are too many"
         ));
@@ -79,18 +92,22 @@ fn of_discovery(page: &Page) -> Vec<String> {
 }
 
 /// Returns the problems of revocation lists and of our certificates.
-fn of_certificates(page: &Page) -> Vec<String> {
+fn of_certificates(page: &Value) -> Vec<String> {
     let mut problems = Vec::new();
-    for crl in page.crls.iter().filter(|crl| crl.stale) {
-        let (issuer, file) = (&crl.issuer, &crl.file);
+    for crl in list(&page["crls"])
+        .iter()
+        .filter(|crl| crl["stale"] == true)
+    {
+        let (issuer, file) = (cell(&crl["issuer"]), cell(&crl["file"]));
         problems.push(format!(
             "the revocation list of {issuer} in {file} is stale"
         ));
     }
-    for certificate in &page.certificates {
-        let (identity, state) = (&certificate.identity, &certificate.state);
-        let expires = humantime::parse_rfc3339(&certificate.expires);
-        if expires.is_ok_and(|expires| expires <= page.at) {
+    for certificate in list(&page["certificates"]) {
+        let [identity, state, expires] =
+            ["identity", "state", "expires"].map(|key| cell(&certificate[key]));
+        let expires = humantime::parse_rfc3339(&expires);
+        if expires.is_ok_and(|expires| expires <= SystemTime::now()) {
             problems.push(format!("the certificate of {identity} has expired"));
         } else if state != "Available" {
             problems.push(format!("the certificate of {identity}: {state}"));

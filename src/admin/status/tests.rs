@@ -5,8 +5,10 @@ use std::time::Duration;
 use super::*;
 use crate::admin::admin_router;
 use crate::admin::tests::{Fixture, ask, fixture};
-use crate::config::{HostPort, Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
-use crate::status::{Discovery as Stream, HostnameStatus, HostnameStatuses, ResourceType, Unused};
+use crate::config::{HostPort, Line, ListenerProtocol, SniRoute, TlsRouting};
+use crate::status::{
+    Discovery as Stream, HostnameStatus, HostnameStatuses, Rejection, ResourceType, Unused,
+};
 use crate::wire::sni::{RouteBy, SniPattern};
 
 fn at(seconds: u64) -> SystemTime {
@@ -14,7 +16,7 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 fn stream() -> Stream {
-    let rejection = status::Rejection {
+    let rejection = Rejection {
         name: "east//Pod/app/bad".into(),
         reason: "workload.addresses[0]: 5 bytes\u{1b}[2J".into(),
         version: "7".into(),
@@ -48,35 +50,37 @@ fn stream() -> Stream {
         since: Some(at(3600)),
         why: Some("unavailable: \"gone\"".into()),
         retries: 3,
-        next_try: Some(at(3661) + Duration::from_millis(500)),
+        next_try: Some(at(3662)),
         types: vec![addresses, clusters],
         saved: Some(at(3595)),
         ..Stream::default()
     }
 }
 
-fn service() -> ServiceRow {
-    let endpoint = |uid: &str, address: Option<&str>, unused: Option<&str>| EndpointRow {
-        port: 80,
-        uid: uid.into(),
-        address: address.map(Into::into),
-        weight: 1,
-        tunnels: u32::from(unused.is_none()),
-        unused: unused.map(Into::into),
+fn service() -> Value {
+    let endpoint = |uid: &str, address: Option<&str>, unused: Option<&str>| {
+        json!({
+            "port": 80,
+            "uid": uid,
+            "address": address,
+            "weight": 1,
+            "tunnels": u32::from(unused.is_none()),
+            "unused": unused,
+        })
     };
-    ServiceRow {
-        service: "app/echo.app".into(),
-        ports: vec![80, 81],
-        used: 1,
-        total: 2,
-        tunnels: 1,
-        exposed_to: vec!["cluster west on port 80".into(), "cluster north".into()],
-        endpoints: vec![
+    json!({
+        "service": "app/echo.app",
+        "ports": [80, 81],
+        "used": 1,
+        "total": 2,
+        "tunnels": 1,
+        "exposedTo": ["cluster west on port 80", "cluster north"],
+        "endpoints": [
             endpoint("a", Some("10.0.0.1:15008"), None),
             endpoint("long-uid", None, Some("it is unhealthy")),
         ],
-        more: 4,
-    }
+        "more": 4,
+    })
 }
 
 fn host(name: &str, error: Option<&str>) -> HostnameStatus {
@@ -122,63 +126,46 @@ fn listeners() -> Vec<ListenerRow> {
     ]
 }
 
-fn page() -> Page {
-    Page {
-        version: "0.1.0",
-        at: at(3660),
-        ready: false,
-        pending: vec!["discovery (clusters)".into()],
-        problems: vec!["11 of addresses are rejected".into()],
-        cluster: "east".into(),
-        network: "net".into(),
-        locality: LocalityRow {
-            locality: Locality {
-                region: "us".into(),
-                zone: "a".into(),
-                subzone: "".into(),
-            },
-            origin: "pod".into(),
-        },
-        snapshot: 7,
-        mesh: Counts {
-            services: 60,
-            workloads: 2,
-            policies: 0,
-        },
-        crls: Vec::new(),
-        issuers: Vec::new(),
-        listeners: listeners(),
-        descriptors: DescriptorUsage::default(),
-        source: Source {
-            kind: "istio",
-            place: "istiod:15012".into(),
-            stream: Some(stream()),
-        },
-        evacuated: vec!["us-east-2".into()],
-        certificates: vec![CertificateRow {
-            identity: "spiffe://east.local/ns/a/sa/b".into(),
-            state: "Available".into(),
-            serial: "17".into(),
-            expires: "2026-01-02T01:01:00Z".into(),
+fn page() -> Value {
+    let hosts = HostnameStatuses {
+        list: vec![
+            host("a.example", None),
+            host("db.example", Some("timed out")),
+        ],
+        left_out: 0,
+    };
+    json!({
+        "version": "0.1.0",
+        "at": rfc3339(at(3660)),
+        "ready": false,
+        "pending": ["discovery (clusters)"],
+        "problems": ["11 of addresses are rejected"],
+        "cluster": "east",
+        "network": "net",
+        "locality": { "region": "us", "zone": "a", "subzone": "", "origin": "pod" },
+        "snapshot": 7,
+        "mesh": { "services": 60, "workloads": 2, "policies": 0 },
+        "crls": [],
+        "issuers": [],
+        "listeners": listeners(),
+        "descriptors": DescriptorUsage::default(),
+        "source": { "kind": "istio", "place": "istiod:15012", "stream": stream() },
+        "evacuated": ["us-east-2"],
+        "certificates": [{
+            "identity": "spiffe://east.local/ns/a/sa/b",
+            "state": "Available",
+            "serial": "17",
+            "expires": "2026-01-02T01:01:00Z",
         }],
-        reloads: vec![ReloadRow {
-            what: "config",
-            at: at(0),
-            in_use: false,
-            error: Some("line 3".into()),
+        "reloads": [{
+            "what": "config",
+            "at": rfc3339(at(0)),
+            "inUse": false,
+            "error": "line 3",
         }],
-        hosts: HostnameStatuses {
-            list: vec![
-                host("a.example", None),
-                host("db.example", Some("timed out")),
-            ],
-            left_out: 0,
-        },
-        services: Services {
-            total: 60,
-            list: vec![service()],
-        },
-    }
+        "hosts": hosts,
+        "services": { "total": 60, "list": [service()] },
+    })
 }
 
 #[test]
@@ -245,10 +232,8 @@ Services
 
 #[test]
 fn one_service_has_its_endpoints_and_why_they_are_not_used() {
-    let page = Page {
-        ready: true,
-        ..page()
-    };
+    let mut page = page();
+    page["ready"] = true.into();
     let text = text::page(&page, true, true);
     let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
 cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies

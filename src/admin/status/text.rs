@@ -1,11 +1,11 @@
-//! Status page as text.
+//! Status page as text, from its JSON.
 
 use std::time::{Duration, SystemTime};
 
-use super::listeners::sources;
-use super::{CertificateRow, CrlRow, ListenerRow, Page, ReloadRow, ServiceRow, Services};
-use crate::admin::text::{BOLD, GREEN, RED, Text, join, or_dash};
-use crate::status::{Discovery, HostnameStatus, ResourceType, Unused};
+use serde_json::{Value, json};
+
+use super::{has_no_mesh, list};
+use crate::admin::text::{BOLD, GREEN, RED, Text, cell, key};
 
 /// Maximum number of rejected resources of each type; the dump has more of them.
 const REJECTIONS_SHOWN: usize = 10;
@@ -13,337 +13,407 @@ const REJECTIONS_SHOWN: usize = 10;
 const ROWS_SHOWN: usize = 50;
 /// Maximum number of issuers.
 const ISSUERS_SHOWN: usize = 20;
-/// Limit of a table whose rows are limited already.
-const ALL: usize = usize::MAX;
 
 /// Formats the page. `one` is true if services were requested by name.
-pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
+pub(super) fn page(page: &Value, one: bool, color: bool) -> String {
     let mut text = Text::new(color);
+    let at = humantime::parse_rfc3339(&cell(&page["at"]));
+    let at = at.unwrap_or(SystemTime::UNIX_EPOCH);
     summary(&mut text, page);
     if one {
-        for service in &page.services.list {
+        for service in list(&page["services"]["list"]) {
             write_service(&mut text, service);
         }
         return text.finish();
     }
-    if !page.problems.is_empty() {
+    let problems = list(&page["problems"]);
+    if !problems.is_empty() {
         text.line("");
         text.raw_line(&text.paint(RED, "Problems"));
-        for problem in &page.problems {
-            text.line(&format!("  {problem}"));
+        for problem in problems {
+            text.line(&format!("  {}", cell(problem)));
         }
     }
-    if !page.evacuated.is_empty() {
+    let evacuated = list(&page["evacuated"]);
+    if !evacuated.is_empty() {
         text.heading("Operator", "until a restart");
     }
-    for region in &page.evacuated {
+    for region in evacuated.iter().map(cell) {
         let undo = format!("`strait drain region {region} --undo` puts it back");
         text.line(&format!("  {region} is evacuated; {undo}"));
     }
-    listeners(&mut text, &page.listeners);
-    let source = &page.source;
-    text.heading("Discovery", &format!("{} {}", source.kind, source.place));
-    if let Some(stream) = &source.stream {
-        write_stream(&mut text, stream, page.at);
+    listeners(&mut text, list(&page["listeners"]));
+    let source = &page["source"];
+    let (kind, place) = (cell(&source["kind"]), cell(&source["place"]));
+    text.heading("Discovery", &format!("{kind} {place}"));
+    if !source["stream"].is_null() {
+        write_stream(&mut text, &source["stream"], at);
     }
-    certificates(&mut text, page);
-    inputs(&mut text, page);
-    let usage = &page.descriptors;
-    if !usage.holders.is_empty() {
-        let used = format!("{} of {} used", usage.used, usage.max);
-        text.heading("Descriptors", &used);
-        text.table(
-            ALL,
-            &usage.holders,
-            &[
-                ("HOLDER", &|(name, _)| name.clone()),
-                ("DESCRIPTORS", &|(_, held)| held.to_string()),
-            ],
-        );
-    }
-    services(&mut text, &page.services);
+    certificates(&mut text, page, at);
+    inputs(&mut text, page, at);
+    services(&mut text, &page["services"]);
     text.finish()
 }
 
-fn summary(text: &mut Text, page: &Page) {
-    let state = if page.ready {
+fn summary(text: &mut Text, page: &Value) {
+    let state = if page["ready"] == true {
         text.paint(GREEN, "ready")
     } else {
-        let pending = page.pending.join(", ");
+        let pending = joined(&page["pending"], ", ");
         format!("{}, pending: {pending}", text.paint(RED, "not ready"))
     };
-    let strait = text.paint(BOLD, "strait");
-    text.raw_line(&format!("{strait} {}  {state}", page.version));
-    let (snapshot, counts) = (page.snapshot, &page.mesh);
-    let mesh = if page.has_no_mesh() {
+    let (strait, version) = (text.paint(BOLD, "strait"), cell(&page["version"]));
+    text.raw_line(&format!("{strait} {version}  {state}"));
+    let mesh = &page["mesh"];
+    let mesh = if has_no_mesh(page) {
         "no mesh yet".to_owned()
     } else {
-        let services = count(counts.services, "service", "services");
-        let workloads = count(counts.workloads, "workload", "workloads");
-        let policies = count(counts.policies, "policy", "policies");
+        let services = count(&mesh["services"], "service", "services");
+        let workloads = count(&mesh["workloads"], "workload", "workloads");
+        let policies = count(&mesh["policies"], "policy", "policies");
+        let snapshot = &page["snapshot"];
         format!("snapshot {snapshot}: {services}, {workloads}, {policies}")
     };
-    let (cluster, network, locality) = (&page.cluster, &page.network, &page.locality);
+    let locality = &page["locality"];
+    let locality = match &*cell(&locality["origin"]) {
+        "" => "locality unknown".to_owned(),
+        origin => {
+            let parts = ["region", "zone", "subzone"].map(|part| cell(&locality[part]));
+            let parts = parts.join("/");
+            format!("locality {} ({origin})", parts.trim_end_matches('/'))
+        }
+    };
+    let (cluster, network) = (cell(&page["cluster"]), cell(&page["network"]));
     text.line(&format!(
         "cluster {cluster}, network {network}, {locality}; {mesh}"
     ));
 }
 
-fn listeners(text: &mut Text, listeners: &[ListenerRow]) {
+fn listeners(text: &mut Text, listeners: &[Value]) {
     text.heading("Listeners", "");
+    let routed = |row: &Value| match (&row["route_by"], &row["routing"]) {
+        (Value::Null, Value::Null) => "by its routes".to_owned(),
+        (Value::Null, routing) => cell(routing),
+        (route_by, _) => format!("by {}", cell(route_by)),
+    };
+    let sources = |row: &Value| match &*joined(&row["sources"], ", ") {
+        "" => "every address".to_owned(),
+        sources => sources.to_owned(),
+    };
+    let state = |row: &Value| match &*cell(&row["state"]) {
+        "waiting" => "waits for a certificate".to_owned(),
+        "failed" => "failed, see Problems".to_owned(),
+        state => state.to_owned(),
+    };
     text.table(
-        ALL,
         listeners,
         &[
-            ("NAME", &|row| row.listener.name.clone()),
-            ("ADDRESS", &|row| row.address.to_string()),
-            ("PROTOCOL", &|row| row.protocol().to_owned()),
-            ("ROUTED", &ListenerRow::routing),
-            ("SOURCES", &|row| {
-                sources(&row.listener).unwrap_or_else(|| "every address".to_owned())
-            }),
-            ("STATE", &|row| row.state.to_string()),
+            ("NAME", &key("name")),
+            ("ADDRESS", &key("address")),
+            ("PROTOCOL", &key("protocol")),
+            ("ROUTED", &routed),
+            ("SOURCES", &sources),
+            ("STATE", &state),
         ],
     );
-    let opens = listeners.iter().flat_map(ListenerRow::reachable_services);
-    let opens: Vec<_> = opens.collect();
-    text.table(
+    let in_use = listeners.iter().filter(|row| {
+        let state = &row["state"];
+        *state == "open" || *state == "waiting"
+    });
+    let reachable: Vec<_> = in_use.flat_map(reachable_services).collect();
+    text.table_up_to(
         ROWS_SHOWN,
-        &opens,
+        &reachable,
         &[
-            ("THROUGH", &|row| row.listener.to_owned()),
-            ("ASKED FOR BY", &|row| row.asked.clone()),
-            ("REACHED", &|row| row.reached.clone()),
-            ("BY", &|row| row.peers.clone()),
+            ("THROUGH", &key("through")),
+            ("ASKED FOR BY", &key("asked")),
+            ("REACHED", &key("reached")),
+            ("BY", &key("by")),
         ],
     );
 }
 
-fn write_stream(text: &mut Text, stream: &Discovery, now: SystemTime) {
-    let since = stream.since.map_or_else(String::new, |since| {
-        format!(" since {} ({})", time(since), ago(now, since))
+/// Returns the rows of the services that are reachable through a listener.
+fn reachable_services(listener: &Value) -> Vec<Value> {
+    let from = match &*joined(&listener["sources"], ", ") {
+        "" => String::new(),
+        sources => format!(" from {sources}"),
+    };
+    let row = |asked: &str, reached: &str, by: &str| {
+        let by = format!("{by}{from}");
+        json!({ "through": listener["name"], "asked": asked, "reached": reached, "by": by })
+    };
+    if !listener["route_by"].is_null() {
+        let reached = "services by their exposure";
+        return vec![row("any authority", reached, "the trust set")];
+    }
+    if !listener["routing"].is_null() {
+        let reached = "services exposed to anyone";
+        return vec![row("outbound_.PORT_._.HOST", reached, "anyone")];
+    }
+    let routes = list(&listener["routes"]).iter();
+    let rows = routes.map(|route| {
+        let asked = joined(&route["sni"], ", ");
+        row(&asked, &cell(&route["to"]), "anyone")
     });
-    let not = if stream.connected { "" } else { "not " };
+    rows.collect()
+}
+
+fn write_stream(text: &mut Text, stream: &Value, now: SystemTime) {
+    let is_connected = stream["connected"] == true;
+    let since = match &stream["since"] {
+        Value::Null => String::new(),
+        since => format!(" since {} ({})", cell(since), ago(now, since)),
+    };
+    let not = if is_connected { "" } else { "not " };
     text.line(&format!("  {not}connected{since}"));
-    if let Some(why) = stream.why.as_deref().filter(|_| !stream.connected) {
-        text.line(&format!("  {why}"));
-        let next = stream.next_try;
+    if !is_connected && !stream["why"].is_null() {
+        text.line(&format!("  {}", cell(&stream["why"])));
+        let next = humantime::parse_rfc3339(&cell(&stream["nextTry"])).ok();
         let next = next.and_then(|next| next.duration_since(now).ok());
         let next = next.map_or_else(
             || "now".to_owned(),
-            |wait| format!("in {}s", wait.as_millis().div_ceil(1000)),
+            |wait| format!("in {}s", wait.as_secs()),
         );
-        text.line(&format!("  tried {} times, next {next}", stream.retries));
+        text.line(&format!("  tried {} times, next {next}", stream["retries"]));
     }
-    if let Some(saved) = stream.saved {
-        let (saved, ago) = (time(saved), ago(now, saved));
+    if !stream["saved"].is_null() {
+        let (saved, ago) = (cell(&stream["saved"]), ago(now, &stream["saved"]));
         text.line(&format!("  state on disk of {saved} ({ago})"));
     }
+    let synced = |kind: &Value| {
+        let synced = kind["synced"] == true;
+        if synced { "synced" } else { "pending" }.to_owned()
+    };
+    let version = |kind: &Value| match &*cell(&kind["version"]) {
+        "" => format!("({} responses)", kind["responses"]),
+        version => version.to_owned(),
+    };
+    let types = list(&stream["types"]);
     text.table(
-        ALL,
-        &stream.types,
+        types,
         &[
-            ("TYPE", &|kind| kind.name.to_owned()),
-            ("STATE", &|kind| {
-                if kind.synced { "synced" } else { "pending" }.to_owned()
-            }),
-            ("HELD", &|kind| kind.held.to_string()),
+            ("TYPE", &key("name")),
+            ("STATE", &synced),
+            ("HELD", &key("held")),
             ("REJECTED", &super::problems::format_rejected),
-            ("NACKS", &|kind| kind.nacks.to_string()),
-            ("VERSION", &|kind| match kind.version.as_str() {
-                "" => format!("({} responses)", kind.responses),
-                version => version.to_owned(),
-            }),
-            ("LAST ACCEPTED", &|kind| ago_or_never(now, kind.accepted)),
+            ("NACKS", &key("nacks")),
+            ("VERSION", &version),
+            ("LAST ACCEPTED", &|kind| ago(now, &kind["accepted"])),
         ],
     );
-    for kind in &stream.types {
+    for kind in types {
         rejections(text, kind, now);
     }
 }
 
-fn rejections(text: &mut Text, kind: &ResourceType, now: SystemTime) {
-    let see = ", see `strait dump`";
-    let name_of_kind = kind.name;
-    for rejection in kind.rejections.iter().take(REJECTIONS_SHOWN) {
-        let name = match rejection.name.as_str() {
-            "" => "(no name)",
-            name => name,
-        };
-        let (reason, since) = (&rejection.reason, ago(now, rejection.since));
-        let version = match rejection.version.as_str() {
+fn rejections(text: &mut Text, kind: &Value, now: SystemTime) {
+    let (of, see) = (cell(&kind["name"]), ", see `strait dump`");
+    let more = |count: &Value| {
+        let count = count.as_u64().and_then(|count| usize::try_from(count).ok());
+        count.unwrap_or(0).saturating_sub(REJECTIONS_SHOWN)
+    };
+    for rejection in list(&kind["rejections"]).iter().take(REJECTIONS_SHOWN) {
+        let [name, reason, version] =
+            ["name", "reason", "version"].map(|key| cell(&rejection[key]));
+        let name = if name.is_empty() { "(no name)" } else { &name };
+        let version = match version.as_str() {
             "" => String::new(),
             version => format!("version {version}, "),
         };
+        let since = ago(now, &rejection["since"]);
         text.line(&format!(
-            "  rejected of {name_of_kind}: {name}: {reason} ({version}{since})"
+            "  rejected of {of}: {name}: {reason} ({version}{since})"
         ));
     }
-    text.more(kind.rejected.saturating_sub(REJECTIONS_SHOWN), see);
-    for Unused { name, why } in kind.unused_first.iter().take(REJECTIONS_SHOWN) {
-        text.line(&format!("  not used of {name_of_kind}: {name}: {why}"));
+    text.more(more(&kind["rejected"]), see);
+    for unused in list(&kind["unusedFirst"]).iter().take(REJECTIONS_SHOWN) {
+        let [name, why] = ["name", "why"].map(|key| cell(&unused[key]));
+        text.line(&format!("  not used of {of}: {name}: {why}"));
     }
-    text.more(kind.unused.saturating_sub(REJECTIONS_SHOWN), see);
+    text.more(more(&kind["unused"]), see);
 }
 
 /// Writes our certificates, the revocation lists, and the issuers of peers' certificates.
-fn certificates(text: &mut Text, page: &Page) {
+fn certificates(text: &mut Text, page: &Value, now: SystemTime) {
     text.heading("Certificates", "");
-    let left = |row: &CertificateRow| {
-        let left = humantime::parse_rfc3339(&row.expires).map(|at| until(page.at, at));
-        left.map_or_else(
-            |_| row.expires.clone(),
-            |left| format!("{left} ({})", row.expires),
-        )
-    };
-    let own = page.certificates.iter().map(|row| {
-        let (identity, state) = (row.identity.clone(), row.state.clone());
-        [identity, state, row.serial.clone(), left(row)]
+    let own = list(&page["certificates"]).iter().map(|row| {
+        let expires = match until(now, &row["expires"]) {
+            Some(left) => format!("{left} ({})", cell(&row["expires"])),
+            None => cell(&row["expires"]),
+        };
+        let (identity, state) = (&row["identity"], &row["state"]);
+        [cell(identity), cell(state), cell(&row["serial"]), expires]
     });
-    let rows: Vec<_> = own.chain(page.crls.iter().map(CrlRow::cells)).collect();
+    let crls = list(&page["crls"]).iter().map(|row| {
+        let name = format!("CRL of {} ({})", cell(&row["issuer"]), cell(&row["file"]));
+        let state = if row["stale"] == true {
+            "Stale"
+        } else {
+            "Available"
+        };
+        let number = row["number"].as_str().unwrap_or_default().to_owned();
+        [name, state.to_owned(), number, cell(&row["nextUpdate"])]
+    });
     text.table(
-        ALL,
-        &rows,
+        &own.chain(crls).collect::<Vec<_>>(),
         &[
-            ("IDENTITY", &|row| row[0].clone()),
-            ("STATE", &|row| row[1].clone()),
-            ("SERIAL", &|row| row[2].clone()),
-            ("EXPIRES", &|row| row[3].clone()),
+            ("IDENTITY", &|[identity, ..]| identity.clone()),
+            ("STATE", &|[_, state, ..]| state.clone()),
+            ("SERIAL", &|[_, _, serial, _]| serial.clone()),
+            ("EXPIRES", &|[.., expires]| expires.clone()),
         ],
     );
-    if page.issuers.is_empty() {
+    let issuers = list(&page["issuers"]);
+    if issuers.is_empty() {
         return;
     }
     text.heading("Issuers of peers", "");
-    text.table(
+    text.table_up_to(
         ISSUERS_SHOWN,
-        &page.issuers,
+        issuers,
         &[
-            ("SPKI SHA-256", &|row| row.spki.clone()),
-            ("SUBJECT", &|row| row.subject.clone()),
-            ("CLUSTER", &|row| or_dash(row.cluster.as_ref())),
-            ("ACCEPTED", &|row| row.accepted.to_string()),
-            ("REFUSED", &|row| row.refused.to_string()),
+            ("SPKI SHA-256", &key("spki")),
+            ("SUBJECT", &key("subject")),
+            ("CLUSTER", &key("cluster")),
+            ("ACCEPTED", &key("accepted")),
+            ("REFUSED", &key("refused")),
         ],
     );
 }
 
-/// Writes the reloads, and the hostnames with failing ones first.
-fn inputs(text: &mut Text, page: &Page) {
-    let now = page.at;
-    if !page.reloads.is_empty() {
+/// Writes the reloads, the hostnames with failing ones first, and the holders of descriptors.
+fn inputs(text: &mut Text, page: &Value, now: SystemTime) {
+    let reloads = list(&page["reloads"]);
+    if !reloads.is_empty() {
         text.heading("Changes read", "");
-        let result = |row: &ReloadRow| {
-            let result = match (&row.error, row.in_use) {
-                (None, _) => "in use",
-                (Some(_), true) => "in use but for a part, see Problems",
-                (Some(_), false) => "refused, see Problems; what was read before is in use",
+        let result = |row: &Value| {
+            let result = match (&row["error"], row["inUse"] == true) {
+                (Value::Null, _) => "in use",
+                (_, true) => "in use but for a part, see Problems",
+                (_, false) => "refused, see Problems; what was read before is in use",
             };
             result.to_owned()
         };
         text.table(
-            ALL,
-            &page.reloads,
+            reloads,
             &[
-                ("SOURCE", &|row| row.what.to_owned()),
-                ("READ", &|row| ago(now, row.at)),
+                ("SOURCE", &key("what")),
+                ("READ", &|row| ago(now, &row["at"])),
                 ("RESULT", &result),
             ],
         );
     }
-    if page.hosts.list.is_empty() {
-        return;
+    let mut hosts: Vec<_> = list(&page["hosts"]["list"]).iter().collect();
+    if !hosts.is_empty() {
+        text.heading("Hostnames", "");
+        hosts.sort_by_key(|host| host["error"].is_null());
+        let addresses = |host: &&Value| {
+            let more = if host["more"] == 0 { "" } else { " and more" };
+            cell(&host["addresses"]) + more
+        };
+        text.table_up_to(
+            ROWS_SHOWN,
+            &hosts,
+            &[
+                ("NAME", &|host| cell(&host["name"])),
+                ("ANSWERED", &|host| ago(now, &host["answered"])),
+                ("LAST ERROR", &|host| cell(&host["error"])),
+                ("ADDRESSES", &addresses),
+            ],
+        );
     }
-    text.heading("Hostnames", "");
-    let mut hosts: Vec<&HostnameStatus> = page.hosts.list.iter().collect();
-    hosts.sort_by_key(|host| host.error.is_none());
-    text.table(
-        ROWS_SHOWN,
-        &hosts,
-        &[
-            ("NAME", &|host| host.name.clone()),
-            ("ANSWERED", &|host| ago_or_never(now, host.answered)),
-            ("LAST ERROR", &|host| or_dash(host.error.as_ref())),
-            ("ADDRESSES", &|host| {
-                let more = if host.more > 0 { " and more" } else { "" };
-                join(&host.addresses, ",") + more
-            }),
-        ],
-    );
+    let usage = &page["descriptors"];
+    let holders = list(&usage["holders"]);
+    if !holders.is_empty() {
+        let used = format!("{} of {} used", usage["used"], usage["max"]);
+        text.heading("Descriptors", &used);
+        text.table(
+            holders,
+            &[
+                ("HOLDER", &|row| cell(&row[0])),
+                ("DESCRIPTORS", &|row| cell(&row[1])),
+            ],
+        );
+    }
 }
 
-fn services(text: &mut Text, services: &Services) {
+fn services(text: &mut Text, services: &Value) {
     text.heading("Services", "");
+    let rows = list(&services["list"]);
     text.table(
-        ALL,
-        &services.list,
+        rows,
         &[
-            ("SERVICE", &|row| row.service.clone()),
-            ("PORTS", &|row| join(&row.ports, ",")),
+            ("SERVICE", &key("service")),
+            ("PORTS", &key("ports")),
             ("ENDPOINTS USED", &|row| {
-                format!("{} of {}", row.used, row.total)
+                format!("{} of {}", row["used"], row["total"])
             }),
-            ("TUNNELS", &|row| row.tunnels.to_string()),
-            ("EXPOSED TO", &|row| row.exposed_to.join("; ")),
+            ("TUNNELS", &key("tunnels")),
+            ("EXPOSED TO", &|row| joined(&row["exposedTo"], "; ")),
         ],
     );
-    let (shown, total) = (services.list.len(), services.total);
-    if shown < total {
+    let (shown, total) = (rows.len(), &services["total"]);
+    if *total != shown {
         let see = "see one by `strait status SERVICE`, all by --all";
         text.line(&format!("  {shown} of {total} services; {see}"));
     }
 }
 
 /// Writes one service with its endpoints.
-fn write_service(text: &mut Text, service: &ServiceRow) {
-    text.heading("Service", &service.service);
-    for who in &service.exposed_to {
-        text.line(&format!("  exposed to {who}"));
+fn write_service(text: &mut Text, service: &Value) {
+    text.heading("Service", &cell(&service["service"]));
+    for peers in list(&service["exposedTo"]) {
+        text.line(&format!("  exposed to {}", cell(peers)));
     }
-    let total = count(service.total, "workload", "workloads");
-    text.line(&format!("  {} of {total} used", service.used));
+    let total = count(&service["total"], "workload", "workloads");
+    text.line(&format!("  {} of {total} used", service["used"]));
+    let state = |row: &Value| match &row["unused"] {
+        Value::Null => "used".to_owned(),
+        why => format!("not used: {}", cell(why)),
+    };
     text.table(
-        ALL,
-        &service.endpoints,
+        list(&service["endpoints"]),
         &[
-            ("PORT", &|row| row.port.to_string()),
-            ("WORKLOAD", &|row| row.uid.clone()),
-            ("ADDRESS", &|row| or_dash(row.address.as_ref())),
-            ("WEIGHT", &|row| row.weight.to_string()),
-            ("TUNNELS", &|row| row.tunnels.to_string()),
-            ("STATE", &|row| match &row.unused {
-                Some(why) => format!("not used: {why}"),
-                None => "used".to_owned(),
-            }),
+            ("PORT", &key("port")),
+            ("WORKLOAD", &key("uid")),
+            ("ADDRESS", &key("address")),
+            ("WEIGHT", &key("weight")),
+            ("TUNNELS", &key("tunnels")),
+            ("STATE", &state),
         ],
     );
-    text.more(service.more, "; see all by --all");
+    let more = service["more"].as_u64().unwrap_or(0);
+    text.more(usize::try_from(more).unwrap_or(0), "; see all by --all");
 }
 
-fn count(of: usize, one: &str, more: &str) -> String {
-    format!("{of} {}", if of == 1 { one } else { more })
+fn joined(values: &Value, separator: &str) -> String {
+    let values: Vec<_> = list(values).iter().map(cell).collect();
+    values.join(separator)
 }
 
-fn time(at: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(at).to_string()
+fn count(of: &Value, one: &str, more: &str) -> String {
+    format!("{of} {}", if *of == 1 { one } else { more })
 }
 
-fn ago(now: SystemTime, at: SystemTime) -> String {
+/// Formats the time since `at`; `never` for a time that is null.
+fn ago(now: SystemTime, at: &Value) -> String {
+    let Ok(at) = humantime::parse_rfc3339(&cell(at)) else {
+        return "never".to_owned();
+    };
     match now.duration_since(at).unwrap_or_default().as_secs() {
         0 => "just now".to_owned(),
         seconds => format!("{} ago", span(seconds)),
     }
 }
 
-fn ago_or_never(now: SystemTime, at: Option<SystemTime>) -> String {
-    at.map_or_else(|| "never".to_owned(), |at| ago(now, at))
-}
-
-fn until(now: SystemTime, at: SystemTime) -> String {
-    match at.duration_since(now) {
+/// Formats the time until `at`; none if that is not RFC 3339.
+fn until(now: SystemTime, at: &Value) -> Option<String> {
+    let end = humantime::parse_rfc3339(at.as_str()?).ok()?;
+    Some(match end.duration_since(now) {
         Ok(left) => format!("in {}", span(left.as_secs())),
         Err(_) => ago(now, at),
-    }
+    })
 }
 
 /// Formats the two largest units of a duration.

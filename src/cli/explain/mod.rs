@@ -94,14 +94,12 @@ fn print_error(why: &str) -> ExitCode {
 }
 
 fn print_answer(answer: &Answer, json: bool) -> ExitCode {
-    let text = match json {
-        true => serde_json::to_string_pretty(answer).unwrap_or_default() + "\n",
-        false => text::page(answer),
+    let text = if json {
+        serde_json::to_string_pretty(answer).unwrap_or_default() + "\n"
+    } else {
+        text::page(answer)
     };
     // A reader that closes the pipe is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    match answer.outcome.opened {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    }
+    ExitCode::from(u8::from(!answer.outcome.opened))
 }

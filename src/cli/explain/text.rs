@@ -5,8 +5,6 @@ use crate::explain::{Answer, EndpointRow, EntryRow, GroupRow, LookupRow};
 
 /// Limit below which odds are printed as 0: the endpoint serves only if no other is left.
 const NEGLIGIBLE_PROBABILITY: f64 = 1e-9;
-/// Limit of a table whose rows are limited already.
-const ALL: usize = usize::MAX;
 /// Advice after the number of rows that are not listed.
 const SEE_ALL: &str = "; see all by --all";
 
@@ -91,7 +89,6 @@ impl Page {
         let notes: Vec<_> = spill.into_iter().chain(latency).collect();
         self.field("Tiers", &notes.join("; "));
         self.0.table(
-            ALL,
             &answer.groups,
             &[
                 ("SHARE", &|group| percent(group.share)),
@@ -121,7 +118,6 @@ impl Page {
                 or_dash(Some(&row.locality).filter(|locality| !locality.is_empty()))
             };
             self.0.table(
-                ALL,
                 &answer.endpoints,
                 &[
                     ("ODDS", &|row| percent(row.odds)),
@@ -140,7 +136,6 @@ impl Page {
             self.0.line("");
             self.field("Not used", "");
             self.0.table(
-                ALL,
                 &answer.unused,
                 &[
                     ("WORKLOAD", &|row| row.workload.to_string()),

@@ -1,5 +1,7 @@
 //! Tests of the three routers, by single requests.
 
+mod istioctl;
+
 use std::path::Path;
 
 use axum::body::{Body, to_bytes};
