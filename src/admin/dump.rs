@@ -6,22 +6,22 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use serde::ser::{SerializeMap, SerializeSeq};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::status::evacuated;
 use super::view::{Member, View, key_of};
-use super::{AdminState, policies, stream};
-use crate::snapshot::Protocol;
-use crate::snapshot::mesh::{self, Locality, Place};
+use super::{AdminState, stream};
+use crate::snapshot::authorization::{Action, Condition, Match, Policy, PolicyScope, StringMatch};
+use crate::snapshot::mesh::{GatewayAddress, Place, Service, Workload};
 use crate::status::{Certificate, CertificateInfo};
 
 /// Answers with the dump as indented JSON.
@@ -50,14 +50,14 @@ impl Serialize for Dump<'_> {
         dump.serialize_entry("version", &json!({ "version": env!("CARGO_PKG_VERSION") }))?;
         dump.serialize_entry("config", &**state.config.load())?;
         dump.serialize_entry("strait", &strait_section(state, view))?;
-        let services = || view.services().map(|service| Service::of(service, view));
-        dump.serialize_entry("services", &LazyList(services))?;
-        let workloads = || view.workloads().map(Workload::of);
-        dump.serialize_entry("workloads", &LazyList(workloads))?;
-        let policies = || {
-            let policies = snapshot.policies.iter();
-            policies.map(|one| policies::Policy::of(one))
+        let services = || {
+            view.services()
+                .map(|service| service_to_json(service, view))
         };
+        dump.serialize_entry("services", &LazyList(services))?;
+        let workloads = || view.workloads().map(workload_to_json);
+        dump.serialize_entry("workloads", &LazyList(workloads))?;
+        let policies = || snapshot.policies.iter().map(|one| policy_to_json(one));
         dump.serialize_entry("policies", &LazyList(policies))?;
         dump.serialize_entry("certificates", &certificates(state))?;
         // Tunnels are not listed individually: see `inFlight` of the endpoints.
@@ -89,7 +89,7 @@ fn strait_section(state: &AdminState, view: &View<'_>) -> Value {
         "pending": state.status.list_pending(),
         "discovery": state.status.discovery(),
         "reloads": reloads,
-        "listeners": state.listeners.rows(),
+        "listeners": (state.listeners)(),
     })
 }
 
@@ -102,309 +102,289 @@ where
     I: Iterator<Item: Serialize>,
 {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list = serializer.serialize_seq(None)?;
-        for item in (self.0)() {
-            list.serialize_element(&item)?;
+        serializer.collect_seq((self.0)())
+    }
+}
+
+fn service_to_json(service: &Service, view: &View<'_>) -> Value {
+    let vips = service.vips.iter();
+    let vips: Vec<_> = vips
+        .map(|(network, ip)| format!("{network}/{ip}"))
+        .collect();
+    let members = view.members(service).into_iter();
+    // All workloads of the service, used or not.
+    let endpoints: BTreeMap<_, _> = members
+        .map(|member| (&*member.workload.uid, endpoint_to_json(&member, service)))
+        .collect();
+    let waypoints = service.waypoints.iter();
+    let weighted: Vec<_> = waypoints
+        .map(|one| json!({ "destination": gateway_to_json(&one.gateway), "weight": one.weight }))
+        .collect();
+    let preferences = service.preferences.iter();
+    let preferences: Vec<_> = preferences.map(|one| format!("{one:?}")).collect();
+    let mode = match (service.passthrough, service.strict, preferences.is_empty()) {
+        (true, ..) => "Passthrough",
+        (_, true, _) => "Strict",
+        (.., false) => "Failover",
+        _ => "Standard",
+    };
+    let health = if service.allow_unhealthy {
+        "AllowAll"
+    } else {
+        "OnlyHealthy"
+    };
+    json!({
+        "name": service.name,
+        "namespace": service.namespace,
+        "hostname": service.hostname,
+        "vips": vips,
+        "ports": service.ports,
+        "endpoints": endpoints,
+        "subjectAltNames": service.subject_alt_names,
+        "waypoint": service.waypoints.first().map(|one| gateway_to_json(&one.gateway)),
+        "weightedWaypoints": weighted,
+        "loadBalancer": {
+            "routingPreferences": preferences,
+            "mode": mode,
+            "healthPolicy": health,
+        },
+        "canonical": service.canonical,
+    })
+}
+
+/// Converts a gateway or waypoint. Its destination is `namespace/hostname` or `network/ip`.
+fn gateway_to_json(gateway: &GatewayAddress) -> Value {
+    let destination = match &gateway.place {
+        Place::Name(name) => name.clone(),
+        Place::Address(network, ip) => format!("{network}/{ip}"),
+    };
+    json!({ "destination": destination, "hboneMtlsPort": gateway.port })
+}
+
+/// Converts a workload of a service. The live state is an addition to istioctl's keys.
+fn endpoint_to_json(member: &Member<'_>, service: &Service) -> Value {
+    let targets = member.targets.iter();
+    let targets: BTreeMap<_, _> = targets.map(|(port, target)| (*port, *target)).collect();
+    let (mut ejected, mut in_flight, mut addresses) = (false, 0_u32, Vec::new());
+    let mut unused = BTreeMap::new();
+    let mut seen = HashSet::new();
+    for port in &member.ports {
+        // Ports that are dialled at one address share one state, which is counted once.
+        if let Some(found) = port.endpoint.filter(|found| seen.insert(found.address)) {
+            ejected |= port.ejected;
+            in_flight = in_flight.saturating_add(found.state.in_flight());
+            addresses.push(found.address);
         }
-        list.end()
+        unused.extend(port.unused.as_ref().map(|why| (port.port, why)));
+    }
+    addresses.sort_unstable();
+    json!({
+        "workloadUid": member.workload.uid,
+        "service": key_of(service),
+        "port": targets,
+        "status": health_of(member.workload),
+        "weight": member.workload.capacity,
+        "ejected": ejected,
+        "inFlight": in_flight,
+        "addresses": addresses,
+        "unused": unused,
+    })
+}
+
+fn health_of(workload: &Workload) -> &'static str {
+    if workload.healthy {
+        "Healthy"
+    } else {
+        "Unhealthy"
     }
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Service<'a> {
-    name: &'a str,
-    namespace: &'a str,
-    hostname: &'a str,
-    vips: Vec<String>,
-    ports: &'a BTreeMap<u16, u16>,
-    /// All workloads of the service by uid, used or not.
-    endpoints: BTreeMap<&'a str, Endpoint<'a>>,
-    subject_alt_names: &'a [String],
-    waypoint: Option<Gateway>,
-    weighted_waypoints: Vec<WeightedWaypoint>,
-    load_balancer: LoadBalancer,
-    canonical: bool,
+fn workload_to_json(workload: &Workload) -> Value {
+    let network_mode = if workload.host_network {
+        "HostNetwork"
+    } else {
+        "Standard"
+    };
+    let services: Vec<_> = workload.services.keys().collect();
+    json!({
+        "uid": workload.uid,
+        "workloadIps": workload.addresses,
+        "waypoint": null,
+        "networkGateway": workload.network_gateway.as_deref().map(gateway_to_json),
+        "protocol": workload.protocol,
+        "networkMode": network_mode,
+        "name": workload.name(),
+        "namespace": workload.namespace,
+        "trustDomain": workload.trust_domain,
+        "serviceAccount": workload.service_account,
+        "network": workload.network,
+        "workloadName": workload.workload_name,
+        "workloadType": workload.workload_type,
+        "canonicalName": workload.canonical_name,
+        "canonicalRevision": workload.canonical_revision,
+        "hostname": workload.hostname,
+        "node": workload.node,
+        "status": health_of(workload),
+        "clusterId": workload.cluster,
+        "locality": workload.locality,
+        "services": services,
+        "capacity": workload.capacity,
+        "authorizationPolicies": workload.policies,
+    })
 }
 
-/// Gateway or waypoint.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Gateway {
-    /// `namespace/hostname` or `network/ip`.
-    destination: String,
-    hbone_mtls_port: u16,
-}
-
-#[derive(Debug, Serialize)]
-struct WeightedWaypoint {
-    destination: Gateway,
-    weight: u32,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct LoadBalancer {
-    routing_preferences: Vec<String>,
-    mode: &'static str,
-    health_policy: &'static str,
-}
-
-/// Workload of a service. The live state is an addition to istioctl's keys.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Endpoint<'a> {
-    workload_uid: &'a str,
-    service: String,
-    port: BTreeMap<u16, u16>,
-    status: &'static str,
-    weight: u32,
-    ejected: bool,
-    in_flight: u32,
-    addresses: Vec<SocketAddr>,
-    /// Reason why it is not used, by service port.
-    unused: BTreeMap<u16, String>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Workload<'a> {
-    uid: &'a str,
-    workload_ips: &'a [IpAddr],
-    waypoint: Option<Gateway>,
-    network_gateway: Option<Gateway>,
-    protocol: Protocol,
-    network_mode: &'static str,
-    name: &'a str,
-    namespace: &'a str,
-    trust_domain: &'a str,
-    service_account: &'a str,
-    network: &'a str,
-    workload_name: &'a str,
-    workload_type: &'a str,
-    canonical_name: &'a str,
-    canonical_revision: &'a str,
-    hostname: &'a str,
-    node: &'a str,
-    status: &'static str,
-    cluster_id: &'a str,
-    locality: &'a Locality,
-    services: Vec<&'a str>,
-    capacity: u32,
-    authorization_policies: &'a [Arc<str>],
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CertificateDump {
-    identity: String,
-    state: String,
-    cert_chain: Vec<Cert>,
-    root_certs: Vec<Cert>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Cert {
-    /// Base64 of the PEM text, as istioctl expects it.
-    pem: String,
-    serial_number: String,
-    valid_from: String,
-    expiration_time: String,
-}
-
-impl<'a> Service<'a> {
-    fn of(service: &'a mesh::Service, view: &View<'a>) -> Self {
-        let vip = |(network, ip): &(String, IpAddr)| format!("{network}/{ip}");
-        let members = view.members(service);
-        let endpoints = members.into_iter().map(|member| {
-            let uid = &*member.workload.uid;
-            (uid, Endpoint::of(member, key_of(service)))
-        });
-        let weighted = |waypoint: &mesh::Waypoint| WeightedWaypoint {
-            destination: Gateway::of(&waypoint.gateway),
-            weight: waypoint.weight,
-        };
-        let waypoints = &service.waypoints;
-        Self {
-            name: &service.name,
-            namespace: &service.namespace,
-            hostname: &service.hostname,
-            vips: service.vips.iter().map(vip).collect(),
-            ports: &service.ports,
-            endpoints: endpoints.collect(),
-            subject_alt_names: &service.subject_alt_names,
-            waypoint: waypoints.first().map(|one| Gateway::of(&one.gateway)),
-            weighted_waypoints: waypoints.iter().map(weighted).collect(),
-            load_balancer: LoadBalancer::of(service),
-            canonical: service.canonical,
-        }
-    }
-}
-
-impl Gateway {
-    fn of(gateway: &mesh::GatewayAddress) -> Self {
-        Self {
-            destination: match &gateway.place {
-                Place::Name(name) => name.clone(),
-                Place::Address(network, ip) => format!("{network}/{ip}"),
-            },
-            hbone_mtls_port: gateway.port,
-        }
-    }
-}
-
-impl LoadBalancer {
-    fn of(service: &mesh::Service) -> Self {
-        let preferences = &service.preferences;
-        Self {
-            routing_preferences: preferences.iter().map(|one| format!("{one:?}")).collect(),
-            mode: match (service.passthrough, service.strict, preferences.is_empty()) {
-                (true, ..) => "Passthrough",
-                (_, true, _) => "Strict",
-                (.., false) => "Failover",
-                _ => "Standard",
-            },
-            health_policy: match service.allow_unhealthy {
-                true => "AllowAll",
-                false => "OnlyHealthy",
-            },
-        }
-    }
-}
-
-impl<'a> Endpoint<'a> {
-    fn of(member: Member<'a>, service: String) -> Self {
-        let mut endpoint = Self {
-            workload_uid: &member.workload.uid,
-            service,
-            port: member
-                .targets
-                .iter()
-                .map(|(port, target)| (*port, *target))
-                .collect(),
-            status: status_of(member.workload),
-            weight: member.workload.capacity,
-            ejected: false,
-            in_flight: 0,
-            addresses: Vec::new(),
-            unused: BTreeMap::new(),
-        };
-        let mut seen = HashSet::new();
-        for port in member.ports {
-            // Ports that are dialled at one address share one state, which is counted once.
-            if let Some(found) = port.endpoint.filter(|found| seen.insert(found.address)) {
-                endpoint.ejected |= port.ejected;
-                endpoint.in_flight = endpoint.in_flight.saturating_add(found.state.in_flight());
-                endpoint.addresses.push(found.address);
-            }
-            endpoint
-                .unused
-                .extend(port.unused.map(|why| (port.port, why)));
-        }
-        endpoint.addresses.sort_unstable();
-        endpoint
-    }
-}
-
-fn status_of(workload: &mesh::Workload) -> &'static str {
-    match workload.healthy {
-        true => "Healthy",
-        false => "Unhealthy",
-    }
-}
-
-impl<'a> Workload<'a> {
-    fn of(workload: &'a mesh::Workload) -> Self {
-        let mesh::Workload {
-            uid,
-            addresses: workload_ips,
-            ..
-        } = workload;
-        Self {
-            uid,
-            workload_ips,
-            waypoint: None,
-            network_gateway: workload.network_gateway.as_deref().map(Gateway::of),
-            protocol: workload.protocol,
-            network_mode: match workload.host_network {
-                true => "HostNetwork",
-                false => "Standard",
-            },
-            name: workload.name(),
-            namespace: &workload.namespace,
-            trust_domain: &workload.trust_domain,
-            service_account: &workload.service_account,
-            network: &workload.network,
-            workload_name: &workload.workload_name,
-            workload_type: &workload.workload_type,
-            canonical_name: &workload.canonical_name,
-            canonical_revision: &workload.canonical_revision,
-            hostname: &workload.hostname,
-            node: &workload.node,
-            status: status_of(workload),
-            cluster_id: &workload.cluster,
-            locality: &workload.locality,
-            services: workload.services.keys().map(|name| &**name).collect(),
-            capacity: workload.capacity,
-            authorization_policies: &workload.policies,
-        }
-    }
-}
-
-fn certificates(state: &AdminState) -> Vec<CertificateDump> {
+fn certificates(state: &AdminState) -> Vec<Value> {
     let certificates = state.status.certificates().into_iter();
-    certificates.map(CertificateDump::of).collect()
+    certificates.map(certificate_to_json).collect()
 }
 
-impl CertificateDump {
-    fn of(certificate: Certificate) -> Self {
-        let certs = |infos: Vec<CertificateInfo>| infos.into_iter().map(Cert::of).collect();
-        Self {
-            identity: certificate.identity,
-            state: certificate.state,
-            cert_chain: certs(certificate.chain),
-            root_certs: certs(certificate.roots),
-        }
-    }
+fn certificate_to_json(certificate: Certificate) -> Value {
+    let certs = |infos: &[CertificateInfo]| -> Vec<_> {
+        let infos = infos.iter();
+        infos
+            .map(|info| {
+                json!({
+                    // istioctl expects base64 of the PEM text.
+                    "pem": BASE64_STANDARD.encode(&info.pem),
+                    "serialNumber": info.serial,
+                    "validFrom": info.valid_from,
+                    "expirationTime": info.expires,
+                })
+            })
+            .collect()
+    };
+    json!({
+        "identity": certificate.identity,
+        "state": certificate.state,
+        "certChain": certs(&certificate.chain),
+        "rootCerts": certs(&certificate.roots),
+    })
 }
 
-impl Cert {
-    fn of(info: CertificateInfo) -> Self {
-        Self {
-            pem: base64(info.pem.as_bytes()),
-            serial_number: info.serial,
-            valid_from: info.valid_from,
-            expiration_time: info.expires,
-        }
-    }
+/// Converts a policy. It matches if one of its rules matches, a rule if all of its clauses match,
+/// a clause if one of its matches does.
+fn policy_to_json(policy: &Policy) -> Value {
+    let rules: Vec<Vec<Vec<Value>>> = policy
+        .rules
+        .iter()
+        .map(|rule| {
+            let clauses = rule.clauses.iter();
+            let clauses = clauses.map(|one| one.matches.iter().map(match_to_json).collect());
+            clauses.collect()
+        })
+        .collect();
+    json!({
+        "name": policy.name,
+        "namespace": policy.namespace,
+        "scope": match policy.scope {
+            PolicyScope::Global => "Global",
+            PolicyScope::Namespace => "Namespace",
+            PolicyScope::Selected => "WorkloadSelector",
+        },
+        "action": match policy.action {
+            Action::Allow => "Allow",
+            Action::Deny => "Deny",
+        },
+        "rules": rules,
+        "dryRun": policy.dry_run,
+        // True if it replaces a policy that could not be read. istioctl does not know this key.
+        "unreadable": policy.unreadable,
+    })
 }
 
-/// Encodes RFC 4648 base64 with padding. Twelve lines are cheaper than a dependency.
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |i: usize| usize::from(chunk.get(i).copied().unwrap_or(0));
-        let group = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for (i, shift) in [18, 12, 6, 0].into_iter().enumerate() {
-            let digit = ALPHABET.get(group >> shift & 63).copied().unwrap_or(b'=');
-            out.push(char::from(if i <= chunk.len() { digit } else { b'=' }));
+/// Converts a match. Empty lists are omitted.
+fn match_to_json(of: &Match) -> Value {
+    let mut fields = serde_json::Map::new();
+    let mut put = |name: &str, not: &str, (any, none): (Vec<Value>, Vec<Value>)| {
+        for (name, list) in [(name, any), (not, none)] {
+            if !list.is_empty() {
+                fields.insert(name.to_owned(), list.into());
+            }
         }
+    };
+    put("namespaces", "notNamespaces", values(&of.namespaces, text));
+    put("principals", "notPrincipals", values(&of.principals, text));
+    let accounts = values(&of.service_accounts, account);
+    put("serviceAccounts", "notServiceAccounts", accounts);
+    let sources = values(&of.source_ips, |net| json!(net));
+    put("sourceIps", "notSourceIps", sources);
+    let destinations = values(&of.destination_ips, |net| json!(net));
+    put("destinationIps", "notDestinationIps", destinations);
+    let ports = values(&of.destination_ports, |port| json!(port));
+    put("destinationPorts", "notDestinationPorts", ports);
+    Value::Object(fields)
+}
+
+fn account((namespace, name): &(String, String)) -> Value {
+    json!({ "namespace": namespace, "serviceAccount": name })
+}
+
+fn values<T>(condition: &Condition<T>, shown: impl Fn(&T) -> Value) -> (Vec<Value>, Vec<Value>) {
+    let list = |of: &[T]| of.iter().map(&shown).collect();
+    (list(&condition.any), list(&condition.none))
+}
+
+fn text(of: &StringMatch) -> Value {
+    match of {
+        StringMatch::Exact(text) => json!({ "Exact": text }),
+        StringMatch::Prefix(text) => json!({ "Prefix": text }),
+        StringMatch::Suffix(text) => json!({ "Suffix": text }),
+        StringMatch::Presence => json!({ "Presence": [] }),
     }
-    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::authorization::{Clause, Rule};
 
     #[test]
-    fn base64_gives_the_vectors_of_rfc_4648() {
-        let vectors = ["", "f", "fo", "foo", "foob", "fooba", "foobar"].map(str::as_bytes);
-        let expected = [
-            "", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy",
-        ];
-        assert_eq!(vectors.map(base64), expected);
+    fn a_policy_has_the_keys_of_ztunnel_and_only_those_that_say_something() {
+        let of = Match {
+            namespaces: Condition {
+                any: vec![StringMatch::Exact("shop".into())],
+                none: vec![StringMatch::Prefix("dev-".into())],
+            },
+            principals: Condition {
+                any: Vec::new(),
+                none: vec![StringMatch::Presence],
+            },
+            service_accounts: Condition {
+                any: vec![("shop".into(), "checkout".into())],
+                none: Vec::new(),
+            },
+            source_ips: Condition {
+                any: vec!["10.0.0.0/8".parse().expect("a network")],
+                none: Vec::new(),
+            },
+            destination_ports: Condition {
+                any: vec![80],
+                none: Vec::new(),
+            },
+            ..Match::default()
+        };
+        let policy = Policy {
+            name: "p".into(),
+            namespace: "app".into(),
+            scope: PolicyScope::Selected,
+            action: Action::Allow,
+            rules: vec![Rule {
+                clauses: vec![Clause { matches: vec![of] }],
+            }],
+            dry_run: true,
+            unreadable: false,
+        };
+        let shown = policy_to_json(&policy);
+        let want = json!({
+            "name": "p", "namespace": "app", "scope": "WorkloadSelector", "action": "Allow",
+            "rules": [[[{
+                "namespaces": [{"Exact": "shop"}], "notNamespaces": [{"Prefix": "dev-"}],
+                "notPrincipals": [{"Presence": []}],
+                "serviceAccounts": [{"namespace": "shop", "serviceAccount": "checkout"}],
+                "sourceIps": ["10.0.0.0/8"], "destinationPorts": [80],
+            }]]],
+            "dryRun": true, "unreadable": false,
+        });
+        assert_eq!(shown, want);
     }
 }

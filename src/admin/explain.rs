@@ -1,93 +1,35 @@
 //! GET `/explain`: outcome of a tunnel, without opening it. The handler computes the answer.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::explain::Question;
+use crate::explain::{Answer, Question};
 
 use super::{AdminState, stream};
 
-/// Answer, which is written as JSON.
-pub type AnswerWriter = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
-
-type Parameters = BTreeMap<String, String>;
-
 /// Function that answers the question, or returns the mistake in it.
-#[derive(Clone)]
-pub struct ExplainHandler(Arc<Handler>);
-
-type Handler = dyn Fn(&Question) -> Result<AnswerWriter, String> + Send + Sync;
-
-impl ExplainHandler {
-    /// Wraps the function.
-    pub fn new(
-        say: impl Fn(&Question) -> Result<AnswerWriter, String> + Send + Sync + 'static,
-    ) -> Self {
-        Self(Arc::new(say))
-    }
-}
-
-impl fmt::Debug for ExplainHandler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Explains")
-    }
-}
+pub type ExplainHandler = Arc<dyn Fn(&Question) -> Result<Answer, String> + Send + Sync>;
 
 /// Responds with the answer, or with 400 to an invalid query. A service with many endpoints takes
 /// long, so both the computation and the writing use blocking threads.
 pub(super) async fn explain(
     State(state): State<AdminState>,
-    Query(parameters): Query<Parameters>,
+    Query(question): Query<Question>,
 ) -> Response {
-    let made = tokio::task::spawn_blocking(move || (state.explain.0)(&parse(&parameters)?));
-    match made.await {
-        Ok(Ok(written)) => {
-            let body = stream::body(move |pieces| written(pieces));
+    match tokio::task::spawn_blocking(move || (state.explain)(&question)).await {
+        Ok(Ok(answer)) => {
+            let body = stream::body(move |pieces| {
+                serde_json::to_writer(pieces, &answer).map_err(io::Error::from)
+            });
             ([(header::CONTENT_TYPE, "application/json")], body).into_response()
         }
         Ok(Err(why)) => (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
-}
-
-/// Parses the parameters of a query, with the keys of [`Question::parameters`].
-///
-/// # Errors
-/// An unknown key or an invalid address.
-fn parse(parameters: &Parameters) -> Result<Question, String> {
-    let mut question = Question::default();
-    for (key, value) in parameters {
-        let text = || Some(value.clone());
-        match &**key {
-            "from" => question.from = text(),
-            "cluster" => question.cluster = text(),
-            "to" => question.to = text(),
-            "sni" => question.sni = text(),
-            "alpn" => question.alpn = value.split(',').map(Into::into).collect(),
-            "listener" => question.listener = text(),
-            "origin" => question.origin = text(),
-            "address" => {
-                let address = value.parse().map_err(|_| {
-                    format!("address is {value:?}; write an IP address, such as 192.0.2.1")
-                });
-                question.address = Some(address?);
-            }
-            "all" => question.all = true,
-            other => {
-                return Err(format!(
-                    "there is no parameter {other:?}; write from, cluster, to, sni, alpn, \
-                     listener, origin, address or all"
-                ));
-            }
-        }
-    }
-    Ok(question)
 }
 
 #[cfg(test)]
@@ -102,7 +44,10 @@ mod tests {
         let router = admin_router(fixture.state.clone());
         let (status, body) = ask(router.clone(), "GET", "/explain?to=a%3A80&all=").await;
         assert_eq!(status, StatusCode::OK);
-        assert_eq!(body, r#"[("to", "a:80"), ("all", "")]"#);
+        let answer: Answer = serde_json::from_str(&body).expect("an answer");
+        assert_eq!(answer.notes, ["to=a%3A80&all=true"]);
+        let (status, _) = ask(router.clone(), "GET", "/explain?too=a%3A80").await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
         let (status, body) = ask(router, "GET", "/explain?to=wrong").await;
         assert_eq!(
             (status, &*body),

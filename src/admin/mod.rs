@@ -4,34 +4,29 @@
 //! admin pages can stop the process and are bound to loopback. `app` binds the listeners and
 //! passes each to [`serve`].
 
-pub mod columns;
 mod dump;
 mod explain;
 mod guard;
-mod holders;
-mod issuers;
-mod levels;
-mod listeners;
-mod place;
-mod policies;
-mod reach;
 mod regions;
 mod scrape;
 mod server;
 mod status;
 mod stream;
-mod text;
+pub mod text;
 mod view;
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware;
 use axum::routing::{MethodRouter, get, post};
+use serde::Deserialize;
 
 use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
@@ -41,15 +36,18 @@ use crate::telemetry::{LogHandle, Metrics};
 
 use scrape::Scrapes;
 
-pub use explain::{AnswerWriter, ExplainHandler};
-pub use holders::{DescriptorUsage, DescriptorUsageSource};
-pub use issuers::{IssuerRow, IssuerSource};
-pub use listeners::{ListenerRow, ListenerSource, ListenerState};
+pub use explain::ExplainHandler;
 pub use server::{Limits, serve};
-pub use view::DenyLookup;
+pub use status::{DescriptorUsage, HOLDERS_SHOWN, IssuerRow, ListenerRow, ListenerState};
+
+/// Function that returns state of the running gateway.
+pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
+
+/// Function that returns the rule of the data path that denies an address.
+pub type DenyLookup = Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>;
 
 /// State that the admin pages show and change.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct AdminState {
     /// Snapshot that the data path reads.
     pub reader: Reader,
@@ -67,14 +65,20 @@ pub struct AdminState {
     pub config: Arc<ArcSwap<Config>>,
     /// Deny list of addresses.
     pub deny_list: DenyLookup,
-    /// Holders of the data path's descriptors.
-    pub holders: DescriptorUsageSource,
+    /// Usage of the data path's descriptors, with at most [`HOLDERS_SHOWN`] holders.
+    pub holders: Source<DescriptorUsage>,
     /// Issuers of peers' certificates.
-    pub issuers: IssuerSource,
+    pub issuers: Source<Vec<IssuerRow>>,
     /// Explanations of the outcome of a tunnel.
     pub explain: ExplainHandler,
     /// Listeners of the data path.
-    pub listeners: ListenerSource,
+    pub listeners: Source<Vec<ListenerRow>>,
+}
+
+impl fmt::Debug for AdminState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdminState").finish_non_exhaustive()
+    }
 }
 
 /// Index page of the admin port.
@@ -122,8 +126,8 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/config_dump", get(dump::config_dump))
         .route("/explain", get(explain::explain))
         .route("/status", get(status::status))
-        .route("/drain/region", get(regions::preview).post(regions::drain))
-        .route("/logging", post(levels::logging))
+        .route("/drain/region", get(regions::drain).post(regions::drain))
+        .route("/logging", post(logging))
         .route("/quitquitquit", post(quit))
         .route(
             "/ready",
@@ -176,7 +180,34 @@ async fn quit(State(state): State<AdminState>) -> &'static str {
     "shutting down\n"
 }
 
-#[cfg(test)]
-mod istioctl;
+/// Query parameters: `?level=info,mod=debug` and `?reset`, which needs no value.
+#[derive(Debug, Deserialize)]
+struct LogParameters {
+    level: Option<String>,
+    reset: Option<String>,
+}
+
+/// Changes the log level, and answers with the level in use. Resets first if both parameters are
+/// given, like ztunnel.
+async fn logging(
+    State(state): State<AdminState>,
+    Query(parameters): Query<LogParameters>,
+) -> (StatusCode, String) {
+    let changed = parameters.reset.is_some() || parameters.level.is_some();
+    if parameters.reset.is_some() {
+        state.log.reset();
+    }
+    if let Some(level) = parameters.level
+        && let Err(error) = state.log.set(&level)
+    {
+        return (StatusCode::BAD_REQUEST, format!("{error}\n"));
+    }
+    let current = state.log.current();
+    if changed {
+        tracing::info!(level = current, "log level changed by /logging");
+    }
+    (StatusCode::OK, format!("current log level is {current}\n"))
+}
+
 #[cfg(test)]
 mod tests;

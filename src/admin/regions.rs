@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use serde::Deserialize;
 
 use super::AdminState;
-use super::columns::escape_control;
+use super::text::escape_control;
 use super::view::key_of;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::Override;
@@ -35,41 +35,20 @@ pub(super) struct Parameters {
 /// Request of an operator about a region.
 struct DrainRequest {
     region: RegionPattern,
-    kind: Kind,
+    /// True if an evacuation is undone.
+    undo: bool,
+    /// True to evacuate even if a service would lose its last endpoints.
+    force: bool,
     /// True for the execution, false for a preview.
     is_execution: bool,
 }
 
-#[derive(Clone, Copy)]
-enum Kind {
-    /// Evacuate, unless a service would lose its last endpoints.
-    Evacuate,
-    /// Evacuate in any case.
-    Force,
-    /// Undo an evacuation.
-    Undo,
-}
-
-/// Evacuates a region or undoes that, and reports the result.
+/// Evacuates a region or undoes that, and reports the result. GET reports the result that the
+/// same POST would have.
 pub(super) async fn drain(
-    state: State<AdminState>,
-    parameters: Query<Parameters>,
-) -> (StatusCode, String) {
-    answer(state, parameters, true).await
-}
-
-/// Reports the result that [`drain`] would have.
-pub(super) async fn preview(
-    state: State<AdminState>,
-    parameters: Query<Parameters>,
-) -> (StatusCode, String) {
-    answer(state, parameters, false).await
-}
-
-async fn answer(
+    method: Method,
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,
-    is_real: bool,
 ) -> (StatusCode, String) {
     let region = parameters.region.as_deref().and_then(RegionPattern::parse);
     let Some(region) = region else {
@@ -80,15 +59,11 @@ async fn answer(
         let text = "that would leave nothing; to stop this gateway write /quitquitquit\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());
     }
-    let kind = match (&parameters.undo, &parameters.force) {
-        (Some(_), _) => Kind::Undo,
-        (None, Some(_)) => Kind::Force,
-        (None, None) => Kind::Evacuate,
-    };
     let order = DrainRequest {
         region,
-        kind,
-        is_execution: is_real,
+        undo: parameters.undo.is_some(),
+        force: parameters.force.is_some(),
+        is_execution: method == Method::POST,
     };
     // On a blocking thread: evaluating all services of a large mesh takes long.
     tokio::task::spawn_blocking(move || order.run(&state))
@@ -100,34 +75,39 @@ impl DrainRequest {
     /// Builds the next snapshot and evaluates it. Publishes it if this is no preview.
     fn run(&self, state: &AdminState) -> (StatusCode, String) {
         let region = self.region.clone();
+        let overrides = if self.undo {
+            Override::Restore(region)
+        } else {
+            Override::Evacuate(region)
+        };
         let change = Change {
-            overrides: Some(match self.kind {
-                Kind::Undo => Override::Restore(region),
-                Kind::Evacuate | Kind::Force => Override::Evacuate(region),
-            }),
+            overrides: Some(overrides),
             ..Change::default()
         };
-        let judge = |before: &Snapshot, next: &Snapshot| match self.kind {
-            Kind::Undo => self.undo(before),
-            Kind::Evacuate | Kind::Force => self.evacuate(before, next),
+        let judge = |before: &Snapshot, next: &Snapshot| {
+            if self.undo {
+                self.undo(before)
+            } else {
+                self.evacuate(before, next)
+            }
         };
-        let judged = if self.is_execution {
-            state.publisher.update_if(change, judge)
-        } else {
+        if !self.is_execution {
             let before = state.reader.snapshot();
-            judge(&before, &builder::build(&before, change))
-        };
-        match judged {
-            Ok(text) if self.is_execution => {
+            return match judge(&before, &builder::build(&before, change)) {
+                Ok(text) => (StatusCode::OK, format!("{text}nothing was changed\n")),
+                Err(refused) => refused,
+            };
+        }
+        match state.publisher.update_if(change, judge) {
+            Ok(text) => {
                 let region = &self.region;
-                match self.kind {
-                    Kind::Undo => tracing::info!(%region, "put back by /drain/region"),
-                    Kind::Evacuate => tracing::info!(%region, "evacuated by /drain/region"),
-                    Kind::Force => tracing::info!(%region, "evacuated by /drain/region, by force"),
+                match (self.undo, self.force) {
+                    (true, _) => tracing::info!(%region, "put back by /drain/region"),
+                    (_, false) => tracing::info!(%region, "evacuated by /drain/region"),
+                    (_, true) => tracing::info!(%region, "evacuated by /drain/region, by force"),
                 }
                 (StatusCode::OK, text)
             }
-            Ok(text) => (StatusCode::OK, format!("{text}nothing was changed\n")),
             Err(refused) => refused,
         }
     }
@@ -136,13 +116,10 @@ impl DrainRequest {
         let Self { region, .. } = self;
         let evacuated = &before.balancing.evacuated;
         let is_new = !evacuated.contains(region);
-        let all = next.mesh.workloads.len();
-        let there = count(next, region);
+        let (all, there) = (next.mesh.workloads.len(), count(next, region));
         if there == 0 && is_new {
-            let text = format!(
-                "{region} cannot be evacuated: no workload is there{}\n",
-                known_places_hint(next, region)
-            );
+            let hint = known_places_hint(next, region);
+            let text = format!("{region} cannot be evacuated: no workload is there{hint}\n");
             return Err((StatusCode::NOT_FOUND, text));
         }
         if is_new && evacuated.len() >= EVACUATED_MAX {
@@ -150,53 +127,43 @@ impl DrainRequest {
             return Err((StatusCode::CONFLICT, text));
         }
         let lost = services_without_endpoints(before, next);
-        if let (Kind::Evacuate, false) = (self.kind, lost.is_empty()) {
+        let names = join_names(&lost);
+        if !lost.is_empty() && !self.force {
             let text = format!(
-                "{region} is not evacuated: no endpoint would be left for {}; write --force to \
-                 refuse their tunnels\n",
-                join_names(&lost)
+                "{region} is not evacuated: no endpoint would be left for {names}; write --force \
+                 to refuse their tunnels\n"
             );
             return Err((StatusCode::CONFLICT, text));
         }
-        let is = self.tense("is", "would be");
+        let is = self.tense();
         let mut text = format!(
             "{region} {is} evacuated: new tunnels avoid it, open ones go on; it ends with --undo \
              or a restart\n{there} of {all} workloads are there\n"
         );
         if !lost.is_empty() {
-            text += &format!(
-                "no endpoint {is} left, and tunnels are refused: {}\n",
-                join_names(&lost)
-            );
+            text += &format!("no endpoint {is} left, and tunnels are refused: {names}\n");
         }
         Ok(text)
     }
 
     fn undo(&self, before: &Snapshot) -> Result<String, (StatusCode, String)> {
+        let Self { region, .. } = self;
         let evacuated = &before.balancing.evacuated;
-        if !evacuated.contains(&self.region) {
-            let others = match evacuated.is_empty() {
-                true => "no region is".to_owned(),
-                false => {
-                    let all = evacuated.iter().map(ToString::to_string);
-                    format!("these are: {}", join_names(&all.collect()))
-                }
-            };
-            let text = format!(
-                "{} was not evacuated by an operator; {others}\n",
-                self.region
-            );
-            return Err((StatusCode::NOT_FOUND, text));
+        if evacuated.contains(region) {
+            return Ok(format!("{region} {} used again\n", self.tense()));
         }
-        let is = self.tense("is", "would be");
-        Ok(format!("{} {is} used again\n", self.region))
+        let others = if evacuated.is_empty() {
+            "no region is".to_owned()
+        } else {
+            let all = evacuated.iter().map(ToString::to_string);
+            format!("these are: {}", join_names(&all.collect()))
+        };
+        let text = format!("{region} was not evacuated by an operator; {others}\n");
+        Err((StatusCode::NOT_FOUND, text))
     }
 
-    fn tense(&self, real: &'static str, judged: &'static str) -> &'static str {
-        match self.is_execution {
-            true => real,
-            false => judged,
-        }
+    fn tense(&self) -> &'static str {
+        if self.is_execution { "is" } else { "would be" }
     }
 }
 
@@ -218,10 +185,10 @@ fn known_places_hint(snapshot: &Snapshot, asked: &RegionPattern) -> String {
     };
     let mut places: BTreeSet<_> = workloads.map(|one| place(&one.locality)).collect();
     places.remove("");
-    match places.is_empty() {
-        true => ", as no `workloads[].locality` names a region".to_owned(),
-        false => format!("; write one of {}", join_names(&places)),
+    if places.is_empty() {
+        return ", as no `workloads[].locality` names a region".to_owned();
     }
+    format!("; write one of {}", join_names(&places))
 }
 
 /// Joins the names, at most [`NAMED_MAX`] of them.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::telemetry::Metrics;
@@ -34,8 +34,8 @@ pub(super) struct Scrapes {
 struct Format {
     content_type: &'static str,
     encode: fn(&Metrics) -> String,
-    last: Arc<Mutex<Option<Page>>>,
-    permits: Arc<Semaphore>,
+    /// The last page, after older ones that are still being sent.
+    pages: Arc<Mutex<Vec<Page>>>,
 }
 
 /// Encoded metrics.
@@ -45,26 +45,13 @@ struct Page {
     at: Instant,
 }
 
-/// Text of a page with its permit, which is released when the last client has received it.
-struct PermittedText {
-    text: String,
-    _place: OwnedSemaphorePermit,
-}
-
-impl AsRef<[u8]> for PermittedText {
-    fn as_ref(&self) -> &[u8] {
-        self.text.as_bytes()
-    }
-}
-
 impl Scrapes {
     /// Creates the answers; pages are sent again for the time `fresh`.
     pub(super) fn new(metrics: Arc<Metrics>, fresh: Duration) -> Arc<Self> {
         let format = |content_type, encode| Format {
             content_type,
             encode,
-            last: Arc::default(),
-            permits: Arc::new(Semaphore::new(PAGES_MAX)),
+            pages: Arc::default(),
         };
         Arc::new(Self {
             metrics,
@@ -88,9 +75,10 @@ impl Scrapes {
                 .to_str()
                 .is_ok_and(|value| value.contains("application/openmetrics-text"))
         });
-        let format = match names_openmetrics {
-            true => &self.openmetrics,
-            false => &self.plain,
+        let format = if names_openmetrics {
+            &self.openmetrics
+        } else {
+            &self.plain
         };
         match format.page(&self.metrics, self.lifetime).await {
             Some(bytes) => ([(header::CONTENT_TYPE, format.content_type)], bytes).into_response(),
@@ -100,39 +88,26 @@ impl Scrapes {
 }
 
 impl Format {
-    /// Returns the last page if it is fresh or no permit is left, otherwise a new one; none if
-    /// the encoding failed.
+    /// Returns the last page if it is fresh or too many are being sent, otherwise a new one; none
+    /// if the encoding failed.
     async fn page(&self, metrics: &Arc<Metrics>, fresh: Duration) -> Option<Bytes> {
         // A scrape that waits here for an encoding receives its page, unless pages expire
         // immediately.
-        let last = Arc::clone(&self.last).lock_owned().await;
-        let is_fresh = |page: &&Page| page.at.elapsed() < fresh;
-        if let Some(page) = last.as_ref().filter(is_fresh) {
-            return Some(page.bytes.clone());
+        let mut pages = Arc::clone(&self.pages).lock_owned().await;
+        let is_fresh = |page: &Page| page.at.elapsed() < fresh;
+        pages.retain(|page| is_fresh(page) || !page.bytes.is_unique());
+        if let Some(last) = pages.last()
+            && (is_fresh(last) || pages.len() >= PAGES_MAX)
+        {
+            return Some(last.bytes.clone());
         }
-        match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(place) => self.encoded(Arc::clone(metrics), last, place).await,
-            Err(_) => last.as_ref().map(|page| page.bytes.clone()),
-        }
-    }
-
-    /// Encodes a new page. The task keeps the lock if the client disconnects, so that the next
-    /// scrape does not start a second encoding.
-    async fn encoded(
-        &self,
-        metrics: Arc<Metrics>,
-        mut last: OwnedMutexGuard<Option<Page>>,
-        place: OwnedSemaphorePermit,
-    ) -> Option<Bytes> {
-        let encode = self.encode;
+        let (encode, metrics) = (self.encode, Arc::clone(metrics));
+        // The task keeps the lock if the client disconnects, so that the next scrape does not
+        // start a second encoding.
         let made = tokio::task::spawn_blocking(move || {
-            let text = encode(&metrics);
-            let bytes = Bytes::from_owner(PermittedText {
-                text,
-                _place: place,
-            });
+            let bytes = Bytes::from(encode(&metrics));
             let at = Instant::now();
-            *last = Some(Page {
+            pages.push(Page {
                 bytes: bytes.clone(),
                 at,
             });
@@ -200,6 +175,6 @@ mod tests {
         let gone = tokio::time::timeout(Duration::ZERO, scrapes.answer(&headers));
         drop(gone.await);
         assert!(counts(&scraped(&scrapes).await, 0));
-        assert_eq!(scrapes.plain.permits.available_permits(), PAGES_MAX - 1);
+        assert_eq!(scrapes.plain.pages.lock().await.len(), 1);
     }
 }

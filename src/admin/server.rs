@@ -6,10 +6,7 @@
 //! closed. `axum::serve` has neither deadlines nor a limit.
 
 use std::collections::VecDeque;
-use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -18,11 +15,11 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::io::InspectWriter;
 
 use crate::lifecycle::{Phase, wait_for_phase};
 
@@ -111,10 +108,11 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
     let _ = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER);
     let began = Instant::now();
     let last_write = Arc::new(Mutex::new(began));
-    let stream = ProgressStream {
-        stream,
-        taken: Arc::clone(&last_write),
-    };
+    let record = Arc::clone(&last_write);
+    // hyper copies whole bodies for a stream without vectored writes; this one has them.
+    let stream = InspectWriter::new(stream, move |_: &[u8]| {
+        *record.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
@@ -128,65 +126,6 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
         if due <= Instant::now() || timeout_at(due, &mut served).await.is_ok() {
             return;
         }
-    }
-}
-
-/// Stream that records the time of the last successful write.
-struct ProgressStream {
-    stream: TcpStream,
-    taken: Arc<Mutex<Instant>>,
-}
-
-impl ProgressStream {
-    fn record_write(&self, written: &Poll<io::Result<usize>>) {
-        if matches!(written, Poll::Ready(Ok(count)) if *count > 0) {
-            *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        }
-    }
-}
-
-impl AsyncRead for ProgressStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for ProgressStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.record_write(&written);
-        written
-    }
-
-    // Without vectored writes, hyper copies the whole body of an answer into its own buffer.
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.record_write(&written);
-        written
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

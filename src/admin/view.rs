@@ -2,33 +2,13 @@
 //! for each workload whether it is dialled, or the reason why not.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::DenyLookup;
 use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
 use crate::snapshot::{self, Endpoint, Snapshot, exclusion_reason};
-
-/// Lookup in the deny list of the data path. Returns the rule that denies an address.
-#[derive(Clone)]
-pub struct DenyLookup(Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>);
-
-impl DenyLookup {
-    /// Wraps the lookup.
-    pub fn new(
-        lookup: impl Fn(SocketAddr) -> Option<&'static str> + Send + Sync + 'static,
-    ) -> Self {
-        Self(Arc::new(lookup))
-    }
-}
-
-impl fmt::Debug for DenyLookup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Denies")
-    }
-}
 
 /// View of a snapshot.
 pub(super) struct View<'a> {
@@ -135,7 +115,7 @@ impl<'a> View<'a> {
                 None => "no service answers to this hostname; see the problems".to_owned(),
             });
         };
-        if let Some(rule) = (self.denies.0)(endpoint.address) {
+        if let Some(rule) = (self.denies)(endpoint.address) {
             return Some(format!("its address is {rule}; see dial.allow"));
         }
         let left = endpoint.state.ejected_for(self.now)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
-use crate::admin::{AnswerWriter, ExplainHandler};
+use crate::admin::ExplainHandler;
 use crate::config::{Config, Discovery};
 use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
@@ -49,7 +49,7 @@ pub(super) fn for_gateway(
     config: &Arc<ArcSwap<Config>>,
 ) -> ExplainHandler {
     let (gateway, config) = (Arc::clone(gateway), Arc::clone(config));
-    ExplainHandler::new(move |question| {
+    Arc::new(move |question| {
         let config = config.load();
         let world = ExplainState {
             snapshot: &gateway.reader.snapshot(),
@@ -59,10 +59,7 @@ pub(super) fn for_gateway(
             has_room: gateway.budget.has_room(),
             now: Instant::now(),
         };
-        let answer = explain::run(&world, question)?;
-        let written: AnswerWriter =
-            Box::new(move |to| serde_json::to_writer(to, &answer).map_err(Into::into));
-        Ok(written)
+        explain::run(&world, question)
     })
 }
 

@@ -9,10 +9,7 @@ use axum::Router;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tracing::error;
 
-use crate::admin::{
-    self, AdminState, DenyLookup, DescriptorUsage, DescriptorUsageSource, IssuerRow, IssuerSource,
-    Limits,
-};
+use crate::admin::{self, AdminState, DescriptorUsage, HOLDERS_SHOWN, IssuerRow, Limits, Source};
 use crate::config::Config;
 use crate::datapath::{DataPath, accept};
 use crate::lifecycle::Lifecycle;
@@ -52,17 +49,17 @@ impl Sockets {
             lifecycle: gateway.lifecycle.clone(),
             log: log.clone(),
             config: Arc::clone(&app.config),
-            deny_list: DenyLookup::new({
+            deny_list: {
                 let gateway = Arc::clone(gateway);
-                move |address| gateway.deny.denies(address)
-            }),
+                Arc::new(move |address| gateway.deny.denies(address))
+            },
             holders: descriptor_usage(gateway),
             issuers: issuers(gateway),
             explain: explain::for_gateway(gateway, &app.config),
-            listeners: admin::ListenerSource::new({
+            listeners: {
                 let listeners = Arc::clone(&app.listeners);
-                move || listeners.rows()
-            }),
+                Arc::new(move || listeners.rows())
+            },
         };
         let router = admin::admin_router(state);
         let lifecycle = &gateway.lifecycle;
@@ -114,10 +111,10 @@ pub(super) fn spawn(
 }
 
 /// Returns the source of the descriptor usage of the running gateway.
-fn descriptor_usage(gateway: &Arc<DataPath>) -> DescriptorUsageSource {
+fn descriptor_usage(gateway: &Arc<DataPath>) -> Source<DescriptorUsage> {
     let gateway = Arc::clone(gateway);
-    DescriptorUsageSource::new(move |most| {
-        let usage = gateway.admission.pool.usage(most);
+    Arc::new(move || {
+        let usage = gateway.admission.pool.usage(HOLDERS_SHOWN);
         let holders = usage.holders.iter();
         DescriptorUsage {
             used: usage.used,
@@ -131,9 +128,9 @@ fn descriptor_usage(gateway: &Arc<DataPath>) -> DescriptorUsageSource {
 
 /// Returns the source of the issuers that the running gateway has seen, with their current
 /// clusters.
-fn issuers(gateway: &Arc<DataPath>) -> IssuerSource {
+fn issuers(gateway: &Arc<DataPath>) -> Source<Vec<IssuerRow>> {
     let gateway = Arc::clone(gateway);
-    IssuerSource::new(move || {
+    Arc::new(move || {
         let seen = gateway.tls.issuers().into_iter();
         let snapshot = gateway.reader.load();
         seen.map(|seen| IssuerRow {

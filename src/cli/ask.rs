@@ -10,6 +10,7 @@ use clap::Args;
 use http::{Method, Request, StatusCode};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use serde::Serialize;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
@@ -58,24 +59,20 @@ pub(super) struct DumpArgs {
 /// Prints the status page. The exit code is the result of the readiness probe.
 pub(super) fn status(args: &StatusArgs) -> ExitCode {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let mut query = Vec::new();
-    query.extend(
-        args.service
-            .as_ref()
-            .map(|name| format!("service={}", percent_encode(name))),
-    );
-    query.extend(args.all.then(|| "all".to_owned()));
-    query.extend(args.json.then(|| "format=json".to_owned()));
-    query.extend((color && !args.json).then(|| "color".to_owned()));
-    let path = format!("/status?{}", query.join("&"));
+    let query = [
+        ("service", args.service.as_deref()),
+        ("all", args.all.then_some("")),
+        ("format", args.json.then_some("json")),
+        ("color", (color && !args.json).then_some("")),
+    ];
     run_admin_command(async {
-        let page = args.admin.request(Method::GET, &path).await?;
+        let page = args.admin.request(Method::GET, "/status", &query).await?;
         // The body of a 404 names the missing service; a 404 without a body is not from strait.
         if page.status == StatusCode::NOT_FOUND && args.service.is_some() {
             return page.print_refusal().await;
         }
         page.print_success().await?;
-        let ready = args.admin.request(Method::GET, "/ready").await?;
+        let ready = args.admin.request(Method::GET, "/ready", &()).await?;
         Ok(match ready.status {
             StatusCode::OK => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
@@ -85,21 +82,22 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
 
 pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     run_admin_command(async {
-        let dump = args.admin.request(Method::GET, "/config_dump").await?;
+        let dump = args.admin.request(Method::GET, "/config_dump", &()).await?;
         dump.print_success().await?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// Requests `path` by GET and passes the result to `done`: the whole body for status 200, the
-/// gateway's error message for 400.
+/// Requests `path` with `query` by GET and passes the result to `done`: the whole body for status
+/// 200, the gateway's error message for 400.
 pub(super) fn fetch_whole(
     admin: &Admin,
     path: &str,
+    query: &impl Serialize,
     done: impl FnOnce(Result<Vec<u8>, String>) -> anyhow::Result<ExitCode>,
 ) -> ExitCode {
     run_admin_command(async {
-        let answer = admin.request(Method::GET, path).await?;
+        let answer = admin.request(Method::GET, path, query).await?;
         let status = answer.status;
         match status {
             StatusCode::OK => done(Ok(answer.read().await?)),
@@ -140,8 +138,10 @@ impl Admin {
         &self,
         method: Method,
         path: &str,
+        query: &impl Serialize,
     ) -> anyhow::Result<AdminResponse> {
         let admin = self.admin.as_str();
+        let uri = format!("{path}?{}", serde_urlencoded::to_string(query)?);
         let asking = async {
             let stream = TcpStream::connect(admin).await?;
             // Against DNS rebinding, the admin port accepts only IP addresses and `localhost` in
@@ -151,7 +151,7 @@ impl Admin {
             tokio::spawn(connection);
             let request = Request::builder()
                 .method(method)
-                .uri(path)
+                .uri(uri)
                 .header("host", host);
             let answer = sender.send_request(request.body(Body::empty())?).await?;
             anyhow::Ok(answer)
@@ -228,18 +228,4 @@ impl AdminResponse {
             piece.map_err(|_| anyhow!("the gateway stopped in the middle of its answer"))?;
         piece.transpose().context("the gateway's answer broke off")
     }
-}
-
-/// Percent-encodes `text` for a query string.
-pub(super) fn percent_encode(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => {
-                out.push(char::from(byte));
-            }
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use http::{Method, StatusCode};
 
-use super::ask::{Admin, percent_encode, run_admin_command};
+use super::ask::{Admin, run_admin_command};
 use crate::wire::RegionPattern;
 
 #[derive(Debug, Subcommand)]
@@ -53,20 +53,19 @@ fn region(text: &str) -> Result<RegionPattern, String> {
 /// Sends the command to the gateway and prints the result.
 pub(super) fn run(command: &Command) -> ExitCode {
     let Command::Region(args) = command;
-    let more = match (args.undo, args.force) {
-        (true, _) => "&undo",
-        (false, true) => "&force",
-        (false, false) => "",
-    };
-    let region = percent_encode(&args.region.to_string());
-    let path = format!("/drain/region?region={region}{more}");
+    let query = [
+        ("region", Some(args.region.to_string())),
+        ("undo", args.undo.then(String::new)),
+        ("force", args.force.then(String::new)),
+    ];
     // A gateway without support for dry runs rejects GET, and changes nothing.
-    let method = match args.dry_run {
-        true => Method::GET,
-        false => Method::POST,
+    let method = if args.dry_run {
+        Method::GET
+    } else {
+        Method::POST
     };
     run_admin_command(async {
-        let answer = args.admin.request(method, &path).await?;
+        let answer = args.admin.request(method, "/drain/region", &query).await?;
         // The body of a refusal has its reason; a refusal without a body is not from strait.
         match answer.status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => answer.print_refusal().await,

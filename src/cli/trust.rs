@@ -45,7 +45,7 @@ struct Page {
 /// Requests the issuers and prints them.
 pub(super) fn run(command: &Command) -> ExitCode {
     let Command::Issuers(args) = command;
-    ask::fetch_whole(&args.admin, "/status?format=json", |answer| {
+    ask::fetch_whole(&args.admin, "/status", &[("format", "json")], |answer| {
         let page = answer.map_err(anyhow::Error::msg)?;
         let page: Page = serde_json::from_slice(&page)
             .context("the gateway's answer cannot be read; is it as new?")?;

@@ -90,6 +90,18 @@ impl Grant {
 /// cannot distinguish. [`Reason::NotForPeer`] also covers a peer that the listener's `sources`
 /// no longer contain.
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
+    check(snapshot, peer, &route)?;
+    Ok(Permit {
+        route,
+        granted_by_listener: false,
+    })
+}
+
+/// Evaluates the route like [`run`], without a permit.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn check(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Result<(), Reason> {
     if !peer.is_admitted() {
         return Err(Reason::NotForPeer);
     }
@@ -97,11 +109,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
         host: &route.service().hostname,
         port: route.port(),
     };
-    evaluate(snapshot, peer, route.asked(), of, route.means())?;
-    Ok(Permit {
-        route,
-        granted_by_listener: false,
-    })
+    evaluate(snapshot, peer, route.asked(), of, route.means())
 }
 
 /// Permits the target of a listener's own route, which the configuration opens to all clients of

@@ -132,10 +132,7 @@ pub(super) fn address(
 
 /// Suggests a new entry of `exposure.services`.
 pub(super) fn new_entry((host, port): (&str, u16), peer: &Peer, workloads: bool) -> String {
-    let more = match workloads {
-        true => ", workloads: true",
-        false => "",
-    };
+    let more = if workloads { ", workloads: true" } else { "" };
     let who = audience(peer);
     format!("add {{service: \"{host}:{port}\", to: [{who}]{more}}} to `exposure.services`")
 }
@@ -143,13 +140,11 @@ pub(super) fn new_entry((host, port): (&str, u16), peer: &Peer, workloads: bool)
 /// Formats the peer as an entry of `to`.
 fn audience(peer: &Peer) -> String {
     let source = &peer.source;
-    match peer.is_unauthenticated() {
-        true => "{anyone: true}".to_owned(),
-        false => format!(
-            "{{cluster: {}, namespaces: [{}]}}",
-            source.cluster, source.namespace
-        ),
+    if peer.is_unauthenticated() {
+        return "{anyone: true}".to_owned();
     }
+    let (cluster, namespace) = (&source.cluster, &source.namespace);
+    format!("{{cluster: {cluster}, namespaces: [{namespace}]}}")
 }
 
 /// Returns the smallest change that makes one of `entries`, which admit other peers, admit this
@@ -227,17 +222,18 @@ pub(super) fn port(service: &Service) -> String {
     }
 }
 
+/// Lists the ports of a service; empty if it has none.
+pub(super) fn ports(service: &Service) -> String {
+    let mut ports: Vec<_> = service.ports.keys().collect();
+    ports.sort_unstable();
+    let ports: Vec<_> = ports.into_iter().map(ToString::to_string).collect();
+    ports.join(", ")
+}
+
 /// Returns the remedy for an alias that leads to no existing service port.
 pub(super) fn target(snapshot: &Snapshot, places: &ConfigPositions, alias: &Alias) -> String {
     let targets = alias.targets().iter().map(|(host, _)| {
-        let service = snapshot.service_by_name(host);
-        let ports = service.map(|service| {
-            let mut ports: Vec<_> = service.ports.keys().collect();
-            ports.sort_unstable();
-            let ports: Vec<_> = ports.into_iter().map(ToString::to_string).collect();
-            ports.join(", ")
-        });
-        match ports {
+        match snapshot.service_by_name(host).map(|service| ports(service)) {
             Some(ports) if !ports.is_empty() => format!("{host} has port {ports}"),
             Some(_) => format!("{host} has no port"),
             None => format!("{host} is no service of the mesh"),

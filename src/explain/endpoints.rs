@@ -34,14 +34,8 @@ struct Candidate<'a> {
     is_ejected: bool,
     verdict: Option<PolicyVerdict>,
     denied: Option<&'static str>,
-}
-
-/// Numbers of candidates that would serve, that policies refuse, and that the deny list refuses.
-#[derive(Clone, Copy, Default)]
-struct CandidateCounts {
-    good: usize,
-    refused: usize,
-    denied: usize,
+    /// Reason for which a try of the endpoint fails, if it is known.
+    refusal: Option<Reason>,
 }
 
 /// Adds the endpoints of this permit, with the possible outcomes of a tunnel to them, to the
@@ -52,7 +46,7 @@ pub(super) fn run(
     permit: &Permit,
     form: RejectionForm,
     answer: &mut Answer,
-) {
+) -> Outcome {
     let (world, route, limit) = (asking.world, permit.route(), asking.question.limit());
     let drawn = weighted_sets(world, route);
     let mut all = Vec::new();
@@ -61,7 +55,7 @@ pub(super) fn run(
         let first = answer.groups.len();
         let groups = groups(one);
         let candidates = candidates(world, peer, one, (first, &groups));
-        for outcome in possible_outcomes(world, &candidates, route.reason_without_endpoint()) {
+        for outcome in possible_outcomes(&candidates, route.reason_without_endpoint()) {
             if !outcomes.contains(&outcome) {
                 outcomes.push(outcome);
             }
@@ -86,8 +80,8 @@ pub(super) fn run(
         Err(reason) => Outcome::refused(reason, form),
     });
     let without = || Outcome::refused(route.reason_without_endpoint(), form);
-    answer.outcome = outcomes.next().unwrap_or_else(without);
-    answer.outcome.or = outcomes.collect();
+    let mut outcome = outcomes.next().unwrap_or_else(without);
+    outcome.or = outcomes.collect();
     let enforced = world.snapshot.enforcement != Enforcement::Off;
     if enforced && route.is_by_waypoint() {
         let note = "authorization policies are not judged here: the tunnel goes to a waypoint, \
@@ -110,6 +104,7 @@ pub(super) fn run(
     answer.more_endpoints = all.len().saturating_sub(limit);
     let rows = all.iter().take(limit);
     answer.endpoints = rows.map(|one| row(world, one)).collect();
+    outcome
 }
 
 /// Formats the drop overloads of the control plane.
@@ -193,83 +188,64 @@ fn candidates<'a>(
     });
     let odds = pick_probabilities(&drawn.set, world.now);
     let endpoints = drawn.set.endpoints.iter().zip(odds).zip(places);
-    let candidates = endpoints.map(|((endpoint, odds), group)| Candidate {
-        endpoint,
-        group,
-        probability: odds * drawn.share,
-        is_ejected: endpoint.state.is_ejected(world.now),
-        verdict: authorize::evaluate(world.snapshot, peer, endpoint, drawn.waypoint.is_some()),
-        denied: world.deny.denies(endpoint.address),
+    let enforces = world.snapshot.enforcement == Enforcement::Enforce;
+    let candidates = endpoints.map(|((endpoint, odds), group)| {
+        let by_waypoint = drawn.waypoint.is_some();
+        let verdict = authorize::evaluate(world.snapshot, peer, endpoint, by_waypoint);
+        let refuses = |verdict: &PolicyVerdict| enforces && verdict.refusal.is_some();
+        let denied = world.deny.denies(endpoint.address);
+        let policy = verdict.as_ref().filter(|verdict| refuses(verdict));
+        let policy = policy.map(|_| Reason::PolicyDenied);
+        Candidate {
+            endpoint,
+            group,
+            probability: odds * drawn.share,
+            is_ejected: endpoint.state.is_ejected(world.now),
+            refusal: policy.or_else(|| denied.map(|_| Reason::DialDenied)),
+            verdict,
+            denied,
+        }
     });
     candidates.collect()
 }
 
-impl Candidate<'_> {
-    fn is_refused(&self, enforcement: Enforcement) -> bool {
-        let refuses = |verdict: &PolicyVerdict| verdict.refusal.is_some();
-        enforcement == Enforcement::Enforce && self.verdict.as_ref().is_some_and(refuses)
-    }
-}
-
-impl CandidateCounts {
-    fn of<'a>(
-        enforcement: Enforcement,
-        candidates: impl Iterator<Item = &'a Candidate<'a>>,
-    ) -> Self {
-        let mut count = Self::default();
-        for one in candidates {
-            match (one.is_refused(enforcement), one.denied) {
-                (true, _) => count.refused += 1,
-                (false, Some(_)) => count.denied += 1,
-                (false, None) => count.good += 1,
-            }
-        }
-        count
-    }
-
-    /// Returns the possible reasons of rejection if none of the endpoints serves: that of the
-    /// last try.
-    fn reasons_of_last_try(self) -> Vec<Result<(), Reason>> {
-        let refused = (self.refused > 0).then_some(Err(Reason::PolicyDenied));
-        let denied = (self.denied > 0).then_some(Err(Reason::DialDenied));
-        refused.into_iter().chain(denied).collect()
-    }
-}
-
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
 /// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] refusals.
-fn possible_outcomes(
-    world: &ExplainState<'_>,
-    candidates: &[Candidate<'_>],
-    without: Reason,
-) -> Vec<Result<(), Reason>> {
-    let enforcement = world.snapshot.enforcement;
-    let of = |is_ejected| {
-        let of = candidates
-            .iter()
-            .filter(move |one| one.is_ejected == is_ejected);
-        CandidateCounts::of(enforcement, of)
+fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Result<(), Reason>> {
+    let count = |is_ejected: bool, refusal: Option<Reason>| {
+        let of = candidates.iter().filter(|one| one.is_ejected == is_ejected);
+        of.filter(|one| one.refusal == refusal).count()
     };
-    let (healthy, ejected) = (of(false), of(true));
-    let opened = |refused: usize| match refused < POLICY_REFUSALS_MAX {
-        true => vec![Ok(())],
-        false => vec![Ok(()), Err(Reason::PolicyDenied)],
+    let policy = Some(Reason::PolicyDenied);
+    let refused = count(false, policy);
+    let all_refused = refused + count(true, policy);
+    let opened = |refused: usize| -> Vec<Result<(), Reason>> {
+        let denied = (refused >= POLICY_REFUSALS_MAX).then_some(Err(Reason::PolicyDenied));
+        std::iter::once(Ok(())).chain(denied).collect()
     };
-    let refused = healthy.refused + ejected.refused;
+    // If none of the endpoints serves, the reason is that of the last try.
+    let last_try = |is_ejected: bool| {
+        let reasons = [Reason::PolicyDenied, Reason::DialDenied].into_iter();
+        let reasons = reasons.filter(|reason| count(is_ejected, Some(*reason)) > 0);
+        reasons.map(Err).collect::<Vec<_>>()
+    };
     if candidates.is_empty() {
         vec![Err(without)]
-    } else if healthy.good > 0 {
-        opened(healthy.refused)
-    } else if healthy.refused >= POLICY_REFUSALS_MAX {
-        vec![Err(Reason::PolicyDenied)]
-    } else if ejected.good > 0 {
+    } else if count(false, None) > 0 {
         opened(refused)
     } else if refused >= POLICY_REFUSALS_MAX {
         vec![Err(Reason::PolicyDenied)]
-    } else if ejected.refused + ejected.denied > 0 {
-        ejected.reasons_of_last_try()
+    } else if count(true, None) > 0 {
+        opened(all_refused)
+    } else if all_refused >= POLICY_REFUSALS_MAX {
+        vec![Err(Reason::PolicyDenied)]
     } else {
-        healthy.reasons_of_last_try()
+        let of_ejected = last_try(true);
+        if of_ejected.is_empty() {
+            last_try(false)
+        } else {
+            of_ejected
+        }
     }
 }
 
@@ -330,11 +306,11 @@ fn list_unused(
     };
     let is_out = |workload: &&Workload| !used.contains(&*workload.uid);
     if let MatchedBy::Workload(workload) = route.means() {
-        let mut only = Some(&**workload).filter(is_out).into_iter();
-        let service = route.service();
-        return only
-            .by_ref()
-            .for_each(|of| list(of, &|| why(world, route, (service, route.port()), of)));
+        if is_out(&&**workload) {
+            let of = (route.service(), route.port());
+            list(workload, &|| why(world, route, of, workload));
+        }
+        return;
     }
     let snapshot = world.snapshot;
     let services: Vec<_> = match route.means() {

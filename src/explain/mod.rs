@@ -7,12 +7,12 @@
 mod answer;
 mod change;
 mod endpoints;
+mod question;
 #[cfg(test)]
 mod tests;
 mod why;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -37,36 +37,10 @@ pub use answer::{
     RejectionForm, RouteRow, RuleRow, UnusedRow,
 };
 pub use change::ConfigPositions;
-
-/// Number of endpoints, and of workloads that cannot be picked, to list unless all are
-/// requested.
-const ROWS_SHOWN_MAX: usize = 50;
+pub use question::Question;
 
 const NO_TARGET: &str = "nothing is asked for; write --to with an authority, such as `--to \
                              echo.app.svc.cluster.local:80`, or --sni with a server name";
-
-/// Description of a tunnel to explain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Question {
-    /// Identity of the peer; none on a TLS listener.
-    pub from: Option<String>,
-    /// Cluster of the peer, if the issuer of its certificate determines it.
-    pub cluster: Option<String>,
-    /// Authority of the CONNECT.
-    pub to: Option<String>,
-    /// Server name of the ClientHello; empty for a ClientHello without one.
-    pub sni: Option<String>,
-    /// ALPN protocols of the ClientHello.
-    pub alpn: Vec<String>,
-    /// Name of the listener, if it is ambiguous.
-    pub listener: Option<String>,
-    /// Value of `x-istio-source`: `waypoint` or `gateway`.
-    pub origin: Option<String>,
-    /// Address of the peer, for listeners and policies that match on it.
-    pub address: Option<IpAddr>,
-    /// True if all endpoints are listed.
-    pub all: bool,
-}
 
 /// State that the question is evaluated against.
 #[derive(Clone, Copy, Debug)]
@@ -85,62 +59,14 @@ pub struct ExplainState<'a> {
     pub now: Instant,
 }
 
-impl Question {
-    /// Returns the question as the parameters of a query.
-    pub fn parameters(&self) -> Vec<(&'static str, String)> {
-        let texts = [
-            ("from", &self.from),
-            ("cluster", &self.cluster),
-            ("to", &self.to),
-            ("sni", &self.sni),
-            ("listener", &self.listener),
-            ("origin", &self.origin),
-        ];
-        let texts = texts.into_iter();
-        let mut parameters: Vec<_> = texts
-            .filter_map(|(key, text)| Some((key, text.clone()?)))
-            .collect();
-        let alpn = (!self.alpn.is_empty()).then(|| ("alpn", self.alpn.join(",")));
-        let address = self.address.map(|ip| ("address", ip.to_string()));
-        let all = self.all.then(|| ("all", String::new()));
-        parameters.extend([alpn, address, all].into_iter().flatten());
-        parameters
-    }
-
-    fn origin(&self) -> Result<Origin, String> {
-        match self.origin.as_deref() {
-            None => Ok(Origin::Workload),
-            Some("waypoint") => Ok(Origin::Waypoint),
-            Some("gateway") => Ok(Origin::Gateway),
-            Some(other) => Err(format!(
-                "the origin is {other:?}; write `waypoint` or `gateway`, or leave it out"
-            )),
-        }
-    }
-
-    fn address(&self) -> SocketAddr {
-        let ip = self.address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        SocketAddr::new(ip, 0)
-    }
-
-    fn limit(&self) -> usize {
-        match self.all {
-            true => usize::MAX,
-            false => ROWS_SHOWN_MAX,
-        }
-    }
-}
-
 /// Predicts the outcome of a tunnel.
 ///
 /// # Errors
 /// The defect of the question, with the remedy.
 pub fn run(world: &ExplainState<'_>, question: &Question) -> Result<Answer, String> {
     let (name, listener) = select_listener(world, question)?;
-    let protocol = match listener.is_passthrough() {
-        true => "tls",
-        false => "hbone",
-    };
+    let is_tls = listener.is_passthrough();
+    let protocol = if is_tls { "tls" } else { "hbone" };
     let mut answer = Answer {
         snapshot: world.snapshot.version,
         listener: ListenerRow {
@@ -162,10 +88,11 @@ pub fn run(world: &ExplainState<'_>, question: &Question) -> Result<Answer, Stri
         _ => {}
     }
     let asking = Explainer { world, question };
-    match listener.is_passthrough() {
-        true => asking.explain_client_hello(listener, &mut answer)?,
-        false => asking.explain_connect(listener, &mut answer)?,
-    }
+    answer.outcome = if is_tls {
+        asking.explain_client_hello(listener, &mut answer)?
+    } else {
+        asking.explain_connect(listener, &mut answer)?
+    };
     Ok(answer)
 }
 
@@ -222,7 +149,7 @@ impl Explainer<'_> {
         self,
         listener: &ListenerRules,
         answer: &mut Answer,
-    ) -> Result<(), String> {
+    ) -> Result<Outcome, String> {
         let question = self.question;
         let has_identity = question.from.is_some() || question.cluster.is_some();
         if has_identity || question.to.is_some() || question.origin.is_some() {
@@ -240,8 +167,7 @@ impl Explainer<'_> {
         let hello = ClientHello::without_bytes(question.sni.as_deref(), offers_istio);
         let form = RejectionForm::Alert;
         if !self.world.has_room {
-            answer.outcome = Outcome::refused(Reason::BuffersFull, form);
-            return Ok(());
+            return Ok(Outcome::refused(Reason::BuffersFull, form));
         }
         let from = listener.describe_match(hello.sni.as_deref());
         let wanted = match listener.target(&hello) {
@@ -251,8 +177,7 @@ impl Explainer<'_> {
                 let why = (reason, names.as_deref());
                 let leg = why::unrouted(self.world.snapshot, &hello, from, why);
                 answer.legs.push(leg);
-                answer.outcome = Outcome::refused(reason, form);
-                return Ok(());
+                return Ok(Outcome::refused(reason, form));
             }
         };
         let target = Target {
@@ -264,15 +189,29 @@ impl Explainer<'_> {
             self.evaluate(&peer, &wanted.authority, route, wanted.granted_by_listener);
         leg.from = Some(from);
         answer.legs.push(leg);
+        Ok(self.pick(&peer, permit, form, answer))
+    }
+
+    /// Returns the outcome of the policy evaluation and of the pick after it.
+    fn pick(
+        self,
+        peer: &Peer,
+        permit: Result<Permit, Reason>,
+        form: RejectionForm,
+        answer: &mut Answer,
+    ) -> Outcome {
         match permit {
-            Err(reason) => answer.outcome = Outcome::refused(reason, form),
-            Ok(permit) => endpoints::run(self, &peer, &permit, form, answer),
+            Err(reason) => Outcome::refused(reason, form),
+            Ok(permit) => endpoints::run(self, peer, &permit, form, answer),
         }
-        Ok(())
     }
 
     /// Explains a CONNECT to an HBONE listener.
-    fn explain_connect(self, listener: &ListenerRules, answer: &mut Answer) -> Result<(), String> {
+    fn explain_connect(
+        self,
+        listener: &ListenerRules,
+        answer: &mut Answer,
+    ) -> Result<Outcome, String> {
         let origin = self.question.origin()?;
         let Some(to) = &self.question.to else {
             return Err(
@@ -288,20 +227,15 @@ impl Explainer<'_> {
         answer.peer = why::identity(&identity, &peer, self.world.snapshot);
         let peer = match peer {
             Ok(peer) => peer,
-            Err(refusal) => {
-                answer.outcome = Outcome::handshake_rejected(refusal);
-                return Ok(());
-            }
+            Err(refusal) => return Ok(Outcome::handshake_rejected(refusal)),
         };
         let form = RejectionForm::Status;
         let Ok(authority) = Authority::parse(to) else {
             answer.legs.push(why::no_authority(self.world.snapshot, to));
-            answer.outcome = Outcome::refused(Reason::BadAuthority, form);
-            return Ok(());
+            return Ok(Outcome::refused(Reason::BadAuthority, form));
         };
         if !self.world.has_room {
-            answer.outcome = Outcome::refused(Reason::BuffersFull, form);
-            return Ok(());
+            return Ok(Outcome::refused(Reason::BuffersFull, form));
         }
         let (mut leg, permit) = self.resolve_and_evaluate(&peer, authority, origin);
         let route_by = permit.as_ref().ok().map(|permit| {
@@ -320,32 +254,29 @@ impl Explainer<'_> {
             route.route_by = route_by.to_string();
         }
         answer.legs.push(leg);
-        match (permit, route_by) {
-            (Err(reason), _) => answer.outcome = Outcome::refused(reason, form),
+        Ok(match (permit, route_by) {
             (Ok(permit), Some(RouteBy::Sni)) => self.explain_sni_routing(&peer, &permit, answer),
             (Ok(permit), Some(RouteBy::Strict)) => self.explain_strict_sni(&peer, permit, answer),
-            (Ok(permit), _) => {
-                if self.question.sni.is_some() {
+            (permit, _) => {
+                if permit.is_ok() && self.question.sni.is_some() {
                     let note = "nothing looks at the server name inside this tunnel";
                     answer.notes.push(note.to_owned());
                 }
-                endpoints::run(self, &peer, &permit, form, answer);
+                self.pick(&peer, permit, form, answer)
             }
-        }
-        Ok(())
+        })
     }
 
     /// Explains a tunnel that is answered and then routed by the server name of the TLS inside
     /// it.
-    fn explain_sni_routing(self, peer: &Peer, outer: &Permit, answer: &mut Answer) {
+    fn explain_sni_routing(self, peer: &Peer, outer: &Permit, answer: &mut Answer) -> Outcome {
         let Some(name) = &self.question.sni else {
-            answer.outcome = Outcome {
+            return Outcome {
                 said: "answered by 200, and then routed by the server name of the TLS inside the \
                        tunnel; add --sni to see where that leads"
                     .to_owned(),
                 ..Outcome::opened(RejectionForm::Reset)
             };
-            return;
         };
         let from = "by the server name of the TLS inside the tunnel".to_owned();
         let (origin, port) = (outer.route().origin(), outer.route().asked().port);
@@ -357,42 +288,37 @@ impl Explainer<'_> {
             );
             let leg = why::unrouted(self.world.snapshot, &hello, from, (reason, None));
             answer.legs.push(leg);
-            answer.outcome = Outcome::refused(reason, RejectionForm::Reset);
-            return;
+            return Outcome::refused(reason, RejectionForm::Reset);
         };
         let (mut leg, permit) = self.resolve_and_evaluate(peer, authority, origin);
         leg.from = Some(from);
         answer.legs.push(leg);
-        match permit {
-            Err(reason) => answer.outcome = Outcome::refused(reason, RejectionForm::Reset),
-            Ok(permit) => endpoints::run(self, peer, &permit, RejectionForm::Reset, answer),
-        }
+        self.pick(peer, permit, RejectionForm::Reset, answer)
     }
 
     /// Explains a tunnel that is dialled and answered, and then checked against the server name
     /// inside it.
-    fn explain_strict_sni(self, peer: &Peer, permit: Permit, answer: &mut Answer) {
-        endpoints::run(self, peer, &permit, RejectionForm::Status, answer);
+    fn explain_strict_sni(self, peer: &Peer, permit: Permit, answer: &mut Answer) -> Outcome {
+        let outcome = endpoints::run(self, peer, &permit, RejectionForm::Status, answer);
         let endpoint = permit.route().endpoints().endpoints.first().cloned();
-        let (true, Some(endpoint)) = (answer.outcome.opened, endpoint) else {
-            return;
+        let (true, Some(endpoint)) = (outcome.opened, endpoint) else {
+            return outcome;
         };
         let Some(name) = &self.question.sni else {
             let note = "the server name of the TLS inside the tunnel has to be one of the \
                         service's; add --sni to see whether one is";
             answer.notes.push(note.to_owned());
-            return;
+            return outcome;
         };
         let right = permit.into_grant(endpoint);
-        let name = sni::normalise(name);
-        if !name.is_some_and(|name| {
-            policy::is_name_of_service(self.world.snapshot, peer, &right, &name)
-        }) {
-            let or = std::mem::take(&mut answer.outcome.or);
-            answer.outcome = Outcome {
-                or,
-                ..Outcome::refused(Reason::SniMismatch, RejectionForm::Reset)
-            };
+        let is_its =
+            |name: &str| policy::is_name_of_service(self.world.snapshot, peer, &right, name);
+        if sni::normalise(name).is_some_and(|name| is_its(&name)) {
+            return outcome;
+        }
+        Outcome {
+            or: outcome.or,
+            ..Outcome::refused(Reason::SniMismatch, RejectionForm::Reset)
         }
     }
 
@@ -431,14 +357,13 @@ impl Explainer<'_> {
             }
         };
         leg.route = Some(why::route(snapshot, peer, &route));
-        let judge = why::PolicyInput::of(self.world, peer, &route);
         if granted {
             leg.rule = why::granted();
             return (leg, policy::permit_listener_route(peer, route));
         }
-        let permit = policy::run(snapshot, peer, route);
-        leg.rule = judge.rule(permit.as_ref().err().copied());
-        (leg, permit)
+        let refused = policy::check(snapshot, peer, &route).err();
+        leg.rule = why::rule(self.world, peer, &route, refused);
+        (leg, policy::run(snapshot, peer, route))
     }
 
     /// Returns an issuer of the cluster in the question; none without a cluster.

@@ -28,10 +28,8 @@ pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
 /// Describes a peer without an identity.
 pub(super) fn peer(peer: &Peer) -> PeerRow {
     let address = peer.source.address.ip();
-    let from = match address.is_unspecified() {
-        true => String::new(),
-        false => format!(" at {address}"),
-    };
+    let from = (!address.is_unspecified()).then(|| format!(" at {address}"));
+    let from = from.unwrap_or_default();
     PeerRow {
         said: format!("a peer{from} without an identity, as everybody is on a TLS listener"),
         ..PeerRow::default()
@@ -135,6 +133,8 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
         _ => snapshot.collision(&service.hostname),
     };
     said.extend(collision.map(|collision| format!("; {collision}")));
+    let is_tls = route.is_passthrough();
+    let route_by = if is_tls { "sni" } else { "authority" };
     RouteRow {
         service: format!("{}/{}", service.namespace, service.hostname),
         port: route.port(),
@@ -142,10 +142,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
         said,
         by_waypoint: route.is_by_waypoint(),
         waypoint: waypoint(snapshot, peer, route),
-        route_by: match route.is_passthrough() {
-            true => "sni".to_owned(),
-            false => "authority".to_owned(),
-        },
+        route_by: route_by.to_owned(),
     }
 }
 
@@ -322,186 +319,169 @@ fn given(snapshot: &Snapshot, places: &ConfigPositions, asked: &Authority, host:
 }
 
 fn without_port(service: &Service, port: u16) -> (String, String) {
-    let ports = service.ports.keys().map(ToString::to_string);
-    let mut ports: Vec<_> = ports.collect();
-    ports.sort_unstable();
-    let ports = match ports.is_empty() {
-        true => "none".to_owned(),
-        false => ports.join(", "),
-    };
-    (
-        format!("{} has no port {port}; it has {ports}", service.hostname),
-        change::port(service),
-    )
-}
-
-/// Input of the policy evaluation, kept because the evaluation consumes the route.
-pub(super) struct PolicyInput<'a> {
-    snapshot: &'a Snapshot,
-    places: &'a ConfigPositions,
-    peer: &'a Peer,
-    /// Service ports that have to be exposed: for an alias, all behind it.
-    subjects: Vec<Subject<'a>>,
-    is_workload: bool,
+    let (host, mut ports) = (&service.hostname, change::ports(service));
+    if ports.is_empty() {
+        ports = "none".to_owned();
+    }
+    let said = format!("{host} has no port {port}; it has {ports}");
+    (said, change::port(service))
 }
 
 /// Service port that has to be exposed.
 struct Subject<'a> {
-    host: String,
+    host: &'a str,
     port: u16,
+    /// True for an address of a workload of the service.
+    is_workload: bool,
     /// Entries that apply to the requested kind of name.
     entries: Vec<&'a Exposure>,
-    /// True if the service has any entry.
-    has_entry: bool,
     verdict: ExposureVerdict,
 }
 
-impl<'a> PolicyInput<'a> {
-    pub(super) fn of(world: &ExplainState<'a>, peer: &'a Peer, route: &Route) -> Self {
-        let ExplainState {
-            snapshot, places, ..
-        } = *world;
-        let (asked, means) = (route.asked(), route.means());
-        let hosts: Vec<_> = match means {
-            MatchedBy::Alias(alias) => snapshot.behind(alias, asked.port).collect(),
-            _ => vec![(&*route.service().hostname, route.port())],
-        };
-        let each = match means {
-            MatchedBy::Alias(_) => &MatchedBy::Service,
-            own => own,
-        };
-        let subject = |(host, port): (&str, u16)| Subject {
-            host: host.to_owned(),
-            port,
-            entries: entries(snapshot, asked, (host, port), each),
-            has_entry: snapshot.exposure.has_entry(&snapshot.exposure_host(host)),
-            verdict: snapshot.evaluate_exposure(
-                peer.policy_source(),
-                asked,
-                ServicePort { host, port },
-                each,
-            ),
-        };
-        Self {
-            snapshot,
-            places,
-            peer,
-            subjects: hosts.into_iter().map(subject).collect(),
-            is_workload: matches!(means, MatchedBy::Workload(_)),
-        }
-    }
-
-    /// Describes the rule that allowed the route, or that rejected it for `refused`.
-    pub(super) fn rule(&self, refused: Option<Reason>) -> RuleRow {
-        let mut subjects = self.subjects.iter();
-        match refused {
-            None => self.allowed(),
-            Some(Reason::NotLinked) => self.not_linked(),
-            Some(reason) => {
-                let found = subjects.find(|subject| subject.verdict != ExposureVerdict::Allowed);
-                found.map_or_else(
-                    || RuleRow {
-                        said: format!("a rule refuses it ({reason})"),
-                        ..RuleRow::default()
-                    },
-                    |subject| self.refused(subject),
-                )
-            }
-        }
-    }
-
-    fn allowed(&self) -> RuleRow {
-        let (caller, trust) = (self.peer.policy_source(), &self.snapshot.trust);
-        let mut rule = RuleRow {
-            allowed: true,
+/// Describes the rule that allows a route, or that rejects it for `refused`.
+pub(super) fn rule(
+    world: &ExplainState<'_>,
+    peer: &Peer,
+    route: &Route,
+    refused: Option<Reason>,
+) -> RuleRow {
+    let subjects = subjects(world.snapshot, peer, route);
+    let reason = match refused {
+        None => return allowed(world, peer, &subjects),
+        Some(Reason::NotLinked) => return not_linked(world.snapshot, peer),
+        Some(reason) => reason,
+    };
+    let mut failing = subjects.iter();
+    let failing = failing.find(|subject| subject.verdict != ExposureVerdict::Allowed);
+    let Some(subject) = failing else {
+        return RuleRow {
+            said: format!("a rule refuses it ({reason})"),
             ..RuleRow::default()
         };
-        let said = self.subjects.iter().map(|subject| {
-            let admits =
-                |entry: &&&Exposure| entry.audiences.iter().any(|to| to.admits(caller, trust));
-            let what = match subject.entries.iter().find(admits) {
-                Some(entry) => {
-                    rule.entries.push(self.row(entry));
-                    format!("exposure.services[{}] admits the peer", entry.index)
-                }
-                None if self.snapshot.is_exported(&subject.host, subject.port) => {
-                    "it is exported to the trust set, by the control plane or an object of its own"
-                        .to_owned()
-                }
-                None => "`exposure.default: all` exposes it to the trust set".to_owned(),
-            };
-            match self.subjects.len() {
-                1 => what,
-                _ => format!("{}: {what}", subject.host),
-            }
+    };
+    let mut rule = rejected(world, peer, subject);
+    if subjects.len() > 1 {
+        let host = subject.host;
+        rule.said = format!(
+            "{host} is behind it, and has to be exposed too: {}",
+            rule.said
+        );
+    }
+    rule
+}
+
+/// Returns the service ports that have to be exposed: for an alias, all behind it.
+fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Subject<'a>> {
+    let (asked, means) = (route.asked(), route.means());
+    let (hosts, each): (Vec<_>, _) = match means {
+        MatchedBy::Alias(alias) => {
+            let behind = snapshot.behind(alias, asked.port);
+            (behind.collect(), &MatchedBy::Service)
+        }
+        own => (vec![(&*route.service().hostname, route.port())], own),
+    };
+    let subject = |(host, port): (&'a str, u16)| Subject {
+        host,
+        port,
+        is_workload: matches!(means, MatchedBy::Workload(_)),
+        entries: entries(snapshot, asked, (host, port), each),
+        verdict: snapshot.evaluate_exposure(
+            peer.policy_source(),
+            asked,
+            ServicePort { host, port },
+            each,
+        ),
+    };
+    hosts.into_iter().map(subject).collect()
+}
+
+fn allowed(world: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> RuleRow {
+    let (caller, snapshot) = (peer.policy_source(), world.snapshot);
+    let mut rule = RuleRow {
+        allowed: true,
+        ..RuleRow::default()
+    };
+    let said = subjects.iter().map(|subject| {
+        let mut entries = subject.entries.iter();
+        let entry = entries.find(|entry| {
+            let mut to = entry.audiences.iter();
+            to.any(|to| to.admits(caller, &snapshot.trust))
         });
-        rule.said = said.collect::<Vec<_>>().join("; ");
-        rule
-    }
-
-    fn not_linked(&self) -> RuleRow {
-        let from = &self.peer.source.cluster;
-        RuleRow {
-            said: format!("no link leads here from cluster {from}"),
-            change: Some(format!(
-                "add {{from: {from}, to: {}}} to `links`",
-                self.snapshot.balancing.position.cluster
-            )),
-            ..RuleRow::default()
-        }
-    }
-
-    fn refused(&self, subject: &Subject<'_>) -> RuleRow {
-        let Subject { host, port, .. } = subject;
-        let behind = match self.subjects.len() {
-            1 => String::new(),
-            _ => format!("{host} is behind it, and has to be exposed too: "),
+        let said = match entry {
+            Some(entry) => {
+                rule.entries.push(entry_row(world.places, entry));
+                format!("exposure.services[{}] admits the peer", entry.index)
+            }
+            None if snapshot.is_exported(subject.host, subject.port) => {
+                "it is exported to the trust set, by the control plane or an object of its own"
+                    .to_owned()
+            }
+            None => "`exposure.default: all` exposes it to the trust set".to_owned(),
         };
-        let new_entry = || change::new_entry((host, *port), self.peer, self.is_workload);
-        let admission = || change::admission(self.places, &subject.entries, self.peer);
-        let (said, change) = match subject.verdict {
-            ExposureVerdict::NotForPeer => (
-                "its entries of `exposure` admit others, and not this peer",
-                admission().unwrap_or_else(new_entry),
-            ),
-            _ if self.snapshot.is_cluster_local(host) => (
-                "an object of its own keeps it to its cluster, whatever `exposure` says",
-                "take the label or annotation of the Service, or of its namespace, away".to_owned(),
-            ),
-            _ if subject.has_entry => (
-                "its entries of `exposure` admit nobody this way and at this port",
-                admission().unwrap_or_else(new_entry),
-            ),
-            _ if self.snapshot.exposure.exposes_all() && !self.peer.is_unauthenticated() => (
-                "only its namespace sees it (`exportTo`), so that `exposure.default: all` does \
-                 not expose it, and nothing else does",
-                new_entry(),
-            ),
-            _ => (
-                "it is exposed to nobody: it has no entry in `exposure`, neither the control \
-                 plane nor an object of its own exports it, and `exposure.default` does not help \
-                 this peer",
-                new_entry(),
-            ),
-        };
-        RuleRow {
-            allowed: false,
-            said: format!("{behind}{said}"),
-            entries: subject
-                .entries
-                .iter()
-                .map(|entry| self.row(entry))
-                .collect(),
-            change: Some(change),
+        match subjects.len() {
+            1 => said,
+            _ => format!("{}: {said}", subject.host),
         }
-    }
+    });
+    rule.said = said.collect::<Vec<_>>().join("; ");
+    rule
+}
 
-    fn row(&self, entry: &Exposure) -> EntryRow {
-        EntryRow {
-            index: entry.index,
-            line: self.places.services.get(entry.index).copied(),
-            to: entry.audiences.iter().map(ToString::to_string).collect(),
-        }
+fn not_linked(snapshot: &Snapshot, peer: &Peer) -> RuleRow {
+    let (from, to) = (&peer.source.cluster, &snapshot.balancing.position.cluster);
+    RuleRow {
+        said: format!("no link leads here from cluster {from}"),
+        change: Some(format!("add {{from: {from}, to: {to}}} to `links`")),
+        ..RuleRow::default()
+    }
+}
+
+fn rejected(world: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> RuleRow {
+    let (snapshot, host) = (world.snapshot, subject.host);
+    let has_entry = snapshot.exposure.has_entry(&snapshot.exposure_host(host));
+    let new_entry = || change::new_entry((host, subject.port), peer, subject.is_workload);
+    let admission = || change::admission(world.places, &subject.entries, peer);
+    let (said, change) = match subject.verdict {
+        ExposureVerdict::NotForPeer => (
+            "its entries of `exposure` admit others, and not this peer",
+            admission().unwrap_or_else(new_entry),
+        ),
+        _ if snapshot.is_cluster_local(host) => (
+            "an object of its own keeps it to its cluster, whatever `exposure` says",
+            "take the label or annotation of the Service, or of its namespace, away".to_owned(),
+        ),
+        _ if has_entry => (
+            "its entries of `exposure` admit nobody this way and at this port",
+            admission().unwrap_or_else(new_entry),
+        ),
+        _ if snapshot.exposure.exposes_all() && !peer.is_unauthenticated() => (
+            "only its namespace sees it (`exportTo`), so that `exposure.default: all` does \
+             not expose it, and nothing else does",
+            new_entry(),
+        ),
+        _ => (
+            "it is exposed to nobody: it has no entry in `exposure`, neither the control \
+             plane nor an object of its own exports it, and `exposure.default` does not help \
+             this peer",
+            new_entry(),
+        ),
+    };
+    let entries = subject.entries.iter();
+    RuleRow {
+        allowed: false,
+        said: said.to_owned(),
+        entries: entries
+            .map(|entry| entry_row(world.places, entry))
+            .collect(),
+        change: Some(change),
+    }
+}
+
+fn entry_row(places: &ConfigPositions, entry: &Exposure) -> EntryRow {
+    EntryRow {
+        index: entry.index,
+        line: places.services.get(entry.index).copied(),
+        to: entry.audiences.iter().map(ToString::to_string).collect(),
     }
 }
 

@@ -3,7 +3,6 @@
 mod text;
 
 use std::io::Write;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -39,36 +38,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Identity in the peer's certificate. Not for TLS listeners, where the gateway sees none.
-    #[arg(long, value_name = "spiffe://TD/ns/NS/sa/SA")]
-    from: Option<String>,
-    /// Cluster of the peer, one of `trust.clusters`, if the issuer of its certificate determines
-    /// it; without it an issuer that no cluster has.
-    #[arg(long, value_name = "NAME")]
-    cluster: Option<String>,
-    /// Authority of the peer's CONNECT.
-    #[arg(long, value_name = "HOST:PORT")]
-    to: Option<String>,
-    /// Server name of the peer's TLS: on a TLS listener, or inside the tunnel if the gateway reads
-    /// it. Empty is a ClientHello without one.
-    #[arg(long, value_name = "NAME")]
-    sni: Option<String>,
-    /// ALPN protocols that the peer's TLS offers.
-    #[arg(long, value_name = "PROTOCOL", value_delimiter = ',')]
-    alpn: Vec<String>,
-    /// Name of the listener in the configuration; without it the first HBONE listener, or the only
-    /// TLS listener.
-    #[arg(long, value_name = "NAME")]
-    listener: Option<String>,
-    /// Value of the peer's x-istio-source header.
-    #[arg(long, value_name = "WHAT", value_parser = ["waypoint", "gateway"])]
-    origin: Option<String>,
-    /// Address of the peer, for `sources` of a listener and for policies that match it.
-    #[arg(long, value_name = "IP")]
-    address: Option<IpAddr>,
-    /// All endpoints; without it the 50 most probable.
-    #[arg(long)]
-    all: bool,
+    #[command(flatten)]
+    question: Question,
     /// JSON instead of text.
     #[arg(long)]
     json: bool,
@@ -79,40 +50,25 @@ pub(super) struct Args {
     admin: Admin,
 }
 
-impl Args {
-    fn question(&self) -> Question {
-        Question {
-            from: self.from.clone(),
-            cluster: self.cluster.clone(),
-            to: self.to.clone(),
-            sni: self.sni.clone(),
-            alpn: self.alpn.clone(),
-            listener: self.listener.clone(),
-            origin: self.origin.clone(),
-            address: self.address,
-            all: self.all,
-        }
-    }
-}
-
 /// Requests the explanation, prints it, and returns the exit code for it.
 pub(super) fn run(args: &Args) -> ExitCode {
-    let question = args.question();
     if let Some(file) = &args.config {
-        return explain_from_files(&Source::file(file), &question, args.json);
+        return explain_from_files(&Source::file(file), &args.question, args.json);
     }
-    let parameters = question.parameters().into_iter();
-    let parameters =
-        parameters.map(|(key, value)| format!("{key}={}", ask::percent_encode(&value)));
-    let path = format!("/explain?{}", parameters.collect::<Vec<_>>().join("&"));
-    ask::fetch_whole(&args.admin, &path, |answer| match answer {
-        Ok(bytes) => {
-            let answer = serde_json::from_slice(&bytes);
-            let answer = answer.context("the gateway's answer cannot be read; is it as new?")?;
-            Ok(print_answer(&answer, args.json))
-        }
-        Err(why) => Ok(print_error(&why)),
-    })
+    ask::fetch_whole(
+        &args.admin,
+        "/explain",
+        &args.question,
+        |answer| match answer {
+            Ok(bytes) => {
+                let answer = serde_json::from_slice(&bytes);
+                let answer =
+                    answer.context("the gateway's answer cannot be read; is it as new?")?;
+                Ok(print_answer(&answer, args.json))
+            }
+            Err(why) => Ok(print_error(&why)),
+        },
+    )
 }
 
 fn explain_from_files(source: &Source, question: &Question, json: bool) -> ExitCode {
@@ -138,14 +94,12 @@ fn print_error(why: &str) -> ExitCode {
 }
 
 fn print_answer(answer: &Answer, json: bool) -> ExitCode {
-    let text = match json {
-        true => serde_json::to_string_pretty(answer).unwrap_or_default() + "\n",
-        false => text::page(answer),
+    let text = if json {
+        serde_json::to_string_pretty(answer).unwrap_or_default() + "\n"
+    } else {
+        text::page(answer)
     };
     // A reader that closes the pipe is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    match answer.outcome.opened {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    }
+    ExitCode::from(u8::from(!answer.outcome.opened))
 }

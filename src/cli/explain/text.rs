@@ -1,14 +1,16 @@
 //! Rendering of an explanation as text for a terminal.
 
-use crate::admin::columns::{self, escape_control};
+use crate::admin::text::{Text, or_dash};
 use crate::explain::{Answer, EndpointRow, EntryRow, GroupRow, LookupRow};
 
 /// Limit below which odds are printed as 0: the endpoint serves only if no other is left.
 const NEGLIGIBLE_PROBABILITY: f64 = 1e-9;
+/// Advice after the number of rows that are not listed.
+const SEE_ALL: &str = "; see all by --all";
 
 /// Renders the whole answer.
 pub(super) fn page(answer: &Answer) -> String {
-    let mut page = Page(String::new());
+    let mut page = Page(Text::default());
     let (peer, listener) = (&answer.peer, &answer.listener);
     if let Some(identity) = &peer.identity {
         page.field("Peer", identity);
@@ -23,7 +25,6 @@ pub(super) fn page(answer: &Answer) -> String {
     }
     page.groups(answer);
     page.endpoints(answer);
-    page.unused(answer);
     for note in &answer.notes {
         page.field("Note", note);
     }
@@ -31,19 +32,14 @@ pub(super) fn page(answer: &Answer) -> String {
     for other in &answer.outcome.or {
         page.continuation(&format!("or, by the draws: {}", other.said));
     }
-    page.0
+    page.0.finish()
 }
 
-struct Page(String);
+struct Page(Text);
 
 impl Page {
-    fn line(&mut self, text: &str) {
-        self.0.push_str(text.trim_end());
-        self.0.push('\n');
-    }
-
     fn field(&mut self, what: &str, text: &str) {
-        self.line(&format!("{what:<10}{}", escape_control(text)));
+        self.0.line(&format!("{what:<10}{text}"));
     }
 
     fn continuation(&mut self, text: &str) {
@@ -70,11 +66,7 @@ impl Page {
             }
         }
         let rule = &leg.rule;
-        let verdict = match rule.allowed {
-            true => "Allowed",
-            false => "Refused",
-        };
-        self.field(verdict, &rule.said);
+        self.field(if rule.allowed { "Allowed" } else { "Refused" }, &rule.said);
         for entry in &rule.entries {
             self.continuation(&describe_entry(entry));
         }
@@ -88,7 +80,7 @@ impl Page {
         if answer.groups.iter().all(is_plain) && answer.groups.len() < 2 {
             return;
         }
-        self.line("");
+        self.0.line("");
         let spill = answer.spill.as_ref();
         let spill = spill.map(|spill| format!("a tier spills below {spill} ready"));
         let latency = answer
@@ -96,89 +88,74 @@ impl Page {
             .then(|| "the time of dials counts".to_owned());
         let notes: Vec<_> = spill.into_iter().chain(latency).collect();
         self.field("Tiers", &notes.join("; "));
-        let rows = answer.groups.iter().map(|group| {
-            let place = group.place.as_ref().or(group.waypoint.as_ref());
-            [
-                percent(group.share),
-                group.tier.clone(),
-                place.map_or_else(|| "-".to_owned(), Clone::clone),
-                group
-                    .weight
-                    .map_or_else(|| "-".to_owned(), |weight| weight.to_string()),
-                match group.all {
+        self.0.table(
+            &answer.groups,
+            &[
+                ("SHARE", &|group| percent(group.share)),
+                ("TIER", &|group| group.tier.clone()),
+                ("PLACE", &|group| {
+                    or_dash(group.place.as_ref().or(group.waypoint.as_ref()))
+                }),
+                ("WEIGHT", &|group| or_dash(group.weight)),
+                ("READY", &|group| match group.all {
                     Some(all) => format!("{} of {all}", group.ready),
                     None => group.ready.to_string(),
-                },
-            ]
-        });
-        self.table(
-            ["SHARE", "TIER", "PLACE", "WEIGHT", "READY"],
-            rows.collect(),
+                }),
+            ],
         );
     }
 
+    /// Writes the endpoints that can be picked, and the workloads that cannot.
     fn endpoints(&mut self, answer: &Answer) {
-        if answer.endpoints.is_empty() {
-            return;
-        }
-        self.line("");
-        self.field("Endpoints", "and how likely each is the next pick");
-        let rows = answer.endpoints.iter().map(|endpoint| {
-            let group = answer.groups.get(endpoint.group);
-            let locality = match endpoint.locality.is_empty() {
-                true => "-".to_owned(),
-                false => endpoint.locality.clone(),
+        if !answer.endpoints.is_empty() {
+            self.0.line("");
+            self.field("Endpoints", "and how likely each is the next pick");
+            let tier = |row: &EndpointRow| {
+                let group = answer.groups.get(row.group);
+                group.map_or_else(String::new, |group| group.tier.clone())
             };
-            [
-                percent(endpoint.odds),
-                endpoint.address.clone(),
-                endpoint.workload.to_string(),
-                locality,
-                group.map_or_else(String::new, |group| group.tier.clone()),
-                endpoint.weight.to_string(),
-                endpoint.tunnels.to_string(),
-                state(endpoint),
-            ]
-        });
-        let header = [
-            "ODDS", "ADDRESS", "WORKLOAD", "LOCALITY", "TIER", "WEIGHT", "TUNNELS", "STATE",
-        ];
-        self.table(header, rows.collect());
-        if answer.more_endpoints > 0 {
-            let more = answer.more_endpoints;
-            self.line(&format!("  and {more} more; see all by --all"));
+            let locality = |row: &EndpointRow| {
+                or_dash(Some(&row.locality).filter(|locality| !locality.is_empty()))
+            };
+            self.0.table(
+                &answer.endpoints,
+                &[
+                    ("ODDS", &|row| percent(row.odds)),
+                    ("ADDRESS", &|row| row.address.clone()),
+                    ("WORKLOAD", &|row| row.workload.to_string()),
+                    ("LOCALITY", &locality),
+                    ("TIER", &tier),
+                    ("WEIGHT", &|row| row.weight.to_string()),
+                    ("TUNNELS", &|row| row.tunnels.to_string()),
+                    ("STATE", &state),
+                ],
+            );
+            self.0.more(answer.more_endpoints, SEE_ALL);
         }
-    }
-
-    fn unused(&mut self, answer: &Answer) {
         if !answer.unused.is_empty() {
-            self.line("");
+            self.0.line("");
             self.field("Not used", "");
-            let rows = answer.unused.iter();
-            let rows = rows.map(|one| [one.workload.to_string(), one.why.clone()]);
-            self.table(["WORKLOAD", "WHY"], rows.collect());
-            if answer.more_unused > 0 {
-                let more = answer.more_unused;
-                self.line(&format!("  and {more} more; see all by --all"));
-            }
+            self.0.table(
+                &answer.unused,
+                &[
+                    ("WORKLOAD", &|row| row.workload.to_string()),
+                    ("WHY", &|row| row.why.clone()),
+                ],
+            );
+            self.0.more(answer.more_unused, SEE_ALL);
         }
         if !answer.endpoints.is_empty() || !answer.unused.is_empty() {
-            self.line("");
-        }
-    }
-
-    fn table<const N: usize>(&mut self, header: [&str; N], rows: Vec<[String; N]>) {
-        for line in columns::lines("  ", header, rows) {
-            self.line(&line);
+            self.0.line("");
         }
     }
 }
 
 fn describe_entry(entry: &EntryRow) -> String {
     let line = entry.line.map(|line| format!(" (line {line})"));
-    let to = match entry.to.is_empty() {
-        true => "nobody".to_owned(),
-        false => entry.to.join("; "),
+    let to = if entry.to.is_empty() {
+        "nobody".to_owned()
+    } else {
+        entry.to.join("; ")
     };
     let line = line.unwrap_or_default();
     format!("exposure.services[{}]{line}: {to}", entry.index)
@@ -192,10 +169,10 @@ fn state(endpoint: &EndpointRow) -> String {
     let audited = endpoint.audited.as_ref();
     let audited = audited.map(|why| format!("only logged: {why}"));
     let said: Vec<_> = [refused, ejected, audited].into_iter().flatten().collect();
-    match said.is_empty() {
-        true => "ready".to_owned(),
-        false => said.join("; "),
+    if said.is_empty() {
+        return "ready".to_owned();
     }
+    said.join("; ")
 }
 
 fn percent(part: f64) -> String {

@@ -143,7 +143,10 @@ impl IstioAuthority {
         let path = PathAndQuery::from_static(METHOD);
         let unready = |error| refused(Status::unknown(format!("Service was not ready: {error}")));
         service.ready().await.map_err(unready)?;
-        let answer = service.unary(call, path, ProstCodec::default()).await.map_err(refused)?;
+        let answer = service
+            .unary(call, path, ProstCodec::default())
+            .await
+            .map_err(refused)?;
         let answer: IstioCertificateResponse = answer.into_inner();
         check_answer(&answer.cert_chain, key, &self.id, SystemTime::now())
     }

@@ -1,5 +1,7 @@
 //! Tests of the three routers, by single requests.
 
+mod istioctl;
+
 use std::path::Path;
 
 use axum::body::{Body, to_bytes};
@@ -10,6 +12,7 @@ use tracing::Subscriber;
 
 use super::*;
 use crate::config::{Log, LogFormat};
+use crate::explain::Answer;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Service, Template, Waypoint, Workload};
 use crate::snapshot::{Exposure, ExposureTable, InFlight, Protocol, Publisher};
@@ -55,19 +58,20 @@ pub(super) fn fixture() -> Fixture {
         lifecycle: Lifecycle::new(),
         log,
         config: Arc::new(ArcSwap::from_pointee(config())),
-        deny_list: DenyLookup::new(|address| {
-            address.ip().is_loopback().then_some("a loopback address")
-        }),
-        holders: DescriptorUsageSource::new(|_| DescriptorUsage::default()),
-        issuers: IssuerSource::new(Vec::new),
-        explain: ExplainHandler::new(|question| {
-            let asked = format!("{:?}", question.parameters());
-            match asked.contains("wrong") {
-                true => Err("write it right".to_owned()),
-                false => Ok(Box::new(move |to| to.write_all(asked.as_bytes()))),
+        deny_list: Arc::new(|address| address.ip().is_loopback().then_some("a loopback address")),
+        holders: Arc::new(DescriptorUsage::default),
+        issuers: Arc::new(Vec::new),
+        explain: Arc::new(|question| {
+            if question.to.as_deref() == Some("wrong") {
+                return Err("write it right".to_owned());
             }
+            let asked = serde_urlencoded::to_string(question).expect("a query");
+            Ok(Answer {
+                notes: vec![asked],
+                ..Answer::default()
+            })
         }),
-        listeners: ListenerSource::new(|| {
+        listeners: Arc::new(|| {
             let listeners = config().listeners.into_iter();
             let row = |listener: crate::config::Listener| ListenerRow {
                 address: listener.bind,
@@ -466,79 +470,6 @@ async fn a_denied_address_and_a_namesake_are_said_to_be_so() {
         "{text}"
     );
     assert!(text.contains("  0 of 1 workload used"), "{text}");
-}
-
-#[test]
-fn exposure_says_to_whom_and_by_which_rule() {
-    use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable};
-    let said = |table: ExposureTable, exports: &[(&str, u16)]| {
-        let publisher = Publisher::new();
-        publisher.update(Change {
-            mesh: Some((mesh(), "east".into())),
-            exposure: Some(table),
-            exports: Some(exports.iter().copied().collect::<ExportSet>()),
-            ..Change::default()
-        });
-        let snapshot = publisher.reader().snapshot();
-        let strangers = listeners::AnonymousAccess::new(&snapshot, &[]);
-        reach::exposed_to(&snapshot, &strangers, snapshot.mesh.services.sorted()[0])
-    };
-    assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
-    assert_eq!(
-        said(ExposureTable::new(true), &[]),
-        ["the trust set (exposure.default)"]
-    );
-    assert_eq!(
-        said(
-            ExposureTable::new(false),
-            &[("echo.app", 81), ("echo.app", 99)]
-        ),
-        ["the trust set on port 81 (export set)"]
-    );
-    let to = vec![
-        Audience {
-            cluster: Some("west".into()),
-            namespaces: vec!["a".into(), "b".into()],
-            service_accounts: vec![("a".into(), "x".into())],
-            ..Audience::default()
-        },
-        Audience {
-            anyone: true,
-            ..Audience::default()
-        },
-    ];
-    let entry = |to| {
-        let mut table = ExposureTable::new(true);
-        let entry = Exposure {
-            port: Some(80),
-            audiences: to,
-            ..Exposure::default()
-        };
-        table.add_entry("echo.app", &entry, []);
-        table
-    };
-    assert_eq!(
-        said(entry(to), &[("echo.app", 81)]),
-        [
-            "cluster west, namespace a or b, account a/x on port 80",
-            "anyone of the trust set on port 80"
-        ]
-    );
-    assert_eq!(said(entry(vec![]), &[]), ["nobody, by its entry"]);
-    let mut of_other = ExposureTable::new(true);
-    let entry = Exposure {
-        namespace: Some("other".into()),
-        audiences: vec![Audience {
-            anyone: true,
-            ..Audience::default()
-        }],
-        ..Exposure::default()
-    };
-    of_other.add_entry("echo.app", &entry, []);
-    assert_eq!(
-        said(of_other, &[]),
-        ["nobody, as `exposure` names the service of namespace other"]
-    );
 }
 
 #[tokio::test(start_paused = true)]

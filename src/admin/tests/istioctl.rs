@@ -12,8 +12,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use super::admin_router;
-use super::tests::{Fixture, SERIAL, ask, certificate, fixture, mesh};
+use super::{Fixture, SERIAL, admin_router, ask, certificate, fixture, mesh};
 use crate::snapshot::authorization::{Clause, Condition, Match, Policy as Rules, PolicyScope};
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{self, GatewayAddress, Place, Waypoint};

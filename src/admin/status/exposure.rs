@@ -1,0 +1,186 @@
+//! Peers that may reach each service: by the rules of `exposure`, by exports, and through TLS
+//! listeners, which grant access in addition.
+
+use std::collections::HashMap;
+
+use super::ListenerRow;
+use crate::admin::text::join;
+use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
+use crate::snapshot::mesh::Service;
+use crate::snapshot::{Caller, Exposure, ExposureVerdict, MatchedBy, ServicePort, Snapshot};
+use crate::wire::{Authority, Host};
+
+/// Describes the peers that may reach a service, by the rules of `exposure` and of TLS listeners.
+pub(super) fn exposed_to(
+    snapshot: &Snapshot,
+    strangers: &AnonymousAccess<'_>,
+    service: &Service,
+) -> Vec<String> {
+    if let Some(namespace) = snapshot.required_namespace(&service.hostname)
+        && *namespace != *service.namespace
+    {
+        return vec![format!(
+            "nobody, as `exposure` names the service of namespace {namespace}"
+        )];
+    }
+    let (by_rules, by_listeners) = (by_exposure(snapshot, service), strangers.of(service));
+    match (by_rules, by_listeners.is_empty()) {
+        (Ok(mut said), _) => {
+            said.extend(by_listeners);
+            said
+        }
+        (Err(nobody), true) => vec![nobody],
+        (Err(_), false) => by_listeners,
+    }
+}
+
+/// Describes the peers that may reach a service by `exposure`, exports and objects.
+///
+/// # Errors
+/// No peer may reach it, with the reason.
+fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, String> {
+    let host = &*service.hostname;
+    if snapshot.scope.local.contains(host) {
+        return Err("nobody, as it stays in its cluster".to_owned());
+    }
+    let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
+    if !entries.is_empty() {
+        let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
+        if said.is_empty() {
+            return Err("nobody, by its entry".to_owned());
+        }
+        return Ok(said);
+    }
+    let mut audiences = Vec::new();
+    let ports = service.ports.keys();
+    let exported = join(
+        ports.filter(|port| snapshot.is_exported(host, **port)),
+        ", ",
+    );
+    if snapshot.scope.exported.contains(host) {
+        audiences.push("the trust set (exported)".to_owned());
+    } else if !exported.is_empty() {
+        audiences.push(format!("the trust set on port {exported} (export set)"));
+    }
+    if snapshot.is_exposed_by_default(host) {
+        audiences.push("the trust set (exposure.default)".to_owned());
+    }
+    match audiences.is_empty() {
+        true if snapshot.exposure.exposes_all() => {
+            Err("nobody, as only its namespace sees it".to_owned())
+        }
+        true => Err("nobody".to_owned()),
+        false => Ok(audiences),
+    }
+}
+
+fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
+    let port = entry.port.map(|port| format!(" on port {port}"));
+    let port = port.unwrap_or_default();
+    let workloads = if entry.exposes_workloads {
+        ", its workloads too"
+    } else {
+        ""
+    };
+    let audiences = entry.audiences.iter();
+    audiences.map(move |to| format!("{to}{port}{workloads}"))
+}
+
+/// Access to services through TLS listeners, whose peers have no verified identity.
+pub(super) struct AnonymousAccess<'a> {
+    snapshot: &'a Snapshot,
+    /// By the hostnames of the services that the routes lead to.
+    by_route: HashMap<&'a str, Vec<String>>,
+    /// Listeners with Istio's names.
+    istio: Vec<&'a Listener>,
+}
+
+impl<'a> AnonymousAccess<'a> {
+    pub(super) fn new(snapshot: &'a Snapshot, rows: &'a [ListenerRow]) -> Self {
+        let mut by_route: HashMap<_, Vec<_>> = HashMap::new();
+        let in_use = || rows.iter().filter(|row| row.is_in_use());
+        let listeners = in_use().map(|row| &row.listener);
+        for listener in listeners.clone() {
+            for route in listener.routes() {
+                for (host, port) in targets_of(snapshot, route) {
+                    let asked = format!("sni {}", names(route));
+                    let line = line(listener, &port.to_string(), &asked);
+                    by_route.entry(host).or_default().push(line);
+                }
+            }
+        }
+        let is_istio = |listener: &&Listener| {
+            let protocol = &listener.protocol;
+            matches!(protocol, ListenerProtocol::Tls(TlsRouting::Istio { .. }))
+        };
+        Self {
+            snapshot,
+            by_route,
+            istio: listeners.filter(is_istio).collect(),
+        }
+    }
+
+    /// Returns a line for each way in which peers without an identity reach the service.
+    pub(super) fn of(&self, service: &Service) -> Vec<String> {
+        if !service.waypoints.is_empty() {
+            // A service with a waypoint has no endpoints on TLS listeners.
+            return Vec::new();
+        }
+        let host = &*service.hostname;
+        let mut lines = self.by_route.get(host).cloned().unwrap_or_default();
+        let ports = service.ports.keys();
+        let ports = join(ports.filter(|port| self.is_open(host, **port)), ", ");
+        if !ports.is_empty() {
+            let istio = self.istio.iter();
+            lines.extend(istio.map(|listener| line(listener, &ports, "sni of Istio's form")));
+        }
+        lines
+    }
+
+    /// Returns true if `exposure` permits peers without an identity on a port.
+    fn is_open(&self, host: &str, port: u16) -> bool {
+        let asked = Authority {
+            host: Host::Name(host.into()),
+            port,
+        };
+        let of = ServicePort { host, port };
+        let judged =
+            self.snapshot
+                .evaluate_exposure(Caller::UNKNOWN, &asked, of, &MatchedBy::Service);
+        judged == ExposureVerdict::Allowed
+    }
+}
+
+fn line(listener: &Listener, ports: &str, asked: &str) -> String {
+    let from = sources(listener).map(|sources| format!(" from {sources}"));
+    let (from, name) = (from.unwrap_or_default(), &listener.name);
+    format!("anyone{from} on port {ports} through listener {name} ({asked})")
+}
+
+/// Returns the services and ports that a route leads to.
+fn targets_of<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16)> {
+    let asked = Authority {
+        host: Host::Name(route.to.host.as_str().into()),
+        port: route.to.port.unwrap_or_default(),
+    };
+    let Some(found) = snapshot.find(Caller::UNKNOWN, &asked) else {
+        return Vec::new();
+    };
+    let MatchedBy::Alias(alias) = &found.matched_by else {
+        return vec![(&found.service.hostname, found.port)];
+    };
+    let targets = snapshot.behind(alias, asked.port);
+    let service = |(host, port)| Some((&*snapshot.services.get(host)?.hostname, port));
+    targets.filter_map(service).collect()
+}
+
+/// Returns the permitted networks of the listener's peers; none if every address may connect.
+fn sources(listener: &Listener) -> Option<String> {
+    let sources = &listener.sources;
+    (!sources.is_empty()).then(|| join(sources, ", "))
+}
+
+/// Returns the server names of a route.
+fn names(route: &SniRoute) -> String {
+    join(&route.sni, ", ")
+}

@@ -1,0 +1,381 @@
+//! Tests of the status page as text.
+
+use std::time::Duration;
+
+use super::*;
+use crate::admin::admin_router;
+use crate::admin::tests::{Fixture, ask, fixture};
+use crate::config::{HostPort, Line, ListenerProtocol, SniRoute, TlsRouting};
+use crate::status::{
+    Discovery as Stream, HostnameStatus, HostnameStatuses, Rejection, ResourceType, Unused,
+};
+use crate::wire::sni::{RouteBy, SniPattern};
+
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
+}
+
+fn stream() -> Stream {
+    let rejection = Rejection {
+        name: "east//Pod/app/bad".into(),
+        reason: "workload.addresses[0]: 5 bytes\u{1b}[2J".into(),
+        version: "7".into(),
+        since: at(3540),
+    };
+    let addresses = ResourceType {
+        name: "addresses",
+        synced: true,
+        held: 12,
+        accepted: Some(at(0)),
+        version: "2026-01-01T00:00:00Z/7".into(),
+        responses: 5,
+        nacks: 2,
+        rejected: 11,
+        at_least: true,
+        rejections: vec![rejection; 11],
+        ..ResourceType::default()
+    };
+    let unused = Unused {
+        name: "x\u{1b}".into(),
+        why: "no service by its name".into(),
+    };
+    let clusters = ResourceType {
+        name: "clusters",
+        unused: 12,
+        unused_first: vec![unused; 12],
+        ..ResourceType::default()
+    };
+    Stream {
+        address: "istiod:15012".into(),
+        since: Some(at(3600)),
+        why: Some("unavailable: \"gone\"".into()),
+        retries: 3,
+        next_try: Some(at(3662)),
+        types: vec![addresses, clusters],
+        saved: Some(at(3595)),
+        ..Stream::default()
+    }
+}
+
+fn service() -> Value {
+    let endpoint = |uid: &str, address: Option<&str>, unused: Option<&str>| {
+        json!({
+            "port": 80,
+            "uid": uid,
+            "address": address,
+            "weight": 1,
+            "tunnels": u32::from(unused.is_none()),
+            "unused": unused,
+        })
+    };
+    json!({
+        "service": "app/echo.app",
+        "ports": [80, 81],
+        "used": 1,
+        "total": 2,
+        "tunnels": 1,
+        "exposedTo": ["cluster west on port 80", "cluster north"],
+        "endpoints": [
+            endpoint("a", Some("10.0.0.1:15008"), None),
+            endpoint("long-uid", None, Some("it is unhealthy")),
+        ],
+        "more": 4,
+    })
+}
+
+fn host(name: &str, error: Option<&str>) -> HostnameStatus {
+    HostnameStatus {
+        name: name.into(),
+        addresses: vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()],
+        more: usize::from(error.is_none()),
+        answered: error.is_some().then(|| at(3600)),
+        error: error.map(Into::into),
+    }
+}
+
+fn listeners() -> Vec<ListenerRow> {
+    let listener = |name: &str, port, sources: &[&str], protocol| Listener {
+        name: name.into(),
+        bind: ([0; 4], port).into(),
+        line: Line(1),
+        sources: sources.iter().map(|one| one.parse().unwrap()).collect(),
+        protocol,
+    };
+    let row = |listener: Listener, state| ListenerRow {
+        address: listener.bind,
+        listener,
+        state,
+        error: None,
+    };
+    let route_by = RouteBy::default();
+    let hbone = listener("mesh", 15008, &[], ListenerProtocol::Hbone { route_by });
+    let istio = ListenerProtocol::Tls(TlsRouting::Istio { routing: "istio" });
+    let routes = vec![SniRoute {
+        sni: vec![SniPattern::parse("*.a").unwrap(), SniPattern::Any],
+        to: HostPort::parse("echo.app:80").unwrap(),
+        line: Line(1),
+    }];
+    let routes = ListenerProtocol::Tls(TlsRouting::Routes { routes });
+    let narrow = ["10.0.0.0/8", "192.0.2.1/32"];
+    vec![
+        row(hbone.clone(), ListenerState::Open),
+        row(listener("istio", 15443, &[], istio), ListenerState::Waiting),
+        row(listener("sni", 15012, &narrow, routes), ListenerState::Open),
+        row(hbone.clone(), ListenerState::Failed),
+        row(hbone, ListenerState::Draining),
+    ]
+}
+
+fn page() -> Value {
+    let hosts = HostnameStatuses {
+        list: vec![
+            host("a.example", None),
+            host("db.example", Some("timed out")),
+        ],
+        left_out: 0,
+    };
+    json!({
+        "version": "0.1.0",
+        "at": rfc3339(at(3660)),
+        "ready": false,
+        "pending": ["discovery (clusters)"],
+        "problems": ["11 of addresses are rejected"],
+        "cluster": "east",
+        "network": "net",
+        "locality": { "region": "us", "zone": "a", "subzone": "", "origin": "pod" },
+        "snapshot": 7,
+        "mesh": { "services": 60, "workloads": 2, "policies": 0 },
+        "crls": [],
+        "issuers": [],
+        "listeners": listeners(),
+        "descriptors": DescriptorUsage::default(),
+        "source": { "kind": "istio", "place": "istiod:15012", "stream": stream() },
+        "evacuated": ["us-east-2"],
+        "certificates": [{
+            "identity": "spiffe://east.local/ns/a/sa/b",
+            "state": "Available",
+            "serial": "17",
+            "expires": "2026-01-02T01:01:00Z",
+        }],
+        "reloads": [{
+            "what": "config",
+            "at": rfc3339(at(0)),
+            "inUse": false,
+            "error": "line 3",
+        }],
+        "hosts": hosts,
+        "services": { "total": 60, "list": [service()] },
+    })
+}
+
+#[test]
+fn the_page_is_aligned_and_says_when_and_why() {
+    let text = text::page(&page(), false, false);
+    let rejected = "  rejected of addresses: east//Pod/app/bad: workload.addresses[0]: 5 \
+                    bytes\\u{1b}[2J (version 7, 2m ago)\n";
+    let want = format!(
+        r#"strait 0.1.0  not ready, pending: discovery (clusters)
+cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
+
+Problems
+  11 of addresses are rejected
+
+Operator  until a restart
+  us-east-2 is evacuated; `strait drain region us-east-2 --undo` puts it back
+
+Listeners
+  NAME   ADDRESS        PROTOCOL  ROUTED         SOURCES                   STATE
+  mesh   0.0.0.0:15008  hbone     by authority   every address             open
+  istio  0.0.0.0:15443  tls       istio          every address             waits for a certificate
+  sni    0.0.0.0:15012  tls       by its routes  10.0.0.0/8, 192.0.2.1/32  open
+  mesh   0.0.0.0:15008  hbone     by authority   every address             failed, see Problems
+  mesh   0.0.0.0:15008  hbone     by authority   every address             draining
+  THROUGH  ASKED FOR BY            REACHED                     BY
+  mesh     any authority           services by their exposure  the trust set
+  istio    outbound_.PORT_._.HOST  services exposed to anyone  anyone
+  sni      *.a, *                  echo.app:80                 anyone from 10.0.0.0/8, 192.0.2.1/32
+
+Discovery  istio istiod:15012
+  not connected since 2026-01-01T01:00:00Z (1m ago)
+  unavailable: "gone"
+  tried 3 times, next in 2s
+  state on disk of 2026-01-01T00:59:55Z (1m 5s ago)
+  TYPE       STATE    HELD  REJECTED     NACKS  VERSION                 LAST ACCEPTED
+  addresses  synced   12    at least 11  2      2026-01-01T00:00:00Z/7  1h 1m ago
+  clusters   pending  0     0            0      (0 responses)           never
+{rejected}  and 1 more, see `strait dump`
+{unused}  and 2 more, see `strait dump`
+
+Certificates
+  IDENTITY                       STATE      SERIAL  EXPIRES
+  spiffe://east.local/ns/a/sa/b  Available  17      in 1day (2026-01-02T01:01:00Z)
+
+Changes read
+  SOURCE  READ       RESULT
+  config  1h 1m ago  refused, see Problems; what was read before is in use
+
+Hostnames
+  NAME        ANSWERED  LAST ERROR  ADDRESSES
+  db.example  1m ago    timed out   10.0.0.1,10.0.0.2
+  a.example   never     -           10.0.0.1,10.0.0.2 and more
+
+Services
+  SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO
+  app/echo.app  80,81  1 of 2          1        cluster west on port 80; cluster north
+  1 of 60 services; see one by `strait status SERVICE`, all by --all
+"#,
+        rejected = rejected.repeat(10),
+        unused = "  not used of clusters: x\\u{1b}: no service by its name\n".repeat(10),
+    );
+    assert_eq!(text, want);
+}
+
+#[test]
+fn one_service_has_its_endpoints_and_why_they_are_not_used() {
+    let mut page = page();
+    page["ready"] = true.into();
+    let text = text::page(&page, true, true);
+    let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
+cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
+
+\u{1b}[1mService\u{1b}[0m  app/echo.app
+  exposed to cluster west on port 80
+  exposed to cluster north
+  1 of 2 workloads used
+  PORT  WORKLOAD  ADDRESS         WEIGHT  TUNNELS  STATE
+  80    a         10.0.0.1:15008  1       1        used
+  80    long-uid  -               1       0        not used: it is unhealthy
+  and 4 more; see all by --all
+";
+    assert_eq!(text, want);
+}
+
+/// Returns the status page of a gateway with these issuers and descriptors.
+async fn page_with(issuers: Vec<IssuerRow>, descriptors: DescriptorUsage) -> String {
+    let Fixture { mut state, .. } = fixture();
+    state.issuers = Arc::new(move || issuers.clone());
+    state.holders = Arc::new(move || descriptors.clone());
+    ask(admin_router(state), "GET", "/status").await.1
+}
+
+#[tokio::test]
+async fn istiod_5_issuers_are_a_table_with_the_busiest_first() {
+    let row = |spki: &str, cluster: Option<&str>, accepted, refused| IssuerRow {
+        spki: spki.into(),
+        subject: format!("CN={spki}"),
+        cluster: cluster.map(Into::into),
+        accepted,
+        refused,
+    };
+    let rows = vec![
+        row("b", None, 1, 1),
+        row("c", Some("west"), 7, 0),
+        row("a", Some("east"), 2, 0),
+    ];
+    let want = "
+  SPKI SHA-256  SUBJECT  CLUSTER  ACCEPTED  REFUSED
+  c             CN=c     west     7         0
+  a             CN=a     east     2         0
+  b             CN=b     -        1         1
+
+";
+    let text = page_with(rows, DescriptorUsage::default()).await;
+    assert!(text.contains(want), "{text}");
+    assert!(!text.contains("Descriptors"), "{text}");
+    let many = (0..30).map(|_| row("x", None, 1, 0)).collect();
+    let text = page_with(many, DescriptorUsage::default()).await;
+    assert_eq!(text.matches("CN=x").count(), 20, "{text}");
+    let more = "\n  and 10 more, see `strait status --json`\n";
+    assert!(text.contains(more), "{text}");
+}
+
+#[tokio::test]
+async fn holders_are_a_table() {
+    let held = DescriptorUsage {
+        used: 12,
+        max: 100,
+        holders: vec![("cluster west".into(), 10), ("source 10.0.0.1".into(), 2)],
+    };
+    let want = "Descriptors  12 of 100 used
+  HOLDER           DESCRIPTORS
+  cluster west     10
+  source 10.0.0.1  2
+";
+    let text = page_with(Vec::new(), held).await;
+    assert!(text.contains(want), "{text}");
+    assert!(!text.contains("Issuers"), "{text}");
+}
+
+#[test]
+fn exposure_says_to_whom_and_by_which_rule() {
+    use crate::snapshot::builder::Change;
+    use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, Publisher};
+    let said = |table: ExposureTable, exports: &[(&str, u16)]| {
+        let publisher = Publisher::new();
+        publisher.update(Change {
+            mesh: Some((crate::admin::tests::mesh(), "east".into())),
+            exposure: Some(table),
+            exports: Some(exports.iter().copied().collect::<ExportSet>()),
+            ..Change::default()
+        });
+        let snapshot = publisher.reader().snapshot();
+        let access = AnonymousAccess::new(&snapshot, &[]);
+        exposed_to(&snapshot, &access, snapshot.mesh.services.sorted()[0])
+    };
+    assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
+    assert_eq!(
+        said(ExposureTable::new(true), &[]),
+        ["the trust set (exposure.default)"]
+    );
+    assert_eq!(
+        said(
+            ExposureTable::new(false),
+            &[("echo.app", 81), ("echo.app", 99)]
+        ),
+        ["the trust set on port 81 (export set)"]
+    );
+    let to = vec![
+        Audience {
+            cluster: Some("west".into()),
+            namespaces: vec!["a".into(), "b".into()],
+            service_accounts: vec![("a".into(), "x".into())],
+            ..Audience::default()
+        },
+        Audience {
+            anyone: true,
+            ..Audience::default()
+        },
+    ];
+    let entry = |to| {
+        let mut table = ExposureTable::new(true);
+        let entry = Exposure {
+            port: Some(80),
+            audiences: to,
+            ..Exposure::default()
+        };
+        table.add_entry("echo.app", &entry, []);
+        table
+    };
+    assert_eq!(
+        said(entry(to), &[("echo.app", 81)]),
+        [
+            "cluster west, namespace a or b, account a/x on port 80",
+            "anyone of the trust set on port 80"
+        ]
+    );
+    assert_eq!(said(entry(vec![]), &[]), ["nobody, by its entry"]);
+    let mut of_other = ExposureTable::new(true);
+    let entry = Exposure {
+        namespace: Some("other".into()),
+        audiences: vec![Audience {
+            anyone: true,
+            ..Audience::default()
+        }],
+        ..Exposure::default()
+    };
+    of_other.add_entry("echo.app", &entry, []);
+    assert_eq!(
+        said(of_other, &[]),
+        ["nobody, as `exposure` names the service of namespace other"]
+    );
+}
