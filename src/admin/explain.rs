@@ -74,15 +74,15 @@ fn parse(parameters: &Parameters) -> Result<Question, String> {
             "origin" => question.origin = text(),
             "address" => {
                 let address = value.parse().map_err(|_| {
-                    format!("address is {value:?}; write an IP address, such as 192.0.2.1")
+                    format!("invalid address {value:?}; write an IP address, such as 192.0.2.1")
                 });
                 question.address = Some(address?);
             }
             "all" => question.all = true,
             other => {
                 return Err(format!(
-                    "there is no parameter {other:?}; write from, cluster, to, sni, alpn, \
-                     listener, origin, address or all"
+                    "unknown parameter {other:?}; write from, cluster, to, sni, alpn, listener, \
+                     origin, address or all"
                 ));
             }
         }

@@ -180,7 +180,9 @@ impl<'a> AnonymousAccess<'a> {
         if !ports.is_empty() {
             let istio = self.istio.iter();
             let ports = ports.join(", ");
-            lines.extend(istio.map(|listener| line(listener, &ports, "sni of Istio's form")));
+            lines.extend(
+                istio.map(|listener| line(listener, &ports, "server name in Istio's format")),
+            );
         }
         lines
     }

@@ -14,7 +14,7 @@ pub(super) fn exposed_to(
         && *namespace != *service.namespace
     {
         return vec![format!(
-            "nobody, as `exposure` names the service of namespace {namespace}"
+            "nobody: `exposure` selects the service of namespace {namespace}"
         )];
     }
     let (by_rules, by_listeners) = (by_exposure(snapshot, service), strangers.of(service));
@@ -35,13 +35,13 @@ pub(super) fn exposed_to(
 fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, String> {
     let host = &*service.hostname;
     if snapshot.scope.local.contains(host) {
-        return Err("nobody, as it stays in its cluster".to_owned());
+        return Err("nobody: it is private to its cluster".to_owned());
     }
     let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
     if !entries.is_empty() {
         let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
         return match said.is_empty() {
-            true => Err("nobody, by its entry".to_owned()),
+            true => Err("nobody: its `to` is empty".to_owned()),
             false => Ok(said),
         };
     }
@@ -60,7 +60,7 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     }
     match audiences.is_empty() {
         true if snapshot.exposure.exposes_all() => {
-            Err("nobody, as only its namespace sees it".to_owned())
+            Err("nobody: it is visible only in its namespace".to_owned())
         }
         true => Err("nobody".to_owned()),
         false => Ok(audiences),

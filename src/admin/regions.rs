@@ -77,7 +77,7 @@ async fn answer(
         return (StatusCode::BAD_REQUEST, text.to_owned());
     };
     if region.part_count() == 0 {
-        let text = "that would leave nothing; to stop this gateway write /quitquitquit\n";
+        let text = "cannot evacuate every region; to stop this gateway use /quitquitquit\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());
     }
     let kind = match (&parameters.undo, &parameters.force) {
@@ -121,7 +121,7 @@ impl DrainRequest {
             Ok(text) if self.is_execution => {
                 let region = &self.region;
                 match self.kind {
-                    Kind::Undo => tracing::info!(%region, "put back by /drain/region"),
+                    Kind::Undo => tracing::info!(%region, "evacuation undone by /drain/region"),
                     Kind::Evacuate => tracing::info!(%region, "evacuated by /drain/region"),
                     Kind::Force => tracing::info!(%region, "evacuated by /drain/region, by force"),
                 }

@@ -58,8 +58,8 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
         let text = match page.has_no_mesh() {
             true => "there is no mesh yet; see `strait status`\n".to_owned(),
             false => format!(
-                "the mesh has no service {wanted:?}; write its name, its hostname, NAMESPACE/ and \
-                 either, or another name of it\n"
+                "unknown service {wanted:?}; write a name, a hostname, NAMESPACE/ and either, or \
+                 an alias\n"
             ),
         };
         return (StatusCode::NOT_FOUND, text).into_response();
@@ -70,7 +70,7 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
             text::page(&page, wanted.is_some(), parameters.color.is_some()).into_response()
         }
         Some(other) => {
-            let text = format!("format is {other:?}; write `text` or `json`\n");
+            let text = format!("invalid format {other:?}; write `text` or `json`\n");
             (StatusCode::BAD_REQUEST, text).into_response()
         }
     }
@@ -291,7 +291,10 @@ fn problems(page: &Page) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(stream) = &page.source.stream {
         if !stream.connected {
-            let why = stream.why.as_deref().unwrap_or("no stream was tried yet");
+            let why = stream
+                .why
+                .as_deref()
+                .unwrap_or("no stream was attempted yet");
             problems.push(format!("no stream to the control plane: {why}"));
         }
         problems.extend(stream.from_disk.clone());

@@ -420,7 +420,7 @@ async fn the_status_has_all_services_or_one_and_refuses_what_it_does_not_know() 
     }
     let (status, text) = page("?service=other/echo").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(text.contains("no service \"other/echo\""), "{text}");
+    assert!(text.contains("unknown service \"other/echo\""), "{text}");
     assert_eq!(page("?format=xml").await.0, StatusCode::BAD_REQUEST);
     let (_, json) = page("?format=json&service=echo").await;
     let json: Value = serde_json::from_str(&json).expect("JSON");
@@ -462,7 +462,7 @@ async fn a_denied_address_and_a_namesake_are_said_to_be_so() {
         "{text}"
     );
     assert!(
-        text.contains("not used: the service of namespace app answers to this"),
+        text.contains("not used: the hostname belongs to the service of namespace app"),
         "{text}"
     );
     assert!(text.contains("  0 of 1 workload used"), "{text}");
@@ -521,10 +521,10 @@ fn exposure_says_to_whom_and_by_which_rule() {
         said(entry(to), &[("echo.app", 81)]),
         [
             "cluster west, namespace a or b, account a/x on port 80",
-            "anyone of the trust set on port 80"
+            "every peer of the trust set on port 80"
         ]
     );
-    assert_eq!(said(entry(vec![]), &[]), ["nobody, by its entry"]);
+    assert_eq!(said(entry(vec![]), &[]), ["nobody: its `to` is empty"]);
     let mut of_other = ExposureTable::new(true);
     let entry = Exposure {
         namespace: Some("other".into()),
@@ -537,7 +537,7 @@ fn exposure_says_to_whom_and_by_which_rule() {
     of_other.add_entry("echo.app", &entry, []);
     assert_eq!(
         said(of_other, &[]),
-        ["nobody, as `exposure` names the service of namespace other"]
+        ["nobody: `exposure` selects the service of namespace other"]
     );
 }
 

@@ -95,7 +95,9 @@ pub(super) fn with_bind_context<T>(
     address: SocketAddr,
 ) -> anyhow::Result<T> {
     bound.with_context(|| {
-        format!("cannot listen on {address} ({key}); is another gateway running there?")
+        format!(
+            "cannot listen on {address} (`{key}`); stop the process that uses it, or change `{key}`"
+        )
     })
 }
 
@@ -383,7 +385,7 @@ mod tests {
         let second = bind(&config).unwrap();
         let _first = listen(&config, first).unwrap();
         let error = listen(&config, second).unwrap_err();
-        let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
+        let want = format!("cannot listen on {address} (`listeners[].bind`); stop the process");
         assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }
 }

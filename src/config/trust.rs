@@ -178,7 +178,7 @@ fn check(trust: Trust, value: Value<'_>) -> Option<Trust> {
     if let Some(given) = value.child("trust", "unknown_issuers")
         && trust.clusters.is_empty()
     {
-        let what = "is about issuers that `trust.clusters` lacks, and there is no such key";
+        let what = "applies to issuers outside `trust.clusters`, which is not set";
         given.error(what, "`trust.clusters` too, or remove it");
         return None;
     }
@@ -255,7 +255,7 @@ fn issuer(value: Value<'_>) -> Option<Issuer> {
 fn domain_name(value: Value<'_>, wanted: &str) -> Option<String> {
     let text = value.text()?;
     if text.contains('*') {
-        let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
+        let what = format!("is `{text}`, and a pattern would trust domains that are not listed");
         value.error(what, "each trust domain by its name");
         return None;
     }
@@ -321,7 +321,7 @@ mod tests {
             assert!(is_wanted, "{entry}: {said}");
         }
         let alone = with("  unknown_issuers: reject");
-        let want = "4: error: `trust.unknown_issuers` is about issuers that";
+        let want = "4: error: `trust.unknown_issuers` applies to issuers outside";
         assert!(alone.starts_with(want), "{alone}");
     }
 
@@ -364,7 +364,7 @@ mod tests {
             (
                 "",
                 "west",
-                "is `west`, and `trust` names no such cluster; write one of `north`, `unk",
+                "is `west`, which is not a cluster of `trust`; write one of `north`, `unk",
             ),
             ("\n  unknown_issuers: reject", "north", ""),
             (

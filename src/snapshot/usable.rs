@@ -55,14 +55,16 @@ impl fmt::Display for ExclusionReason {
         f.write_str(match self {
             Self::OriginalDestination => "the service passes original destinations through",
             Self::NoServicePort => "the service has no such port",
-            Self::NotServed => "it does not serve this port",
-            Self::RepresentsGateway => "it stands for the gateway of another network",
-            Self::OtherNetwork(network) => return write!(f, "it is in network {network}"),
-            Self::NoHbone => "it does not speak HBONE",
-            Self::NoAddress => "it has no address",
-            Self::NoTargetPort => "it has no target port",
-            Self::Drained => "it is drained (weight 0)",
-            Self::Unhealthy => "it is unhealthy",
+            Self::NotServed => "the workload does not serve this port",
+            Self::RepresentsGateway => "the workload represents the gateway of another network",
+            Self::OtherNetwork(network) => {
+                return write!(f, "the workload is in network {network}");
+            }
+            Self::NoHbone => "the workload does not support HBONE",
+            Self::NoAddress => "the workload has no address",
+            Self::NoTargetPort => "the workload has no target port",
+            Self::Drained => "drained (weight 0)",
+            Self::Unhealthy => "unhealthy",
             Self::Evacuated(region) => {
                 return write!(f, "region {region} is evacuated (`strait drain region`)");
             }
@@ -72,14 +74,17 @@ impl fmt::Display for ExclusionReason {
             Self::NoRegion(region) => {
                 return write!(
                     f,
-                    "region {region} has no weight in `traffic`, and others do"
+                    "region {region} has no weight in `traffic`, but other regions have one"
                 );
             }
-            Self::NoLocality => "its locality has no weight in the assignment",
+            Self::NoLocality => "its locality has no weight in the Envoy assignment",
             Self::MissesPreference(scope) => {
-                return write!(f, "the service wants the same {scope} (mode STRICT)");
+                return write!(
+                    f,
+                    "not in the same {scope}, which the service requires (mode STRICT)"
+                );
             }
-            Self::BehindWaypoint => "tunnels go to the service's waypoint",
+            Self::BehindWaypoint => "tunnels go through the service's waypoint",
         })
     }
 }

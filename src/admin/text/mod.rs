@@ -282,8 +282,8 @@ impl Text {
         let rows = page.reloads.iter().map(|reload| {
             let result = match (&reload.error, reload.in_use) {
                 (None, _) => "in use",
-                (Some(_), true) => "in use but for a part, see Problems",
-                (Some(_), false) => "refused, see Problems; what was read before is in use",
+                (Some(_), true) => "in use except for a part, see Problems",
+                (Some(_), false) => "rejected, see Problems; the previous state is in use",
             };
             let result = result.to_owned();
             [reload.what.to_owned(), ago(page.at, reload.at), result]

@@ -74,7 +74,7 @@ fn service() -> ServiceRow {
         exposed_to: vec!["cluster west on port 80".into(), "cluster north".into()],
         endpoints: vec![
             endpoint("a", Some("10.0.0.1:15008"), None),
-            endpoint("long-uid", None, Some("it is unhealthy")),
+            endpoint("long-uid", None, Some("unhealthy")),
         ],
         more: 4,
     }
@@ -224,7 +224,7 @@ Certificates
 
 Changes read
   SOURCE  READ       RESULT
-  config  1h 1m ago  refused, see Problems; what was read before is in use
+  config  1h 1m ago  rejected, see Problems; the previous state is in use
 
 Hostnames
   NAME        ANSWERED  LAST ERROR  ADDRESSES
@@ -258,7 +258,7 @@ cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workl
   1 of 2 workloads used
   PORT  WORKLOAD  ADDRESS         WEIGHT  TUNNELS  STATE
   80    a         10.0.0.1:15008  1       1        used
-  80    long-uid  -               1       0        not used: it is unhealthy
+  80    long-uid  -               1       0        not used: unhealthy
   and 4 more; see all by --all
 ";
     assert_eq!(text, want);

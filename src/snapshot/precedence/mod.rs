@@ -337,7 +337,7 @@ impl fmt::Display for Collision {
         }
         match &self.winner {
             Some(winner) => write!(f, ", and {winner} answers: {}", self.rule),
-            None => write!(f, ", of which none answers: {}", self.rule),
+            None => write!(f, ", and none answers: {}", self.rule),
         }
     }
 }
@@ -348,20 +348,21 @@ impl fmt::Display for DecidingRule {
             Self::Namespace(namespace) => {
                 write!(
                     f,
-                    "`exposure.services` means the service of namespace {namespace}"
+                    "`exposure.services` selects the service of namespace {namespace}"
                 )
             }
-            Self::Entry => f.write_str("`exposure.services` has an entry for it"),
-            Self::Configured => f.write_str("the configuration gives the name to a service"),
-            Self::Canonical => f.write_str("it is canonical"),
-            Self::Owner(namespace) => write!(f, "the name belongs to namespace {namespace}"),
-            Self::First => f.write_str("its claim is the first one"),
-            Self::Hostname => f.write_str(
-                "no rule prefers one; write `namespace` into its entry of `exposure.services`",
-            ),
+            Self::Entry => f.write_str("it has an entry in `exposure.services`"),
+            Self::Configured => {
+                f.write_str("the name is configured in `names` or `exposure.services`")
+            }
+            Self::Canonical => f.write_str("it is the canonical service"),
+            Self::Owner(namespace) => write!(f, "namespace {namespace} owns the name"),
+            Self::First => f.write_str("it has the oldest claim"),
+            Self::Hostname => {
+                f.write_str("no rule decides; set `namespace` in its entry of `exposure.services`")
+            }
             Self::Vip => f.write_str(
-                "no rule prefers one; write an entry of `exposure.services` for the one that is \
-                 meant",
+                "no rule decides; add an entry to `exposure.services` for the intended service",
             ),
         }
     }

@@ -51,8 +51,8 @@ pub struct Cache {
 pub enum CacheError {
     /// Other users could read or replace the key.
     #[error(
-        "`identity.cache`: {path} is open to others: {why}; make it a directory of this user with \
-         mode 0700, or name one that does not exist"
+        "`identity.cache`: {path} is accessible to other users: {why}; use a directory of this \
+         user with mode 0700, or a path that does not exist"
     )]
     NotPrivate {
         /// The directory or the file.
@@ -81,8 +81,8 @@ pub enum CacheError {
     Roots(String),
     /// A root by which the authority was verified is no longer trusted.
     #[error(
-        "`identity.cache`: {0} was issued by an authority below a root that `identity.roots` does \
-         not have any more"
+        "`identity.cache`: {0} was issued by an authority below a root that `identity.roots` no \
+         longer contains"
     )]
     Distrusted(PathBuf),
     /// The certificate is not valid now, or for another identity.
@@ -429,7 +429,7 @@ mod tests {
         let fixture = Fixture::new();
         let cache = fixture.stored();
         let why = refused(&cache, SystemTime::now() + 2 * DAY);
-        assert!(why.contains("the certificate has ended"), "{why}");
+        assert!(why.contains("the certificate expired"), "{why}");
         assert!(!cache.directory.join(FILE).exists());
         assert!(cache.load(SystemTime::now()).unwrap().is_none());
     }
@@ -442,14 +442,14 @@ mod tests {
             id: ID.replace("eastwest", "other"),
             ..stored.clone()
         };
-        assert!(refused(&other, SystemTime::now()).contains("other, which was asked for"));
+        assert!(refused(&other, SystemTime::now()).contains("other: the authority signs"));
         let next = Authority::new().unwrap().root_pem();
         let with_roots = |roots: &str| Cache {
             roots: Roots::Pem(roots.to_owned()),
             ..stored.clone()
         };
         let why = refused(&with_roots(&next), SystemTime::now());
-        assert!(why.contains("does not have any more"), "{why}");
+        assert!(why.contains("no longer contains"), "{why}");
         let both = with_roots(&(next + &fixture.root));
         assert!(both.load(SystemTime::now()).unwrap().is_some());
         let absent = Cache {
@@ -485,7 +485,7 @@ mod tests {
         for (text, why) in [
             (good[..good.len() / 2].to_owned(), "cannot be read: EOF"),
             (good.replace("\"format\":1", "\"format\":2"), "format 2"),
-            (good.replace(&own, &other), "does not fit the certificate"),
+            (good.replace(&own, &other), "does not match the certificate"),
         ] {
             fs::write(&file, text).unwrap();
             let said = refused(&cache, SystemTime::now());

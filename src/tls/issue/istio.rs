@@ -88,7 +88,7 @@ impl IstioAuthority {
         let cache = self.cache.clone()?;
         let load = spawn_blocking(move || cache.load(SystemTime::now()));
         let Ok(loaded) = timeout(DEADLINE, load).await else {
-            warn!("the certificate on disk was not read in time");
+            warn!("reading the certificate on disk timed out");
             return None;
         };
         loaded.ok()
@@ -103,7 +103,7 @@ impl IstioAuthority {
         let material = Arc::clone(material);
         spawn_blocking(move || {
             if let Err(why) = cache.store(&material) {
-                warn!(%why, "the certificate is not kept for a restart");
+                warn!(%why, "cannot store the certificate on disk");
             }
         });
     }
@@ -277,11 +277,11 @@ mod tests {
             (vec![part(0)], "the answer has 1 parts"),
             (
                 vec![part(0), String::new()],
-                "the answer's roots: holds no certificate",
+                "the answer's roots: contains no certificate",
             ),
             (
                 vec![String::new(), part(2)],
-                "the answer: holds no certificate",
+                "the answer: contains no certificate",
             ),
             (
                 vec![part(0), "-----BEGIN CERTIFICATE-----\n".into()],
@@ -289,7 +289,7 @@ mod tests {
             ),
             (
                 vec![part(1), part(2)],
-                "is no workload certificate (ca_as_leaf)",
+                "not a workload certificate (ca_as_leaf)",
             ),
             (many, "more than 16 certificates in its chain"),
             (
@@ -298,14 +298,14 @@ mod tests {
             ),
             (fixture.signed_for(OTHER, |_| {}), OTHER),
             (fixture.signed_for("https://a/b", |_| {}), "(bad_spiffe_id)"),
-            (other_key.signed(|_| {}), "does not fit the certificate"),
+            (other_key.signed(|_| {}), "does not match the certificate"),
             (
                 fixture.signed(|params| params.not_before += day),
-                "valid only from",
+                "is not valid before",
             ),
             (
                 fixture.signed(|params| params.not_after = params.not_before),
-                "has ended",
+                "expired at",
             ),
         ];
         for (answer, why) in cases {

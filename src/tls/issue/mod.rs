@@ -59,7 +59,7 @@ pub enum IssueError {
     #[error(transparent)]
     Channel(#[from] ChannelError),
     /// The authority refused.
-    #[error("the authority refused: {code}: {message:?}")]
+    #[error("the authority refused the request: {code}: {message:?}")]
     Refused {
         /// The gRPC status.
         code: tonic::Code,
@@ -73,13 +73,13 @@ pub enum IssueError {
     #[error("the Workload API cannot be reached: {0}")]
     Socket(String),
     /// The agent has no identity for this workload.
-    #[error("the Workload API gives this workload no identity ({0}); register one for it")]
+    #[error("the Workload API has no identity for this workload ({0}); register one")]
     Withdrawn(String),
     /// The agent's answer is unusable.
     #[error("the Workload API: {0}")]
     WorkloadApi(String),
     /// The key or the request could not be created.
-    #[error("no request for a certificate could be made: {0}")]
+    #[error("cannot create a certificate request: {0}")]
     Request(#[from] rcgen::Error),
     /// The answer has too few parts.
     #[error("the answer has {0} parts; it needs a certificate and, last, the roots")]
@@ -95,10 +95,9 @@ pub enum IssueError {
     Tls(#[from] TlsError),
     /// The certificate is for another identity.
     #[error(
-        "the certificate is for {issued:?} and not for {requested}, which was asked for: the \
-         authority \
-         signs for whom the token belongs to; write that trust domain, namespace and service \
-         account under `identity`"
+        "the certificate is for {issued:?}, requested {requested}: the authority signs for the \
+         identity of the token; write that trust domain, namespace and service account under \
+         `identity`"
     )]
     Identity {
         /// The requested identity.
@@ -107,10 +106,10 @@ pub enum IssueError {
         issued: String,
     },
     /// The certificate is not valid yet.
-    #[error("the certificate is valid only from {0} on; is this host's clock slow?")]
+    #[error("the certificate is not valid before {0}; check this host's clock")]
     NotYetValid(humantime::Timestamp),
     /// The certificate has expired.
-    #[error("the certificate has ended, at {0}; is this host's clock fast?")]
+    #[error("the certificate expired at {0}; check this host's clock")]
     Expired(humantime::Timestamp),
 }
 

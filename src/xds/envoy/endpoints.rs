@@ -109,7 +109,7 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
     let count = from.drop_overloads.len();
     if count > DROPS_MAX {
         return Err(format!(
-            "drop_overloads: {count} entries, and at most {DROPS_MAX} are taken"
+            "drop_overloads: {count} entries, want at most {DROPS_MAX}"
         ));
     }
     let mut drops = Vec::with_capacity(count);
@@ -124,7 +124,9 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
         ..Endpoints::default()
     };
     if from.weighted_priority_health {
-        read.note_unused("weighted_priority_health: all endpoints count alike".to_owned());
+        read.note_unused(
+            "weighted_priority_health: ignored, all endpoints count equally".to_owned(),
+        );
     }
     Ok(read)
 }
@@ -142,7 +144,7 @@ fn convert_drop_overload(from: DropOverload) -> Result<(Arc<str>, u32), String> 
         Err(_) => {
             let denominator = of.denominator;
             return Err(format!(
-                "drop_percentage.denominator: {denominator} is not understood"
+                "drop_percentage.denominator: {denominator} is unknown"
             ));
         }
     };
@@ -160,11 +162,11 @@ impl Endpoints {
     ) -> Result<(), String> {
         match from.lb_config {
             Some(LbConfig::LoadBalancerEndpoints(_)) => {
-                return Err("load_balancer_endpoints: not understood, want lb_endpoints".to_owned());
+                return Err("load_balancer_endpoints: not supported, want lb_endpoints".to_owned());
             }
             Some(LbConfig::LedsClusterLocalityConfig(_)) => {
                 return Err(
-                    "leds_cluster_locality_config: not understood, want lb_endpoints".to_owned(),
+                    "leds_cluster_locality_config: not supported, want lb_endpoints".to_owned(),
                 );
             }
             None => {}
@@ -237,12 +239,12 @@ impl Endpoints {
         let endpoint = match from {
             Some(HostIdentifier::Endpoint(endpoint)) => endpoint,
             Some(HostIdentifier::EndpointName(_)) => {
-                return Err("endpoint_name: not understood, want endpoint".to_owned());
+                return Err("endpoint_name: not supported, want endpoint".to_owned());
             }
             None => return Err("endpoint: missing".to_owned()),
         };
         let address = endpoint.address.and_then(|address| address.address);
-        let address = address.ok_or("endpoint.address: missing, or of a form not understood")?;
+        let address = address.ok_or("endpoint.address: missing or unsupported")?;
         let placed =
             convert_address(address, metadata).map_err(|why| format!("endpoint.address.{why}"))?;
         let (place, port, protocol) = match placed {
@@ -271,7 +273,7 @@ impl Endpoints {
             workload.own_name = Some(address.as_str().into());
         }
         if !seen.insert(address.clone()) {
-            self.note_unused(format!("{address} is there twice"));
+            self.note_unused(format!("{address}: duplicate"));
             return Ok(());
         }
         workload.template = words.share_template(Arc::unwrap_or_clone(workload.template));
@@ -312,7 +314,7 @@ fn convert_address(
             });
             at.ok_or_else(|| {
                 let id = shown(&internal.endpoint_id);
-                format!("{id} is a listener inside Envoy")
+                format!("{id}: internal listener without an original destination")
             })
         }
     })
@@ -328,13 +330,17 @@ fn convert_socket_address(
     }
     if !from.resolver_name.is_empty() {
         let resolver = shown(&from.resolver_name);
-        return Ok(Err(format!("{address} is for the resolver {resolver}")));
+        return Ok(Err(format!(
+            "{address}: custom resolver {resolver} is not supported"
+        )));
     }
     let port = match from.port_specifier {
         Some(PortSpecifier::PortValue(port)) => port,
         Some(PortSpecifier::NamedPort(name)) => {
             let name = shown(&name);
-            return Ok(Err(format!("{address} has a port by its name, {name}")));
+            return Ok(Err(format!(
+                "{address}: named port {name} is not supported"
+            )));
         }
         None => 0,
     };

@@ -135,7 +135,7 @@ fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
         }
     }
     kept.extend(cut.into_iter().map(|(first, more)| Finding {
-        what: format!("{more} more findings are left out, of which this is the first"),
+        what: format!("{more} more findings are omitted; this is the first of them"),
         how: String::new(),
         ..first
     }));

@@ -70,7 +70,7 @@ impl<'a> Ports<'a> {
                     severity: Severity::Warning,
                     what: format!(
                         "the port {} of {service} is {} here and {number} in an older export, \
-                         which holds",
+                         which takes precedence",
                         match &*port.name {
                             "" => "without name",
                             name => name,
@@ -121,7 +121,7 @@ pub(super) fn warning(place: &Place, what: String, how: &str) -> Finding {
 /// Builds a warning about two objects that contradict each other.
 pub(super) fn contradiction_warning(place: &Place, first: &Place, what: &str) -> Finding {
     let what = format!(
-        "{what} is another one at {}, which holds",
+        "{what} differs from the one at {}, which takes precedence",
         display_place(first)
     );
     warning(place, what, "it once, or the same")

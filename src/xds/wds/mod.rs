@@ -259,9 +259,7 @@ fn services(
 /// Checks the length of a field: each entry takes more memory than bytes on the wire.
 fn few(field: &str, count: usize, most: usize) -> Result<(), String> {
     match count > most {
-        true => Err(format!(
-            "{field}: {count} entries, and at most {most} are taken"
-        )),
+        true => Err(format!("{field}: {count} entries, want at most {most}")),
         false => Ok(()),
     }
 }
