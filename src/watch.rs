@@ -150,7 +150,10 @@ impl FileWatcher {
                 Err(error) => {
                     if !self.unwatchable.contains(directory) {
                         let directory = directory.display();
-                        warn!(%directory, %error, "cannot watch; changes there go unseen");
+                        warn!(
+                            %directory, %error,
+                            "cannot watch directory; its changes are not detected"
+                        );
                     }
                     unwatchable.insert(directory.clone());
                 }

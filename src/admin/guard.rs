@@ -21,7 +21,8 @@ pub(super) async fn refuse_foreign_pages(request: Request, next: Next) -> Respon
     if is_local(request.headers()) {
         next.run(request).await
     } else {
-        let text = "forbidden: ask by IP address or as localhost, and not from another origin\n";
+        let text = "forbidden: the Host or Origin header is not local; use an IP address or \
+                    localhost\n";
         (StatusCode::FORBIDDEN, text).into_response()
     }
 }

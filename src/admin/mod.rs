@@ -86,12 +86,12 @@ const INDEX: &str = "\
 strait admin
 
 GET  /certs             the certificates, as JSON
-GET  /config_dump       what the data path uses, as JSON for `istioctl ztunnel-config --file`
-GET  /explain           what would become of a tunnel, as JSON: see `strait explain --help`
+GET  /config_dump       state of the data path, as JSON for `istioctl ztunnel-config --file`
+GET  /explain           outcome of a hypothetical tunnel, as JSON: see `strait explain --help`
 GET  /ready             readiness, as on the readiness port
 GET  /status            listeners, mesh, certificates, services; ?service=NAME, ?all, ?format=json
 GET  /stats/prometheus  metrics, as on the metrics port
-GET  /drain/region      what the same POST would do; it changes nothing
+GET  /drain/region      dry run of the same POST; changes nothing
 POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back; ?force also
                         where services are left without endpoints
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
@@ -175,7 +175,7 @@ fn stats<S: Clone + Send + Sync + 'static>(scrapes: &Arc<Scrapes>) -> MethodRout
 }
 
 async fn quit(State(state): State<AdminState>) -> &'static str {
-    tracing::info!("asked to stop by /quitquitquit");
+    tracing::info!("stopping, requested by /quitquitquit");
     state.lifecycle.stop();
     "shutting down\n"
 }

@@ -56,7 +56,7 @@ pub(super) async fn drain(
         return (StatusCode::BAD_REQUEST, text.to_owned());
     };
     if region.part_count() == 0 {
-        let text = "that would leave nothing; to stop this gateway write /quitquitquit\n";
+        let text = "cannot evacuate every region; to stop this gateway use /quitquitquit\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());
     }
     let order = DrainRequest {
@@ -102,7 +102,7 @@ impl DrainRequest {
             Ok(text) => {
                 let region = &self.region;
                 match (self.undo, self.force) {
-                    (true, _) => tracing::info!(%region, "put back by /drain/region"),
+                    (true, _) => tracing::info!(%region, "evacuation undone by /drain/region"),
                     (_, false) => tracing::info!(%region, "evacuated by /drain/region"),
                     (_, true) => tracing::info!(%region, "evacuated by /drain/region, by force"),
                 }

@@ -109,10 +109,10 @@ impl<'a> View<'a> {
         let Some(endpoint) = endpoint else {
             return Some(match built {
                 Some(built) => format!(
-                    "the service of namespace {} answers to this hostname",
+                    "the hostname belongs to the service of namespace {}",
                     built.namespace
                 ),
-                None => "no service answers to this hostname; see the problems".to_owned(),
+                None => "no service owns this hostname; see Problems".to_owned(),
             });
         };
         if let Some(rule) = (self.denies)(endpoint.address) {

@@ -114,13 +114,16 @@ pub(super) async fn recheck(gateway: Arc<DataPath>, publisher: Arc<Publisher>) {
             gateway.tls.recheck(|batch| {
                 for lost in batch {
                     let (reason, why) = (lost.refusal.label(), &lost.cause);
-                    warn!(peer = %lost.identity, reason, %why, "open connections lose trust");
+                    warn!(
+                        peer = %lost.identity, reason, %why,
+                        "open connections are no longer trusted"
+                    );
                 }
                 publisher.reevaluate_tunnels();
             });
         });
         if let Err(error) = rechecked.await {
-            error!(%error, "open connections were not judged again");
+            error!(%error, "cannot recheck open connections");
         }
     }
 }
@@ -223,7 +226,7 @@ impl Certificates {
             .is_some_and(|end| end <= SystemTime::now())
         {
             self.has_expired = true;
-            error!(identity = self.identity, "our certificate has ended");
+            error!(identity = self.identity, "own certificate has expired");
             self.status.pending(CERTIFICATES);
             self.update_status();
         }
@@ -256,7 +259,7 @@ impl Certificates {
         let rest = match &self.material {
             Some(material) => {
                 let end = humantime::Timestamp::from(material.identity.not_after);
-                format!("the one before ends at {end}")
+                format!("the current one expires at {end}")
             }
             None => "there is none yet".to_owned(),
         };
@@ -417,7 +420,7 @@ impl Certificates {
                 format!("Available: no new certificate: {why}")
             }
             (_, Some(why)) => format!("Unavailable: {why}"),
-            (Some(_), None) => "Unavailable: the certificate has ended".to_owned(),
+            (Some(_), None) => "Unavailable: the certificate has expired".to_owned(),
         };
         self.status.set_certificate(shown);
     }

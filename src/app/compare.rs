@@ -32,7 +32,7 @@ pub(super) fn run(
             let of = exposed.namespace.iter();
             let of: String = of.map(|of| format!("namespace {of} in ")).collect();
             warnings.push(format!(
-                "{at}: warning: {host} is no service of {of}{}; write the hostname of one",
+                "{at}: warning: {host} is not a service of {of}{}; write the hostname of one",
                 path.display()
             ));
         }

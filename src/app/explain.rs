@@ -24,7 +24,7 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     let config = &inputs.config;
     if let Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } = &config.discovery {
         return Err(format!(
-            "the mesh comes from {}, which is not asked; leave `-c` out and ask the running \
+            "cannot explain from files: the mesh comes from {}; omit `-c` to query the running \
              gateway",
             plane.address
         ));

@@ -278,8 +278,8 @@ impl Report {
             let place = examined.trust_place.as_ref();
             let place = place.map_or_else(String::new, |place| format!("{place}: "));
             self.warnings.push(format!(
-                "{place}warning: our certificate is of {}, which trust.domains does not have; our \
-                 own cluster's peers are refused",
+                "{place}warning: the gateway's certificate is of {}, which is not in \
+                 trust.domains; peers of the gateway's own cluster are refused",
                 own.escape_debug()
             ));
         }
@@ -295,15 +295,15 @@ impl Report {
         ] {
             if configured.is_none() && !source.environment().says(variable) {
                 self.warnings.push(format!(
-                    "{}: warning: neither `identity.{key}` nor {variable} is set: a certificate \
-                     is asked for as {id}; write the one that the token belongs to",
+                    "{}: warning: neither `identity.{key}` nor {variable} is set: a certificate is \
+                     requested for {id}; write the one that the token belongs to",
                     config.file.display()
                 ));
             }
         }
         if parse_identity(&id).is_none() {
             self.errors.push(format!(
-                "{}: error: {id:?} is no identity of a workload; write `identity.namespace` and \
+                "{}: error: {id:?} is not a workload identity; write `identity.namespace` and \
                  `identity.service_account`, or set POD_NAMESPACE and SERVICE_ACCOUNT",
                 config.file.display()
             ));
@@ -336,8 +336,8 @@ impl Report {
             return;
         }
         self.warnings.push(format!(
-            "{}: warning: the private key {} is open to every user of this machine (mode \
-             {:04o}); take that back by `chmod o-rwx`",
+            "{}: warning: private key {} is accessible to every user (mode {:04o}); run `chmod \
+             o-rwx`",
             examined.place_of(key, path),
             key.display(),
             mode & 0o7777

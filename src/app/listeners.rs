@@ -368,7 +368,7 @@ mod tests {
         let second = bind(&config).unwrap();
         let _first = listen(&config, first).unwrap();
         let error = listen(&config, second).unwrap_err();
-        let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
+        let want = format!("cannot listen on {address} (`listeners[].bind`); stop the process");
         assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }
 }

@@ -85,7 +85,7 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
         let loading = tokio::task::spawn_blocking(move || Inputs::load(&from, examined));
         let inputs = tokio::select! {
             name = signals.next() => {
-                info!(signal = name, "stopped before all was loaded");
+                info!(signal = name, "stopped during startup");
                 return Ok(());
             }
             inputs = loading => inputs??,

@@ -63,7 +63,8 @@ fn unlinked_consumers(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Ve
     let own = &config.gateway.cluster;
     let wrong = consumers.filter(|of| !linked(of)).map(|of| {
         format!(
-            "is for {of}, from which no link leads here; add {{from: {of}, to: {own}}} to `links`"
+            "is for {of}, which has no link to this cluster; add {{from: {of}, to: {own}}} to \
+             `links`"
         )
     });
     wrong.collect()
@@ -164,7 +165,7 @@ fn missing_targets(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
         let port = target.port.or(alias.name.port);
         match snapshot.service_by_name(&target.host) {
             None => wrong.push(format!(
-                "leads to {}, which is no service of the mesh; write the hostname of one",
+                "leads to {}, which is not a service of the mesh; write the hostname of one",
                 target.host
             )),
             Some(service) => {
@@ -186,7 +187,7 @@ fn missing_targets(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
         let mut endpoints = sets.flat_map(|set| &set.endpoints);
         if !endpoints.any(|one| *one.definition.locality.region == **region) {
             wrong.push(format!(
-                "is for region {region}, in which no endpoint is; write one that the mesh names"
+                "is for region {region}, which has no endpoint; write a region of the mesh"
             ));
         }
     }

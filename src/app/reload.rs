@@ -125,7 +125,7 @@ impl Reloader {
                 continue;
             }
             if let Some(Err(error)) = watcher.as_mut().map(|watcher| watcher.replace(&now)) {
-                warn!(%error, "cannot watch other files; their changes go unseen");
+                warn!(%error, "cannot watch files; their changes are not detected");
             }
             files = now;
         }
@@ -201,7 +201,7 @@ impl Reloader {
         }
         error!(
             what = what.label(), %error,
-            "a changed file cannot be used; what was loaded before stays in force"
+            "cannot apply changed file; the previous state stays in use"
         );
         self.gateway.metrics.reload(what, false);
         self.status.set_reload(what, Err(error.clone()));
@@ -214,7 +214,7 @@ impl Reloader {
         if self.failed.get(&what) == Some(&left) && !is_news {
             return;
         }
-        error!(what = what.label(), error = %left, "a file is in use, but not all of it");
+        error!(what = what.label(), error = %left, "file applied in part");
         self.gateway.metrics.reload(what, false);
         self.status.set_partial_reload(what, left.clone());
         match what {
@@ -304,7 +304,7 @@ impl Reloader {
         let file = new.file.display();
         let keys = restart_only.unwrap_or_default().into_iter();
         left.extend(keys.map(|key| {
-            format!("{file}: `{key}` needs a restart; its value of the start stays in force")
+            format!("{file}: `{key}` needs a restart; the value of the start stays in use")
         }));
         self.mesh_files = told;
         self.config.store(Arc::new(new));

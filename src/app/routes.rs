@@ -33,7 +33,7 @@ pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> 
         });
         warnings.extend(istio.map(|listener| {
             format!(
-                "{file}:{}: warning: listener `{}` leads nowhere: its peers have no identity, \
+                "{file}:{}: warning: listener `{}` reaches no service: its peers have no identity, \
                  and no service is exposed to them; write `to: [{{anyone: true}}]` for one",
                 listener.line.0, listener.name
             )
@@ -107,9 +107,9 @@ fn check_target(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
     }
     Some(match snapshot.service_by_name(host) {
         Some(_) => format!(
-            "{} is no port of the service; write one that it has",
+            "{} is not a port of the service; write one that it has",
             route.to
         ),
-        None => format!("{host} is no service of the mesh; write the hostname of one"),
+        None => format!("{host} is not a service of the mesh; write the hostname of one"),
     })
 }

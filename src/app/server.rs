@@ -84,7 +84,10 @@ pub(super) fn with_bind_context<T>(
     address: SocketAddr,
 ) -> anyhow::Result<T> {
     bound.with_context(|| {
-        format!("cannot listen on {address} ({key}); is another gateway running there?")
+        format!(
+            "cannot listen on {address} (`{key}`); stop the process that uses it, or change \
+                 `{key}`"
+        )
     })
 }
 

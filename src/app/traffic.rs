@@ -84,8 +84,8 @@ fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
         .filter(|(_, one)| one.weight > 0 && one.region.part_count() > 0 && !is_known(&one.region))
         .map(|(line, one)| {
             format!(
-                "{}:{line}: warning: `traffic` names region {}, in which no workload of {} is; \
-                 write one that it names",
+                "{}:{line}: warning: `traffic` has unknown region {}: no workload of {} is in it; \
+                 write one of its regions",
                 config.file.display(),
                 one.region,
                 path.display()
@@ -112,8 +112,8 @@ fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
         .filter(|(_, host)| !is_known(host))
         .map(|(line, host)| {
             format!(
-                "{}:{line}: warning: `traffic` names {host}, which is no service of {}; write the \
-             hostname of one",
+                "{}:{line}: warning: `traffic` has unknown service {host}: it is not in {}; write \
+                 the hostname of one",
                 config.file.display(),
                 path.display()
             )

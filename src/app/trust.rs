@@ -40,7 +40,7 @@ pub(super) fn own_issuer(
     let at = examined.trust_place.as_ref();
     let at = at.map_or_else(String::new, |at| format!("{at}: "));
     Some(format!(
-        "{at}warning: the issuer of our certificate, {spki} ({subject}), {place} of \
+        "{at}warning: the issuer of the gateway's certificate, {spki} ({subject}), {place} of \
          `trust.clusters`, and this gateway is in `{own}`; write it there"
     ))
 }

@@ -160,8 +160,8 @@ impl Admin {
         let asked = asked.unwrap_or_else(|_| Err(anyhow!("no answer within {DEADLINE:?}")));
         let answer = asked.with_context(|| {
         format!(
-            "cannot ask a gateway at {admin}; does one run there? --admin names another place, as \
-             its `admin.bind` does"
+            "request to the admin port at {admin} failed; check that a gateway runs there, or give \
+             its `admin.bind` by --admin"
         )
     })?;
         let (head, body) = answer.into_parts();
@@ -174,8 +174,8 @@ impl Admin {
 
 fn unexpected_server(status: StatusCode) -> anyhow::Error {
     anyhow!(
-        "what answers there is no admin port of this version of strait ({status}); --admin names \
-         another place, as its `admin.bind` does"
+        "unexpected status {status}: the server is not an admin port of this version of strait; \
+         give the gateway's `admin.bind` by --admin"
     )
 }
 
@@ -204,7 +204,7 @@ impl AdminResponse {
         let mut bytes = Vec::new();
         while let Some(piece) = self.next_chunk().await? {
             if bytes.len() + piece.len() > RESPONSE_BYTES_MAX {
-                bail!("the answer is longer than {RESPONSE_BYTES_MAX} bytes; leave --all out");
+                bail!("answer exceeds {RESPONSE_BYTES_MAX} bytes; omit --all");
             }
             bytes.extend_from_slice(&piece);
         }
@@ -224,8 +224,10 @@ impl AdminResponse {
 
     async fn next_chunk(&mut self) -> anyhow::Result<Option<Bytes>> {
         let piece = timeout(DEADLINE, self.body.next()).await;
-        let piece =
-            piece.map_err(|_| anyhow!("the gateway stopped in the middle of its answer"))?;
-        piece.transpose().context("the gateway's answer broke off")
+        let piece = piece
+            .map_err(|_| anyhow!("the gateway's answer stalled, no data within {DEADLINE:?}"))?;
+        piece
+            .transpose()
+            .context("the gateway's answer was truncated")
     }
 }

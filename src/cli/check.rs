@@ -33,7 +33,10 @@ pub(super) fn print_report(source: &Source, report: &Report) -> ExitCode {
                     count(mesh.workloads.len(), "workload")
                 ),
                 Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } => {
-                    format!("the mesh comes from {}, which was not asked", plane.address)
+                    format!(
+                        "the mesh comes from {}, which was not contacted",
+                        plane.address
+                    )
                 }
             };
             println!(

@@ -12,12 +12,12 @@ use crate::tools::{certs, demo, load};
 
 const EXAMPLES: &str = "\
 Examples:
-  strait demo                   see it work, in a temporary folder
+  strait demo                   a demonstration in a temporary folder
   strait certs certs            make certificates for a trial
-  strait check -c strait.yaml   find mistakes before they matter
+  strait check -c strait.yaml   validate the configuration
   strait run -c strait.yaml     serve
-  strait status                 where the running gateway stands, and why an endpoint is not used
-  strait explain --help         what would become of a tunnel, and why
+  strait status                 state of the gateway, and why an endpoint is not used
+  strait explain --help         outcome of a hypothetical tunnel, with reasons
   strait load --help            measure it, or any other HBONE gateway";
 
 /// An east-west gateway data plane for multicluster service meshes.
@@ -106,7 +106,9 @@ struct ConfigArgs {
 }
 
 fn reject_positional_file(file: &str) -> Result<String, String> {
-    Err(format!("the file is named by an option: write `-c {file}`"))
+    Err(format!(
+        "the configuration file is given by an option; write `-c {file}`"
+    ))
 }
 
 impl ConfigArgs {

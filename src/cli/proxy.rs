@@ -28,14 +28,14 @@ const EDIT_DISTANCE_MAX: usize = 2;
 
 const HELP: &str = "\
 Options, anywhere after the role:
-  -c, --config FILE   a strait.yaml that lies over the pod's defaults: maps are merged, and all
-                      else is replaced [default: /etc/strait/strait.yaml, if it exists]
+  -c, --config FILE   a strait.yaml merged over the pod's defaults: maps are merged, and other
+                      values are replaced [default: /etc/strait/strait.yaml, if it exists]
                       [env: STRAIT_CONFIG]
-  --print-config      print all that is in force as YAML, each value with what says so, then
+  --print-config      print the effective configuration as YAML, each value with its origin, then
                       every mistake; exits 1 if there is one
   --log_output_level, --proxyLogLevel, --log_as_json
-                      as Istio writes them: the level and format of the log
-All other arguments of Istio's are accepted, and named in the log's first line.
+                      level and format of the log, in Istio's syntax
+All other arguments of Istio are accepted, and listed in the log's first line.
 
 Examples:
   strait proxy waypoint --domain istio-system.svc.cluster.local --log_output_level default:info
@@ -74,7 +74,7 @@ fn role(text: &str) -> Result<Role, String> {
         ));
     }
     Role::from_str(text, false)
-        .map_err(|_| "write one of waypoint, router and ztunnel; they make no difference".into())
+        .map_err(|_| "unknown role; write waypoint, router or ztunnel (all are equivalent)".into())
 }
 
 /// Returns true if the edit distance of the words is at most [`EDIT_DISTANCE_MAX`]. A much longer
@@ -121,8 +121,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if prints {
         return Ok(print(&source));
     }
-    let notice = (!ignored.is_empty())
-        .then(|| format!("arguments that mean nothing here: {}", ignored.join(" ")));
+    let notice = (!ignored.is_empty()).then(|| format!("ignored arguments: {}", ignored.join(" ")));
     app::run(&source, notice)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -130,7 +129,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn print(source: &Source) -> ExitCode {
     match source.print() {
         Ok(text) => print!("{text}"),
-        Err(_) => println!("# nothing: the file cannot be read"),
+        Err(_) => println!("# no configuration: the file cannot be read"),
     }
     // `--print-config` runs in the pod, so files that are missing there are missing for `run` too.
     super::check::print_report(source, &app::check_as_run(source))
@@ -166,7 +165,7 @@ impl Arguments {
                 "--print-config" => read.print_config = true,
                 "-c" | "--config" => match value {
                     Some(file) => read.config = Some(file.into()),
-                    None => bail!("{name} names no file; write `{name} FILE`"),
+                    None => bail!("missing value of {name}; write `{name} FILE`"),
                 },
                 "--log_as_json" => {
                     read.flags.json = word().is_none_or(|word| truth(&word) != Some(false));
@@ -174,7 +173,7 @@ impl Arguments {
                 "--log_output_level" => levels.0 = word().and_then(|word| agent_level(&word)),
                 "--proxyLogLevel" => levels.1 = word().and_then(|word| proxy_level(&word)),
                 name => match OWN_OPTIONS.iter().find(|own| is_misspelling_of(name, own)) {
-                    Some(own) => bail!("there is no {name}; did you mean {own}?"),
+                    Some(own) => bail!("unknown option {name}; did you mean {own}?"),
                     None => read.ignored.push(name.to_owned()),
                 },
             }
@@ -261,7 +260,7 @@ mod tests {
         let error = Arguments::parse(&["--config".into(), "--domain".into()]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "--config names no file; write `--config FILE`"
+            "missing value of --config; write `--config FILE`"
         );
     }
 

@@ -48,9 +48,9 @@ pub(super) fn run(command: &Command) -> ExitCode {
     ask::fetch_whole(&args.admin, "/status", &[("format", "json")], |answer| {
         let page = answer.map_err(anyhow::Error::msg)?;
         let page: Page = serde_json::from_slice(&page)
-            .context("the gateway's answer cannot be read; is it as new?")?;
+            .context("cannot decode the gateway's answer; use the gateway's version of strait")?;
         if page.issuers.is_empty() {
-            eprintln!("no peer has connected yet; ask again when one has");
+            eprintln!("no peer has connected yet; retry after the first connection");
             return Ok(ExitCode::FAILURE);
         }
         print!("{}", trust_section(&page.issuers));

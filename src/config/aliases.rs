@@ -238,7 +238,7 @@ mod tests {
             ),
             (
                 "{name: a.global, to: a.b, consumers: [south]}",
-                "and `trust` names no such cluster",
+                "which is not a cluster of `trust`",
             ),
             ("{name: a.global, to: a.b, zone: x}", "unknown key `zone`"),
             (

@@ -108,7 +108,7 @@ impl Selector {
 fn check(rule: AutoExport, value: Value<'_>) -> Option<AutoExport> {
     if rule.namespaces.is_none() && rule.services.is_none() {
         let how = "`{services: {matchLabels: {KEY: VALUE}}}`, or `exposure.default: all`";
-        value.error("selects nothing by itself", how);
+        value.error("selects no Service by itself", how);
         return None;
     }
     Some(rule)
@@ -122,7 +122,7 @@ fn check_requirement(requirement: Requirement, value: Value<'_>) -> Option<Requi
     if needs_values {
         value.error("has no `values`", "`values: [VALUE]`");
     } else {
-        let what = "has `values`, which its operator does not read";
+        let what = "has `values`, which its operator does not use";
         value.error(what, "it without them");
     }
     None
@@ -276,8 +276,11 @@ mod tests {
     #[test]
     fn a_rule_that_would_select_everything_or_nothing_is_refused() {
         for (text, want) in [
-            ("{}", "selects nothing by itself"),
-            ("except: {matchLabels: {a: b}}", "selects nothing by itself"),
+            ("{}", "selects no Service by itself"),
+            (
+                "except: {matchLabels: {a: b}}",
+                "selects no Service by itself",
+            ),
             ("services: {}", "is empty, which would select everything"),
             (
                 "services: {matchLabels: {}}",
@@ -303,7 +306,7 @@ mod tests {
             ),
             (
                 "services: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}",
-                "has `values`, which its operator does not read",
+                "has `values`, which its operator does not use",
             ),
         ] {
             let said = read(text).unwrap_err();

@@ -67,7 +67,7 @@ impl Sections {
                 continue;
             };
             let known: Vec<_> = clusters.iter().map(|name| format!("`{name}`")).collect();
-            let what = format!("is `{cluster}`, and `trust` names no such cluster");
+            let what = format!("is `{cluster}`, which is not a cluster of `trust`");
             value.error(what, format!("one of {}", known.join(", ")));
         }
     }
@@ -107,7 +107,7 @@ impl Sections {
         for (Link { from, to }, value) in links.iter().zip(root.find("links[]")) {
             let is_unknown = clusters.is_some_and(|clusters| !clusters.contains(from));
             if to == own && from != to && is_unknown {
-                let what = format!("is from `{from}`, and `trust` names no such cluster");
+                let what = format!("is from `{from}`, which is not a cluster of `trust`");
                 value.warning(what, "a cluster that it names");
             }
         }
@@ -129,8 +129,8 @@ impl Sections {
             return;
         }
         for value in root.find("policy.istio") {
-            let what = "asks for Istio's policies, which a control plane of Envoy's does not have";
-            value.error(what, "`off`, and in `exposure` who may reach what");
+            let what = "requires Istio's policies, which an Envoy control plane does not send";
+            value.error(what, "`off`, and the permitted peers into `exposure`");
         }
     }
 
@@ -149,8 +149,7 @@ impl Sections {
                 Some(Distribution::Network | Distribution::Any) | None => false,
             };
             if lacks {
-                let what = "compares with the gateway's locality, which `gateway.locality` does \
-                            not say";
+                let what = "needs the gateway's locality, and `gateway.locality` is not set";
                 let how = "`gateway: {locality: {region: REGION, zone: ZONE}}`";
                 value.at("traffic[]", "distribution").warning(what, how);
             }

@@ -192,8 +192,7 @@ impl Type for Discovery {
         if let Some(Self::Envoy { plane, .. }) = &read
             && plane.roots == Roots::Plaintext
         {
-            let what = "is `off`: whoever can reach the way to the control plane can program this \
-                        gateway";
+            let what = "is `off`: anyone on the path to the control plane can program this gateway";
             let how = "`on`, unless it is a sidecar on the loopback of this host";
             value.at("discovery", "tls").warning(what, how);
         }
@@ -323,7 +322,7 @@ impl Type for Headers {
             let is_name = HeaderName::from_bytes(name.as_bytes()).is_ok();
             if !is_name || is_ours || name.starts_with("grpc-") || name.ends_with("-bin") {
                 let what = format!("has `{}`, which cannot be sent", entry.key.escape_debug());
-                value.error(what, "the name of a header of your own, such as `x-tenant`");
+                value.error(what, "the name of a custom header, such as `x-tenant`");
                 return None;
             }
             let value = value.parsed(HEADER, |text| {
@@ -432,7 +431,7 @@ exposure: {default: all}
             let text = format!("policy: {{istio: {mode}}}\ndiscovery: {{{keys}}}{BASE}");
             let (config, findings) = Config::parse(Path::new("x.yaml"), &text);
             assert_eq!(config.is_some(), is_good, "{findings}");
-            let want = "x.yaml:1: error: `policy.istio` asks for Istio's policies";
+            let want = "x.yaml:1: error: `policy.istio` requires Istio's policies";
             assert_eq!(findings.to_string().contains(want), !is_good, "{findings}");
         }
     }

@@ -121,7 +121,7 @@ fn check_audience(audience: Audience, value: Value<'_>) -> Option<Audience> {
     let is_named = cluster.is_some() || !namespaces.is_empty() || !service_accounts.is_empty();
     if audience.anyone == is_named {
         let (what, how) = if is_named {
-            let what = "has `anyone: true` next to other keys, which would then mean nothing";
+            let what = "has `anyone: true` next to other keys, which would have no effect";
             (what, "either `{anyone: true}` or the other keys")
         } else {
             let how = "`{anyone: true}` to admit every peer, or remove it to admit nobody";
@@ -207,7 +207,7 @@ fn routing_is_unambiguous(entries: &[Entry<'_>]) {
         });
         if let Some(other) = other {
             let what = format!(
-                "routes tunnels to `{}` in another way than line {} does",
+                "differs for `{}` from the one on line {}",
                 exposed.service, other.line
             );
             value
@@ -235,8 +235,8 @@ fn names_are_shared(entries: &[Entry<'_>]) {
         });
         if let Some(other) = other {
             let what = format!(
-                "gives `{}` other `names` than line {} does, and a name opens it to those alone \
-                 whom its own entry admits",
+                "has other `names` for `{}` than line {}, and a name admits only the peers of its \
+                 own entry",
                 exposed.service, other.line
             );
             let how = "the same `names` into both entries, or each name with its `consumers` into \
@@ -257,7 +257,7 @@ fn namespaces_are_unambiguous(entries: &[Entry<'_>]) {
         let first = seen.entry(&exposed.service.host).or_insert(exposed);
         if first.namespace.as_ref() != Some(namespace) {
             let what = format!(
-                "has `namespace: {namespace}` for `{}`, of which line {} says another one",
+                "has `namespace: {namespace}` for `{}`, and line {} has another one",
                 exposed.service.host, first.line
             );
             value.error(what, "the same `namespace` in both entries");
@@ -285,8 +285,8 @@ mod tests {
         }
         assert_eq!(
             both("\"a:80\", namespace: x", "\"a:81\", namespace: y"),
-            "14: error: `exposure.services[]` has `namespace: y` for `a`, of which line 13 says \
-             another one; write the same `namespace` in both entries"
+            "14: error: `exposure.services[]` has `namespace: y` for `a`, and line 13 has another \
+             one; write the same `namespace` in both entries"
         );
     }
 
@@ -313,12 +313,12 @@ mod tests {
         }
         assert_eq!(
             both("service: \"a:80\"", "service: a, route_by: strict"),
-            "14: error: `exposure.services[].route_by` routes tunnels to `a` in another way than \
-             line 13 does; write the same `route_by`, or none, in both entries"
+            "14: error: `exposure.services[].route_by` differs for `a` from the one on line 13; \
+             write the same `route_by`, or none, in both entries"
         );
         assert!(
             both("service: a, route_by: sni", "service: a").starts_with(
-                "14: error: `exposure.services[]` routes tunnels to `a` in another way"
+                "14: error: `exposure.services[]` differs for `a` from the one on line"
             )
         );
         assert_eq!(
@@ -347,10 +347,7 @@ mod tests {
         for (one, other) in warned {
             let found = both(&one, &other);
             assert!(found.starts_with("14: warning: "), "{one} {other}: {found}");
-            assert!(
-                found.contains(" other `names` than line 13 does"),
-                "{found}"
-            );
+            assert!(found.contains("has other `names` for"), "{found}");
         }
         let good = [
             (

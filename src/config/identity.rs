@@ -138,7 +138,7 @@ form! {
 fn domain_name(value: Value<'_>, wanted: &str) -> Option<String> {
     let text = value.text()?;
     if text.contains('*') {
-        let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
+        let what = format!("is `{text}`, and a pattern would trust domains that are not listed");
         value.error(what, "each trust domain by its name");
         return None;
     }

@@ -68,7 +68,7 @@ mod tests {
             ),
             (
                 "[{from: wets, to: east}]",
-                "11: warning: `links[]` is from `wets`, and `trust` names no such cluster",
+                "11: warning: `links[]` is from `wets`, which is not a cluster of `trust`",
             ),
         ] {
             let findings = with(&format!("links: {links}"));

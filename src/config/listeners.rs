@@ -195,7 +195,10 @@ fn hbone(keys: &ListenerKeys, value: Value<'_>) -> Option<ListenerProtocol> {
     let foreign = ["routing", "routes"].map(|key| value.child(PLACE, key));
     for key in foreign.iter().flatten() {
         let how = "`protocol: tls` beside it, or remove it";
-        key.error("is for TLS listeners, and this one is of HBONE", how);
+        key.error(
+            "applies to TLS listeners, and this is an HBONE listener",
+            how,
+        );
     }
     let route_by = keys.route_by.unwrap_or_default();
     (keys.routing.is_none() && keys.routes.is_none())
@@ -205,19 +208,20 @@ fn hbone(keys: &ListenerKeys, value: Value<'_>) -> Option<ListenerProtocol> {
 fn tls(keys: &ListenerKeys, value: Value<'_>) -> Option<TlsRouting> {
     if keys.route_by.is_some() {
         let route_by = value.at(PLACE, "route_by");
-        let what = "is for HBONE listeners, and this one is of TLS";
+        let what = "applies to HBONE listeners, and this is a TLS listener";
         route_by.error(what, "the listener without it");
         return None;
     }
     match (keys.routing, &keys.routes) {
         (None, None) => {
-            let what = "is of TLS and has neither `routing` nor `routes`, so it leads nowhere";
+            let what = "is a TLS listener with neither `routing` nor `routes`, so it serves \
+                        nothing";
             let how = "`routing: istio`, or `routes: [{sni: [NAME], to: \"HOST:PORT\"}]`";
             value.error(what, how);
             None
         }
         (Some(_), Some(_)) => {
-            let what = "stands beside `routes`, and a listener has one kind of routing";
+            let what = "conflicts with `routes`: a listener has one kind of routing";
             let how = "one of the two; another listener can have the other";
             value.at(PLACE, "routing").error(what, how);
             None
@@ -225,7 +229,7 @@ fn tls(keys: &ListenerKeys, value: Value<'_>) -> Option<TlsRouting> {
         (Some(Routing::Istio), None) => Some(TlsRouting::Istio { routing: "istio" }),
         (None, Some(routes)) if routes.is_empty() => {
             let how = "`- {sni: [\"*\"], to: \"istiod.istio-system.svc.cluster.local:15012\"}`";
-            let what = "is empty, so the listener leads nowhere";
+            let what = "is empty, so the listener serves nothing";
             value.at(PLACE, "routes").error(what, how);
             None
         }
@@ -289,11 +293,11 @@ mod tests {
     const WRONG: &[(&str, &str)] = &[
         (
             "protocol: tls",
-            "is of TLS and has neither `routing` nor `routes`",
+            "is a TLS listener with neither `routing` nor `routes`",
         ),
         (
             "protocol: tls, routing: istio, routes: []",
-            "`listeners[].routing` stands beside `routes`",
+            "`listeners[].routing` conflicts with `routes`",
         ),
         (
             "protocol: tls, routing: envoy",
@@ -301,12 +305,15 @@ mod tests {
         ),
         (
             "routing: istio",
-            "`listeners[].routing` is for TLS listeners",
+            "`listeners[].routing` applies to TLS listeners",
         ),
-        ("routes: []", "`listeners[].routes` is for TLS listeners"),
+        (
+            "routes: []",
+            "`listeners[].routes` applies to TLS listeners",
+        ),
         (
             "protocol: tls, routing: istio, route_by: authority",
-            "`listeners[].route_by` is for HBONE listeners",
+            "`listeners[].route_by` applies to HBONE listeners",
         ),
         (
             "protocol: tls, routes: []",

@@ -180,7 +180,7 @@ fn the_cache_is_a_file_in_an_existing_folder_that_is_not_watched() {
             "none/file",
             "none/file`, whose folder cannot be used: No such",
         ),
-        ("Cargo.toml/file", "Cargo.toml/file`, which is in no folder"),
+        ("Cargo.toml/file", "file`, whose parent is not a folder"),
     ] {
         let findings = istio(cache).1;
         assert!(findings.contains(want), "{findings}");
@@ -246,7 +246,7 @@ fn an_unknown_key_is_named_with_its_line() {
 
 #[test]
 fn what_is_not_built_yet_is_told_from_what_is_unknown() {
-    let plan = "is not built yet; write the file without it";
+    let plan = "is not implemented yet; write the file without it";
     for key in ["networks", "tracing"] {
         assert_eq!(
             with(&format!("{key}: []")),
@@ -316,8 +316,8 @@ fn a_trust_set_must_name_domains_one_by_one() {
     );
     assert_eq!(
         domains("    - name: '*'"),
-        "5: error: `trust.domains[].name` is `*`, and a pattern would trust domains that nobody \
-         named; write each trust domain by its name"
+        "5: error: `trust.domains[].name` is `*`, and a pattern would trust domains that are not \
+         listed; write each trust domain by its name"
     );
     for bad in ["spiffe://east.local", "east local", "a/b", "''"] {
         let finding = domains(&format!("    - name: {bad}"));
@@ -403,8 +403,8 @@ fn audiences_that_say_nothing_or_contradict_themselves_are_refused() {
     assert!(to("{anyone: true, cluster: west}").contains("next to other keys"));
     assert_eq!(
         to("{cluster: north}"),
-        "11: error: `exposure.services[].to[].cluster` is `north`, and `trust` names \
-         no such cluster; write one of `east`, `partner.example`, `west`"
+        "11: error: `exposure.services[].to[].cluster` is `north`, which is not a cluster of \
+         `trust`; write one of `east`, `partner.example`, `west`"
     );
     assert!(to("{namespaces: []}").contains("namespaces` is empty; write at least one entry"));
     assert!(to("{namespaces: ['*']}").contains("write one name of letters"));

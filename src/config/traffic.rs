@@ -280,7 +280,7 @@ mod tests {
         ] {
             let findings = said(&format!("[{{service: a, distribution: {word}}}]"));
             assert_eq!(
-                findings.contains("`gateway.locality` does not say"),
+                findings.contains("`gateway.locality` is not set"),
                 warns,
                 "{word}"
             );

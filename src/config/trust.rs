@@ -168,7 +168,7 @@ fn check(trust: Trust, value: Value<'_>) -> Option<Trust> {
     if let Some(given) = value.child("trust", "unknown_issuers")
         && trust.clusters.is_empty()
     {
-        let what = "is about issuers that `trust.clusters` lacks, and there is no such key";
+        let what = "applies to issuers outside `trust.clusters`, which is not set";
         given.error(what, "`trust.clusters` too, or remove it");
         return None;
     }
@@ -294,7 +294,7 @@ mod tests {
             assert!(is_wanted, "{entry}: {said}");
         }
         let alone = with("  unknown_issuers: reject");
-        let want = "4: error: `trust.unknown_issuers` is about issuers that";
+        let want = "4: error: `trust.unknown_issuers` applies to issuers outside";
         assert!(alone.starts_with(want), "{alone}");
     }
 
@@ -337,7 +337,7 @@ mod tests {
             (
                 "",
                 "west",
-                "is `west`, and `trust` names no such cluster; write one of `north`, `unk",
+                "is `west`, which is not a cluster of `trust`; write one of `north`, `unk",
             ),
             ("\n  unknown_issuers: reject", "north", ""),
             (

@@ -246,7 +246,7 @@ pub async fn run(
             Err(error) => {
                 gateway.metrics.accept_error(AcceptError::Resource);
                 let delay = delays.next().unwrap_or(BACKOFF_MAX);
-                warn!(%error, ?delay, "cannot accept; existing tunnels go on");
+                warn!(%error, ?delay, "cannot accept connections; existing tunnels continue");
                 sleep(delay).await;
             }
         }

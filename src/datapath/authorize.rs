@@ -137,7 +137,7 @@ fn warn_missing_policy(snapshot: &Snapshot, gateway: &DataPath, endpoint: &Endpo
         let workload = &*workload.uid;
         warn!(
             policy = name,
-            workload, "a workload names a policy that is not there; it is passed over"
+            workload, "workload refers to a missing authorization policy; the policy is ignored"
         );
     }
 }

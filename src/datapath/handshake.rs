@@ -75,13 +75,14 @@ pub async fn run(
         done = timeout(HANDSHAKE_DEADLINE, handshake) => done,
         () = slot.evicted() => return Err(HandshakeError::new(
             HandshakeRefusal::Evicted,
-            &"the oldest handshake of the source with most, while all places were taken",
+            &"handshake evicted: limit of concurrent handshakes reached, oldest of the source with \
+              the most",
         )),
     };
     match done {
         Err(_) => Err(HandshakeError::new(
             HandshakeRefusal::Timeout,
-            &"no handshake within 5 s",
+            &"TLS handshake not completed within 5 s",
         )),
         Ok(Err((error, socket))) => {
             let (refusal, detail) = explain_failure(gateway, &error);

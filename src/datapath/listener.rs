@@ -193,10 +193,10 @@ impl ListenerRules {
     /// Describes the rule of a TLS listener that decides about a server name, for display.
     pub fn describe_match(&self, name: Option<&str>) -> String {
         match &self.routing {
-            Some(Routing::Istio) => "by Istio's form of a server name".to_owned(),
+            Some(Routing::Istio) => "matched by Istio's server name format".to_owned(),
             Some(Routing::Routes(routes)) => match routes.longest_match(name) {
-                Some((pattern, _)) => format!("by the listener's route for {pattern}"),
-                None => "no route of the listener is for it".to_owned(),
+                Some((pattern, _)) => format!("matched by the listener's route for {pattern}"),
+                None => "no matching listener route".to_owned(),
             },
             None => String::new(),
         }

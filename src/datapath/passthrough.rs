@@ -86,7 +86,8 @@ async fn read(
         hello = client_hello::read_client_hello(stream) => hello,
         () = slot.evicted() => Err(ClientHelloError::new(
             HandshakeRefusal::Evicted,
-            &"the oldest handshake of the source with most, while all places were taken",
+            &"handshake evicted: limit of concurrent handshakes reached, oldest of the source with \
+              the most",
         )),
     }
 }

@@ -137,7 +137,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
         return Err(refusal.description());
     }
     if !peer.is_admitted() {
-        return Err("the listener's `sources` do not have the peer's address any more");
+        return Err("the listener's `sources` no longer contain the peer's address");
     }
     let rules = peer.listener.rules();
     if rules.is_passthrough() {
@@ -145,7 +145,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
         match rules.still_grants(name, &right.authority, right.granted) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            Err(_) => return Err("the listener does not lead from the server name there any more"),
+            Err(_) => return Err("the listener no longer routes the server name to this target"),
         }
     }
     let (asked, host, means) = (
@@ -167,7 +167,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
             means,
         )
     {
-        return Err("the name does not stand for the service any more");
+        return Err("the name no longer refers to the service");
     }
     evaluate(snapshot, peer, asked, of, means).map_err(Reason::label)?;
     let endpoint = &right.endpoint.definition;
@@ -177,7 +177,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
         Waypoint::Bypassed(origin)
             if !route::may_bypass_waypoints(snapshot, peer, (host, means), origin) =>
         {
-            Err("the peer's x-istio-source is not believed any more")
+            Err("the peer's x-istio-source is no longer trusted")
         }
         _ => Ok(()),
     }

@@ -225,7 +225,7 @@ impl Outcome {
     /// Returns the outcome of an opened tunnel.
     pub fn opened(form: RejectionForm) -> Self {
         let said = match form {
-            RejectionForm::Alert => "opened, if the endpoint answers: the hello is passed on",
+            RejectionForm::Alert => "opened, if the endpoint answers: the ClientHello is forwarded",
             RejectionForm::Status | RejectionForm::Reset => "opened, if the endpoint answers: 200",
         };
         Self {

@@ -60,7 +60,7 @@ fn resembles(service: &Service, name: &str) -> bool {
 pub(super) fn authority(snapshot: &Snapshot, asked: &str) -> String {
     let nearest = nearest(snapshot, asked);
     let (host, port) = nearest.map_or(EXAMPLE, |(service, port)| (&*service.hostname, port));
-    format!("ask for a hostname and a port, such as {host}:{port}")
+    format!("request a hostname and a port, such as {host}:{port}")
 }
 
 /// Returns the remedy for a ClientHello without a route. `names` are the server names of the
@@ -72,11 +72,11 @@ pub(super) fn hello(
     names: Option<&[String]>,
 ) -> String {
     if reason == Reason::NoIstioAlpn {
-        return "the client has to offer one, such as `istio`".to_owned();
+        return "let the client offer an Istio ALPN protocol, such as `istio`".to_owned();
     }
     if let Some(names) = names {
         return format!(
-            "the client has to send one of the names {}",
+            "let the client send one of the server names {}",
             names.join(", ")
         );
     }
@@ -93,7 +93,9 @@ pub(super) fn hello(
     };
     let found = host.or_else(named).or_else(|| nearest(snapshot, sent));
     let (host, port) = found.map_or(EXAMPLE, |(service, port)| (&*service.hostname, port));
-    format!("the client has to send a name such as outbound_.{port}_._.{host}, without a subset")
+    format!(
+        "let the client send a server name such as outbound_.{port}_._.{host}, without a subset"
+    )
 }
 
 /// Returns the remedy for an address that matches no service.
@@ -115,7 +117,7 @@ pub(super) fn address(
     match served {
         Some((service, of, true)) => {
             let host = &service.hostname;
-            format!("ask for {host}:{of}, as the workload there has a waypoint of its own")
+            format!("request {host}:{of}; the workload at this address has its own waypoint")
         }
         Some((service, of, false)) => {
             let host = &*service.hostname;
@@ -192,13 +194,13 @@ pub(super) fn name(
     name: &str,
 ) -> String {
     let Some((service, port)) = nearest(snapshot, name) else {
-        return "add a service to the mesh, which has none".to_owned();
+        return "the mesh has no services; add one".to_owned();
     };
     let host = &*service.hostname;
     if !resembles(service, name) {
         return format!(
-            "ask for a hostname that the mesh has, such as {host}:{port} (`strait status --all` \
-             lists them)"
+            "request a hostname of the mesh, such as {host}:{port} (`strait status --all` lists \
+             them)"
         );
     }
     let entry = snapshot.exposure_host(host);
@@ -206,10 +208,10 @@ pub(super) fn name(
     let given = entry.filter(|_| sni::normalise(name).is_some());
     match given {
         Some(entry) => format!(
-            "ask for {host}:{port}, or add \"{asked}\" to `names` of {}",
+            "request {host}:{port}, or add \"{asked}\" to `names` of {}",
             places.service(entry.index)
         ),
-        None => format!("ask for {host}:{port}"),
+        None => format!("request {host}:{port}"),
     }
 }
 
@@ -217,7 +219,7 @@ pub(super) fn name(
 pub(super) fn port(service: &Service) -> String {
     let host = &service.hostname;
     match service.ports.keys().min() {
-        Some(port) => format!("ask for {host}:{port}"),
+        Some(port) => format!("request {host}:{port}"),
         None => format!("give {host} a port in the mesh"),
     }
 }
@@ -236,7 +238,7 @@ pub(super) fn target(snapshot: &Snapshot, places: &ConfigPositions, alias: &Alia
         match snapshot.service_by_name(host).map(|service| ports(service)) {
             Some(ports) if !ports.is_empty() => format!("{host} has port {ports}"),
             Some(_) => format!("{host} has no port"),
-            None => format!("{host} is no service of the mesh"),
+            None => format!("{host} is not a service of the mesh"),
         }
     });
     let targets = targets.collect::<Vec<_>>().join(", ");
@@ -251,7 +253,7 @@ pub(super) fn consumer(
     port: u16,
 ) -> String {
     if let Some(own) = alias.requested_port().filter(|own| *own != port) {
-        return format!("ask for {}:{own}", alias.host());
+        return format!("request {}:{own}", alias.host());
     }
     let place = places.alias(alias);
     match cluster {

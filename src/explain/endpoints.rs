@@ -84,16 +84,16 @@ pub(super) fn run(
     outcome.or = outcomes.collect();
     let enforced = world.snapshot.enforcement != Enforcement::Off;
     if enforced && route.is_by_waypoint() {
-        let note = "authorization policies are not judged here: the tunnel goes to a waypoint, \
-                    which evaluates those that are attached to it";
+        let note = "authorization policies are not evaluated here: the tunnel goes to a waypoint, \
+                    which evaluates the policies attached to it";
         answer.notes.push(note.to_owned());
     }
     if all.iter().any(|one| one.endpoint.protocol == Protocol::Tcp)
         && enforced
         && asking.question.address.is_none()
     {
-        let note = "policies may ask for the peer's address, which is taken for 0.0.0.0; write it \
-                    by --address";
+        let note = "policies may match the peer's address, assumed to be 0.0.0.0; give it by \
+                    --address";
         answer.notes.push(note.to_owned());
     }
     list_unused(world, route, &all, limit, answer);
@@ -114,7 +114,7 @@ fn drops(route: &Route) -> String {
         drops.map(|(category, parts)| format!("{:.2}% for {category:?}", f64::from(*parts) / 1e4));
     let drops: Vec<_> = drops.collect();
     format!(
-        "the control plane refuses a part of all tunnels, each of what is left by those before: {}",
+        "drop_overloads of the control plane reject shares of the tunnels, one after another: {}",
         drops.join(", ")
     )
 }
@@ -353,6 +353,6 @@ fn why(
     match (why, region) {
         (Some(why), _) => why.to_string(),
         (None, Some(region)) => format!("the alias is for region {region}"),
-        (None, None) => "it is left out by what `traffic` says of the name".to_owned(),
+        (None, None) => "excluded by `traffic` for this name".to_owned(),
     }
 }

@@ -39,8 +39,8 @@ pub use answer::{
 pub use change::ConfigPositions;
 pub use question::Question;
 
-const NO_TARGET: &str = "nothing is asked for; write --to with an authority, such as `--to \
-                             echo.app.svc.cluster.local:80`, or --sni with a server name";
+const NO_TARGET: &str = "no target; write --to with an authority, such as `--to \
+                         echo.app.svc.cluster.local:80`, or --sni with a server name";
 
 /// State that the question is evaluated against.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ pub fn run(world: &ExplainState<'_>, question: &Question) -> Result<Answer, Stri
             return Ok(answer);
         }
         None if listener.has_sources() => {
-            let note = "the listener has `sources`: see by --address whether a peer is in them";
+            let note = "the listener has `sources`; test a peer's address by --address";
             answer.notes.push(note.to_owned());
         }
         _ => {}
@@ -110,7 +110,7 @@ fn select_listener<'a>(
         let found = all.clone().find(|(name, _)| name == wanted);
         return found.ok_or_else(|| {
             let names = names(all.collect());
-            format!("there is no listener {wanted:?}; write one of {names}")
+            format!("unknown listener {wanted:?}; write one of {names}")
         });
     }
     let is_tls = match (&question.to, &question.sni) {
@@ -129,7 +129,7 @@ fn select_listener<'a>(
         ([_, _, ..], true) => {
             let names = names(fitting);
             Err(format!(
-                "which TLS listener? write --listener with one of {names}"
+                "several TLS listeners; write --listener with one of {names}"
             ))
         }
         ([first, ..], _) => Ok(first),
@@ -153,9 +153,8 @@ impl Explainer<'_> {
         let question = self.question;
         let has_identity = question.from.is_some() || question.cluster.is_some();
         if has_identity || question.to.is_some() || question.origin.is_some() {
-            let what = "peers of a TLS listener show the gateway no certificate and send no \
-                        CONNECT; write --sni and --alpn, and neither --from, --cluster, \
-                        --to nor --origin";
+            let what = "peers of a TLS listener present no certificate and send no CONNECT; write \
+                        --sni and --alpn, and neither --from, --cluster, --to nor --origin";
             return Err(what.to_owned());
         }
         let peer = Peer::unauthenticated(question.address(), Arc::default(), None);
@@ -259,7 +258,7 @@ impl Explainer<'_> {
             (Ok(permit), Some(RouteBy::Strict)) => self.explain_strict_sni(&peer, permit, answer),
             (permit, _) => {
                 if permit.is_ok() && self.question.sni.is_some() {
-                    let note = "nothing looks at the server name inside this tunnel";
+                    let note = "the server name inside this tunnel is not evaluated";
                     answer.notes.push(note.to_owned());
                 }
                 self.pick(&peer, permit, form, answer)
@@ -273,7 +272,7 @@ impl Explainer<'_> {
         let Some(name) = &self.question.sni else {
             return Outcome {
                 said: "answered by 200, and then routed by the server name of the TLS inside the \
-                       tunnel; add --sni to see where that leads"
+                       tunnel; add --sni to see the target"
                     .to_owned(),
                 ..Outcome::opened(RejectionForm::Reset)
             };
@@ -305,8 +304,8 @@ impl Explainer<'_> {
             return outcome;
         };
         let Some(name) = &self.question.sni else {
-            let note = "the server name of the TLS inside the tunnel has to be one of the \
-                        service's; add --sni to see whether one is";
+            let note = "the server name of the TLS inside the tunnel must be one of the service's; \
+                        add --sni to see whether one is";
             answer.notes.push(note.to_owned());
             return outcome;
         };
@@ -374,8 +373,8 @@ impl Explainer<'_> {
         };
         if !trust.has_issuers() {
             return Err(format!(
-                "the cluster is {wanted:?}, and without `trust.clusters` the trust domain stands \
-                 for it; leave --cluster out"
+                "cannot apply --cluster {wanted:?}: without `trust.clusters` the trust domain \
+                 determines the cluster; omit --cluster"
             ));
         }
         if let Some((_, spki)) = trust.issuers().find(|(name, _)| name == wanted) {
@@ -385,8 +384,8 @@ impl Explainer<'_> {
         let names: BTreeSet<_> = trust.issuers().map(|(name, _)| name).collect();
         let names: Vec<_> = names.into_iter().collect();
         Err(format!(
-            "`trust.clusters` has no {wanted:?}; write --cluster with one of {}, or leave it out \
-             for an issuer that none has",
+            "`trust.clusters` has no {wanted:?}; write --cluster with one of {}, or omit it for an \
+             issuer that none has",
             names.join(", ")
         ))
     }
@@ -401,7 +400,7 @@ impl Explainer<'_> {
         };
         let parts = parse_identity(uri);
         let [trust_domain, namespace, service_account] = parts
-            .ok_or_else(|| format!("{uri:?} is no identity of a workload; {HOW}"))?
+            .ok_or_else(|| format!("{uri:?} is not a workload identity; {HOW}"))?
             .map(Arc::from);
         Ok(Identity {
             uri: uri.as_str().into(),

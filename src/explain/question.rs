@@ -64,7 +64,7 @@ impl Question {
             Some("waypoint") => Ok(Origin::Waypoint),
             Some("gateway") => Ok(Origin::Gateway),
             Some(other) => Err(format!(
-                "the origin is {other:?}; write `waypoint` or `gateway`, or leave it out"
+                "unknown origin {other:?}; write `waypoint` or `gateway`, or omit it"
             )),
         }
     }

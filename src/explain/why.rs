@@ -31,7 +31,7 @@ pub(super) fn peer(peer: &Peer) -> PeerRow {
     let from = (!address.is_unspecified()).then(|| format!(" at {address}"));
     let from = from.unwrap_or_default();
     PeerRow {
-        said: format!("a peer{from} without an identity, as everybody is on a TLS listener"),
+        said: format!("a peer{from} without an identity; TLS listeners do not authenticate peers"),
         ..PeerRow::default()
     }
 }
@@ -54,13 +54,13 @@ pub(super) fn identity(
             format!("of cluster {cluster}, by the issuer of its certificate")
         }
         Ok(peer) => format!(
-            "of cluster {}, by an issuer that is not in `trust.clusters`; --cluster names another \
-             one",
+            "of cluster {}, by an issuer that is not in `trust.clusters`; select another cluster \
+             by --cluster",
             peer.source.cluster
         ),
         Err(HandshakeRefusal::UntrustedIssuer) => {
-            "refused in the handshake: `trust.unknown_issuers` is `reject`; --cluster names one of \
-             `trust.clusters`"
+            "refused in the handshake: `trust.unknown_issuers` is `reject`; select one of \
+             `trust.clusters` by --cluster"
                 .to_owned()
         }
         Err(_) => format!(
@@ -83,7 +83,7 @@ pub(super) fn no_authority(snapshot: &Snapshot, asked: &str) -> LookupRow {
     LookupRow {
         asked: asked.to_owned(),
         rule: RuleRow {
-            said: "it is no authority of the form host:port or ip:port".to_owned(),
+            said: "not an authority of the form host:port or ip:port".to_owned(),
             change: Some(change::authority(snapshot, asked)),
             ..RuleRow::default()
         },
@@ -100,8 +100,8 @@ pub(super) fn unrouted(
 ) -> LookupRow {
     let asked = hello.sni.as_deref().unwrap_or("no server name");
     let said = match reason {
-        Reason::NoIstioAlpn => "the hello offers none of Istio's protocols by ALPN",
-        _ => "nothing is routed by this server name",
+        Reason::NoIstioAlpn => "the ClientHello offers none of Istio's ALPN protocols",
+        _ => "no route matches this server name",
     };
     LookupRow {
         asked: asked.to_owned(),
@@ -119,7 +119,7 @@ pub(super) fn unrouted(
 pub(super) fn granted() -> RuleRow {
     RuleRow {
         allowed: true,
-        said: "the listener's own route opens it to whoever reaches the listener".to_owned(),
+        said: "allowed by the listener's own route for all clients of the listener".to_owned(),
         ..RuleRow::default()
     }
 }
@@ -154,13 +154,16 @@ fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
             ("hostname", "its hostname".to_owned())
         }
         (MatchedBy::Service, Host::Name(_)) => {
-            let said = "a name of the same family, by `names.suffixes`";
+            let said = "its name with another suffix of `names.suffixes`";
             ("family", said.to_owned())
         }
         (MatchedBy::Service, Host::Ip(_)) => {
             ("vip", format!("its VIP in network {}", snapshot.network()))
         }
-        (MatchedBy::Exposed, _) => ("exposedName", "a name that `exposure` gives it".to_owned()),
+        (MatchedBy::Exposed, _) => (
+            "exposedName",
+            "a name of its entry in `exposure.services`".to_owned(),
+        ),
         (MatchedBy::Alias(alias), _) => ("alias", describe_alias(alias)),
         (MatchedBy::Workload(workload), _) => (
             "workload",
@@ -198,32 +201,30 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
     };
     if route.bypasses_waypoints() {
         return Some(format!(
-            "past its waypoint {names}: the peer says {origin}, and is believed"
+            "bypasses its waypoint {names}: the peer sends {origin}, and is trusted"
         ));
     }
     let why = match route.origin() {
-        _ if route.is_passthrough() => {
-            "nobody on a TLS listener is believed to come from it".to_owned()
-        }
-        Origin::Workload => format!("the peer says {origin}"),
+        _ if route.is_passthrough() => "TLS listeners trust no peer as a waypoint".to_owned(),
+        Origin::Workload => format!("the peer sends {origin}"),
         Origin::Gateway if definition.ingress_use_waypoint => {
-            format!("the peer says {origin}, and the service sends gateways to its waypoint too")
+            format!("the peer sends {origin}, and the service uses its waypoint for gateways too")
         }
         Origin::Waypoint | Origin::Gateway if !snapshot.trust.distinguishes_clusters() => format!(
-            "the peer says {origin}, and is not believed: {} is not in `trust.waypoints`, and no \
-             other waypoint is believed, as all of `trust.domains` are of one cluster and there is \
-             no `trust.clusters`",
+            "the peer sends {origin}, and is not trusted: {} is not in `trust.waypoints`, and \
+             clusters cannot be distinguished (one cluster in `trust.domains`, no \
+             `trust.clusters`)",
             peer.source.principal
         ),
         Origin::Waypoint | Origin::Gateway => format!(
-            "the peer says {origin}, and is not believed: {} is neither a workload of this cluster \
-             in the service's waypoint, in the waypoint's namespace, nor in `trust.waypoints`",
+            "the peer sends {origin}, and is not trusted: {} is not in `trust.waypoints`, and not \
+             a workload of this cluster in the service's waypoint and the waypoint's namespace",
             peer.source.principal
         ),
     };
     let there = match route::usable_waypoints(snapshot, definition).next() {
         Some(_) if !route.is_passthrough() => "",
-        Some(_) => ", and it has no endpoint there",
+        Some(_) => ", which has no endpoint for this tunnel",
         None => ", which is unknown or has no HBONE endpoint",
     };
     Some(format!("to its waypoint {names}{there}: {why}"))
@@ -273,16 +274,13 @@ fn unknown_name(
         match snapshot.service_by_name(host) {
             Some(service) => without_port(service, port),
             None => (
-                format!("`exposure` gives the name to {host}, which the mesh does not have"),
+                format!("`exposure` maps the name to {host}, which is not in the mesh"),
                 given(snapshot, places, asked, host),
             ),
         }
     } else if let Some(alias) = alias {
         (
-            format!(
-                "it is {}: nothing with this port is there",
-                describe_alias(alias)
-            ),
+            format!("it is {}: no target has this port", describe_alias(alias)),
             change::target(snapshot, places, alias),
         )
     } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
@@ -294,15 +292,15 @@ fn unknown_name(
         let port = port.unwrap_or_default();
         (
             format!(
-                "it is, but not for this peer and port, {}{port}",
+                "not for this peer and port: {}{port}",
                 describe_alias(other)
             ),
             change::consumer(places, other, cluster, asked.port),
         )
     } else {
         (
-            "no service has this hostname, neither `exposure` nor `names` gives one the name, and \
-             no family of `names.suffixes` has it"
+            "unknown name: not a hostname of the mesh, not in `exposure` or `names`, and not with \
+             another suffix of `names.suffixes`"
                 .to_owned(),
             change::name(snapshot, places, asked, name),
         )
@@ -363,7 +361,7 @@ pub(super) fn rule(
     if subjects.len() > 1 {
         let host = subject.host;
         rule.said = format!(
-            "{host} is behind it, and has to be exposed too: {}",
+            "{host} is one of its targets, and has to be exposed too: {}",
             rule.said
         );
     }
@@ -413,7 +411,7 @@ fn allowed(world: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> R
                 format!("exposure.services[{}] admits the peer", entry.index)
             }
             None if snapshot.is_exported(subject.host, subject.port) => {
-                "it is exported to the trust set, by the control plane or an object of its own"
+                "it is exported to the trust set, by the control plane or its own objects"
                     .to_owned()
             }
             None => "`exposure.default: all` exposes it to the trust set".to_owned(),
@@ -430,7 +428,7 @@ fn allowed(world: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> R
 fn not_linked(snapshot: &Snapshot, peer: &Peer) -> RuleRow {
     let (from, to) = (&peer.source.cluster, &snapshot.balancing.position.cluster);
     RuleRow {
-        said: format!("no link leads here from cluster {from}"),
+        said: format!("no entry of `links` allows cluster {from}"),
         change: Some(format!("add {{from: {from}, to: {to}}} to `links`")),
         ..RuleRow::default()
     }
@@ -443,26 +441,25 @@ fn rejected(world: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
     let admission = || change::admission(world.places, &subject.entries, peer);
     let (said, change) = match subject.verdict {
         ExposureVerdict::NotForPeer => (
-            "its entries of `exposure` admit others, and not this peer",
+            "its entries of `exposure` do not admit this peer",
             admission().unwrap_or_else(new_entry),
         ),
         _ if snapshot.is_cluster_local(host) => (
-            "an object of its own keeps it to its cluster, whatever `exposure` says",
-            "take the label or annotation of the Service, or of its namespace, away".to_owned(),
+            "a label or annotation keeps it private to its cluster, regardless of `exposure`",
+            "remove the label or annotation from the Service, or from its namespace".to_owned(),
         ),
         _ if has_entry => (
-            "its entries of `exposure` admit nobody this way and at this port",
+            "its entries of `exposure` do not cover this kind of name and this port",
             admission().unwrap_or_else(new_entry),
         ),
         _ if snapshot.exposure.exposes_all() && !peer.is_unauthenticated() => (
-            "only its namespace sees it (`exportTo`), so that `exposure.default: all` does \
-             not expose it, and nothing else does",
+            "not exposed: `exportTo` limits it to its namespace, so `exposure.default: all` does \
+             not apply",
             new_entry(),
         ),
         _ => (
-            "it is exposed to nobody: it has no entry in `exposure`, neither the control \
-             plane nor an object of its own exports it, and `exposure.default` does not help \
-             this peer",
+            "not exposed: no entry in `exposure`, no export by the control plane or its own \
+             objects, and `exposure.default` does not apply to this peer",
             new_entry(),
         ),
     };

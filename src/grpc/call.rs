@@ -49,7 +49,7 @@ pub async fn open<T: Message + 'static>(
     let answered = channel.oneshot(call).await;
     let answer = answered.map_err(|error| Status::from_error(error.into()))?;
     if answer.status() != http::StatusCode::OK {
-        let why = format!("the server answered HTTP {}", answer.status());
+        let why = format!("unexpected HTTP status: {}", answer.status());
         return Err(Status::unavailable(why));
     }
     check_status(answer.headers())?;
@@ -87,7 +87,7 @@ impl Messages {
                 return if self.buffer.is_empty() {
                     Ok(None)
                 } else {
-                    Err(Status::unavailable("the stream ended within a message"))
+                    Err(Status::unavailable("stream ended inside a message"))
                 };
             };
             match frame?.into_data() {
@@ -104,14 +104,12 @@ impl Messages {
             return Ok(None);
         };
         if head.get_u8() != 0 {
-            return Err(Status::internal(
-                "a compressed message, which we cannot read",
-            ));
+            return Err(Status::internal("compressed messages are not supported"));
         }
         let length = usize::try_from(head.get_u32()).unwrap_or(usize::MAX);
         if length > self.most {
             let most = self.most;
-            let why = format!("a message of {length} bytes, and at most {most} are taken");
+            let why = format!("message too large: {length} bytes, limit {most}");
             return Err(Status::out_of_range(why));
         }
         let missing = length.saturating_sub(rest.len());

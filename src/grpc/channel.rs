@@ -52,7 +52,7 @@ pub enum ChannelError {
         cause: String,
     },
     /// The name for server verification is not a valid server name.
-    #[error("`{0}` is no name to verify a server by")]
+    #[error("invalid server name `{0}`; write a DNS name or an IP address")]
     ServerName(String),
     /// TCP, TLS or HTTP/2 failed.
     #[error("{0}")]
@@ -79,7 +79,8 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAwayCode) -> Result<Channel
             let connected = handshake(authority.clone(), tls.clone(), name.clone());
             let goaway = goaway.clone();
             async move {
-                let late = |_| io::Error::other(format!("no TLS within {CONNECT_DEADLINE:?}"));
+                let late =
+                    |_| io::Error::other(format!("connect timed out after {CONNECT_DEADLINE:?}"));
                 let connected = timeout(CONNECT_DEADLINE, connected).await;
                 let connected = connected.map_err(late)??;
                 Ok::<_, io::Error>(TokioIo::new(GoAwayObserver::new(connected, goaway)))
@@ -139,7 +140,7 @@ fn bearer(file: &Path, token: &[u8]) -> Result<MetadataValue<Ascii>, ChannelErro
         }
         _ => Err(ChannelError::File {
             file: file.to_owned(),
-            cause: "holds no token".to_owned(),
+            cause: "contains no token".to_owned(),
         }),
     }
 }
@@ -163,13 +164,13 @@ async fn run_blocking<T: Send + 'static>(
 ) -> Result<T, String> {
     match timeout(CONNECT_DEADLINE, tokio::task::spawn_blocking(read)).await {
         Ok(read) => read.map_err(|error| error.to_string()),
-        Err(_) => Err("cannot be read in time".to_owned()),
+        Err(_) => Err("read timed out".to_owned()),
     }
 }
 
 fn read_blocking(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let metadata = fs::metadata(path)?;
-    let refused = || io::Error::other(format!("is not a file of at most {most} bytes"));
+    let refused = || io::Error::other(format!("not a regular file of at most {most} bytes"));
     if !metadata.is_file() {
         return Err(refused());
     }
@@ -201,7 +202,7 @@ async fn client_config(plane: &ControlPlane) -> Result<Arc<ClientConfig>, Channe
     };
     let roots = roots.map_err(failed)?;
     if roots.is_empty() {
-        return Err(failed("holds no certificate".to_owned()));
+        return Err(failed("contains no certificate".to_owned()));
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut tls = ClientConfig::builder_with_provider(provider)
@@ -216,9 +217,9 @@ async fn client_config(plane: &ControlPlane) -> Result<Arc<ClientConfig>, Channe
 fn parse_roots(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|error| format!("is not PEM: {error}"))?;
+        let certificate = certificate.map_err(|error| format!("invalid PEM: {error}"))?;
         let added = roots.add(certificate);
-        added.map_err(|error| format!("holds a root that cannot be used: {error}"))?;
+        added.map_err(|error| format!("contains an unusable root: {error}"))?;
     }
     Ok(roots)
 }
@@ -234,7 +235,7 @@ pub fn check_files(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
     let root = match &plane.roots {
         Roots::File(file) => error_in(file, ROOTS_BYTES_MAX, |pem| {
             if parse_roots(pem)?.is_empty() {
-                Err("holds no certificate".to_owned())
+                Err("contains no certificate".to_owned())
             } else {
                 Ok(())
             }
@@ -245,7 +246,7 @@ pub fn check_files(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
     let token = token.and_then(|file| {
         error_in(file, TOKEN_BYTES_MAX, |token| {
             let bearer = bearer(Path::new(""), token);
-            bearer.map(drop).map_err(|_| "holds no token".to_owned())
+            bearer.map(drop).map_err(|_| "contains no token".to_owned())
         })
     });
     root.into_iter().chain(token).collect()

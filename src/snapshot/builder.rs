@@ -318,7 +318,8 @@ mod tests {
         let said = snapshot.collision("echo.app").expect("a collision");
         assert_eq!(
             said.to_string(),
-            "echo.app is claimed by a-first/echo.app, and app/echo.app answers: it is canonical"
+            "echo.app is claimed by a-first/echo.app, and app/echo.app answers: it is the \
+             canonical service"
         );
         assert_eq!(&*echo(&snapshot).namespace, "app");
         // Without the canonical service, the other one owns both names.

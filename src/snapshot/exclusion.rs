@@ -21,28 +21,28 @@ pub enum ExclusionReason {
     #[display("the service has no such port")]
     NoServicePort,
     /// The workload does not serve this port of the service.
-    #[display("it does not serve this port")]
+    #[display("the workload does not serve this port")]
     NotServed,
     /// The record represents the gateway of another network (docs/wire-contract.md 3.3).
-    #[display("it stands for the gateway of another network")]
+    #[display("the workload represents the gateway of another network")]
     RepresentsGateway,
     /// The workload is in this network, which is not ours.
-    #[display("it is in network {_0}")]
+    #[display("the workload is in network {_0}")]
     OtherNetwork(String),
     /// The workload does not speak HBONE, and the source restricts dialling to those that do.
-    #[display("it does not speak HBONE")]
+    #[display("the workload does not support HBONE")]
     NoHbone,
     /// The workload has no IP address.
-    #[display("it has no address")]
+    #[display("the workload has no address")]
     NoAddress,
     /// The workload is dialled over plain TCP, and its port is unknown.
-    #[display("it has no target port")]
+    #[display("the workload has no target port")]
     NoTargetPort,
     /// Weight of the workload is 0.
-    #[display("it is drained (weight 0)")]
+    #[display("drained (weight 0)")]
     Drained,
     /// The workload is unhealthy, and the service requires healthy endpoints.
-    #[display("it is unhealthy")]
+    #[display("unhealthy")]
     Unhealthy,
     /// An operator has evacuated this region.
     #[display("region {_0} is evacuated (`strait drain region`)")]
@@ -51,17 +51,17 @@ pub enum ExclusionReason {
     #[display("region {_0} is evacuated (weight 0 in `traffic`)")]
     NoWeight(Arc<str>),
     /// This region has no weight in the configuration, and other regions have one.
-    #[display("region {_0} has no weight in `traffic`, and others do")]
+    #[display("region {_0} has no weight in `traffic`, but other regions have one")]
     NoRegion(Arc<str>),
     /// The workload's locality has no weight in an Envoy assignment, and others of its priority
     /// have one.
-    #[display("its locality has no weight in the assignment")]
+    #[display("its locality has no weight in the Envoy assignment")]
     NoLocality,
     /// The workload misses a preference that the service requires (mode STRICT).
-    #[display("the service wants the same {_0} (mode STRICT)")]
+    #[display("not in the same {_0}, which the service requires (mode STRICT)")]
     MissesPreference(Scope),
     /// The workload could be dialled, but tunnels must go through a waypoint of the service.
-    #[display("tunnels go to the service's waypoint")]
+    #[display("tunnels go through the service's waypoint")]
     BehindWaypoint,
 }
 

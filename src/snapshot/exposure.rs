@@ -329,7 +329,7 @@ impl Audience {
 impl fmt::Display for Audience {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.anyone {
-            return f.write_str("anyone of the trust set");
+            return f.write_str("every peer of the trust set");
         }
         match &self.cluster {
             Some(cluster) => write!(f, "cluster {cluster}")?,

@@ -154,18 +154,18 @@ fn rejection<'a>(
 impl std::fmt::Display for PolicyRejection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NotReceived => f.write_str("the authorization policies are not known yet"),
+            Self::NotReceived => f.write_str("authorization policies not received yet"),
             Self::Denied(policy) if policy.unreadable => {
                 let name = policy.full_name();
                 write!(
                     f,
-                    "policy {name:?} cannot be read and refuses what it covers"
+                    "policy {name:?} is unreadable and denies everything in its scope"
                 )
             }
-            Self::Denied(policy) => write!(f, "policy {:?} denies it", policy.full_name()),
+            Self::Denied(policy) => write!(f, "denied by policy {:?}", policy.full_name()),
             Self::NotAllowed(policy) => {
                 let name = policy.full_name();
-                write!(f, "no policy allows it, {name:?} among them")
+                write!(f, "not allowed by any ALLOW policy, such as {name:?}")
             }
         }
     }

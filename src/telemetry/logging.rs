@@ -27,7 +27,7 @@ pub enum LogError {
     #[error("log level {0:?}: {1}")]
     Level(String, String),
     /// Another part of this process has already started a log.
-    #[error("the log was started twice")]
+    #[error("cannot start log: it is already running")]
     Started,
 }
 

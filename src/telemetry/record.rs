@@ -317,7 +317,7 @@ pub fn connection_refused(
             limit,
             error = %why,
             suppressed = (suppressed > 0).then_some(suppressed),
-            "connection turned away"
+            "connection refused by limit"
         );
     }
 }

@@ -104,7 +104,7 @@ impl LabelSets {
             tracing::warn!(
                 metric = self.0.name,
                 limit = MAX_LABEL_SETS,
-                "a metric has no room for more label sets; others are counted as `unknown`"
+                "limit of label sets reached; further ones are counted as `unknown`"
             );
         }
         others

@@ -12,7 +12,7 @@ use super::labels::{NO_FLAGS, TunnelFacts};
 use super::sets::{Count, LabelSets, metric};
 use super::{DestinationService, Source, WorkloadLabels};
 
-const OVERFLOW: &str = "Counts that went to `unknown` as the metric has no room for label sets";
+const OVERFLOW: &str = "Counts attributed to `unknown` because the limit of label sets was reached";
 
 /// Number of slots of the cache. With everything that an old connection and an old snapshot leave
 /// in them, they hold 256 × under 2 KiB.

@@ -14,14 +14,14 @@ use super::sets::metric;
 /// Limit of log lines about NACKs per second: a server can cause one with each message.
 const NACK_LINES_A_SECOND: u32 = 10;
 
-const TERMINATIONS: &str = "Streams to the control plane that ended or did not come about";
+const TERMINATIONS: &str = "Streams to the control plane that ended or failed to open";
 const MESSAGES: &str = "Messages from the control plane, by type";
-const MESSAGE_BYTES: &str = "Their bytes";
+const MESSAGE_BYTES: &str = "Bytes of messages from the control plane, by type";
 const CONNECTED: &str = "Whether there is a stream to the control plane";
-const NACKS: &str = "Messages of which something was rejected, by type";
+const NACKS: &str = "Messages rejected in part or whole, by type";
 const RESOURCES: &str = "Resources held, by type";
-const REJECTED: &str = "Resources now rejected, by type";
-const ACCEPTED: &str = "When a message was last accepted as a whole, by type (Unix time)";
+const REJECTED: &str = "Rejected resources, by type";
+const ACCEPTED: &str = "Time of the last message accepted as a whole, by type (Unix time)";
 const CACHED: &str = "When the state on disk was saved (Unix time); 0 without one";
 
 type Label = [(&'static str, &'static str); 1];

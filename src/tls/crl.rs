@@ -271,14 +271,14 @@ impl Crls {
                 let mut without = named.filter(|one| lists_of(one).next().is_none());
                 let without = without
                     .next()
-                    .map(|one| format!("`trust.crl` has no list of the issuer {}", one.issuer()));
+                    .map(|one| format!("`trust.crl` has no list for issuer {}", one.issuer()));
                 (HandshakeRefusal::UnknownRevocation, without)
             }
             webpki::Error::InvalidCrlSignatureForPublicKey
             | webpki::Error::UnsupportedCrlSignatureAlgorithmContext(_)
             | webpki::Error::UnsupportedCrlSignatureAlgorithmForPublicKeyContext(_)
             | webpki::Error::IssuerNotCrlSigner => {
-                let detail = format!("a list of the issuer cannot be used: {error}");
+                let detail = format!("a list of the issuer is unusable: {error}");
                 (HandshakeRefusal::UnknownRevocation, Some(detail))
             }
             _ => return None,
@@ -305,7 +305,7 @@ fn read(file: &Path, left: usize) -> io::Result<Vec<u8>> {
         Ok(bytes)
     } else {
         Err(io::Error::other(format!(
-            "the files have more than {} MiB",
+            "the files exceed {} MiB",
             BYTES_MAX >> 20
         )))
     }
@@ -322,7 +322,7 @@ fn parse(file: &Path, bytes: &[u8]) -> Result<Vec<List>, TlsError> {
         vec![CertificateRevocationListDer::from(bytes.to_vec())]
     };
     if found.is_empty() {
-        return Err(bad_crl(file, &"it has no list"));
+        return Err(bad_crl(file, &"contains no list"));
     }
     let lists = found.iter().map(|der| parse_list(file, der));
     lists.collect()
@@ -499,8 +499,8 @@ mod tests {
             (Some(b"x"), "0.crl: cannot be used", "0.crl: cannot be used"),
             (
                 Some(b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"),
-                "it has no list",
-                "it has no list",
+                "contains no list",
+                "contains no list",
             ),
         ] {
             for (policy, want) in [(STRICT, strict), (LAX, lax)] {
@@ -511,7 +511,7 @@ mod tests {
         }
         let large = vec![b' '; BYTES_MAX + 1];
         let said = load(&[Some(&large)], LAX).expect_err("too large");
-        assert!(said.contains("more than 16 MiB"), "{said}");
+        assert!(said.contains("exceed 16 MiB"), "{said}");
     }
 
     #[test]

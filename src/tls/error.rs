@@ -21,17 +21,18 @@ pub enum TlsError {
         source: pem::Error,
     },
     /// A file holds no certificate.
-    #[error("{0}: holds no certificate; write the path of a PEM file with one")]
+    #[error("{0}: contains no certificate; write the path of a PEM file with one")]
     NoCertificate(PathBuf),
     /// A certificate in an issuer's file is not a CA certificate.
     #[error(
-        "{0}: holds a certificate that is not a CA's; write the file of the intermediate that \
-         signs leaves"
+        "{0}: contains a certificate that is not a CA certificate; write the file of the \
+         intermediate that signs leaves"
     )]
     NotAnIssuer(PathBuf),
     /// An issuer belongs to two clusters.
     #[error(
-        "`trust.clusters` has issuer {issuer} in `{one}` and in `{other}`; write it in one of them"
+        "`trust.clusters`: issuer {issuer} is in both `{one}` and `{other}`; remove it from one \
+         of them"
     )]
     SharedIssuer {
         /// The issuer.
@@ -42,7 +43,7 @@ pub enum TlsError {
         other: String,
     },
     /// A root certificate cannot serve as trust anchor.
-    #[error("{file}: holds a root that cannot be used: {source}")]
+    #[error("{file}: contains an unusable root: {source}")]
     BadRoot {
         /// The file.
         file: PathBuf,
@@ -51,7 +52,7 @@ pub enum TlsError {
     },
     /// The gateway's own certificate would be refused by peers.
     #[error(
-        "{file}: is no workload certificate ({refusal}); it needs one URI SAN \
+        "{file}: not a workload certificate ({refusal}); it needs one URI SAN \
          spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT and must not be a CA"
     )]
     BadLeaf {
@@ -61,13 +62,13 @@ pub enum TlsError {
         refusal: HandshakeRefusal,
     },
     /// The gateway's own certificate has expired.
-    #[error("{0}: has expired; replace it with a fresh one")]
+    #[error("{0}: certificate has expired; replace it")]
     Expired(PathBuf),
     /// The key does not match the certificate, or has an unsupported type.
-    #[error("the private key does not fit the certificate: {0}; write both from one issuance")]
+    #[error("the private key does not match the certificate: {0}; use both from one issuance")]
     KeyMismatch(#[source] rustls::Error),
     /// The roots are unusable.
-    #[error("the roots cannot be used: {0}")]
+    #[error("roots are unusable: {0}")]
     Verifier(#[source] VerifierBuilderError),
     /// A revocation list is unusable.
     #[error("{file}: cannot be used as a CRL: {why}; write the path of a CRL in PEM or DER")]

@@ -71,7 +71,7 @@ fn print_summary(args: &Args, files: &[File], out: &mut impl Write) -> io::Resul
     // here.
     let dir = fs::canonicalize(&args.dir)?;
     let dir = dir.display();
-    writeln!(out, "\nnext, give them to a gateway, in its strait.yaml:")?;
+    writeln!(out, "\nnext, use them in the strait.yaml of a gateway:")?;
     writeln!(
         out,
         "  identity: {{kind: files, chain: {dir}/gateway.crt, key: {dir}/gateway.key, \
@@ -79,8 +79,8 @@ fn print_summary(args: &Args, files: &[File], out: &mut impl Write) -> io::Resul
     )?;
     writeln!(
         out,
-        "and type `strait check -c strait.yaml`; deploy/local/strait.yaml of the source names the \
-         folder certs beside deploy"
+        "then run `strait check -c strait.yaml`; deploy/local/strait.yaml of the repository \
+         expects the folder `certs` beside `deploy`"
     )
 }
 
@@ -98,7 +98,7 @@ fn files(clusters: &[String]) -> anyhow::Result<Vec<File>> {
         name: "root.crt".to_owned(),
         content: authority.root_pem(),
         mode: CERTIFICATE_MODE,
-        about: "the root that all of them share".to_owned(),
+        about: "root of all certificates".to_owned(),
     }];
     for (cluster, leaves) in leaves(clusters)? {
         let issuer = authority.intermediate(&cluster)?;
@@ -127,8 +127,8 @@ fn check_cluster(cluster: &str) -> anyhow::Result<()> {
     let fits = TrustDomain::new(&domain).is_ok_and(|parsed| parsed.as_str() == domain);
     ensure!(
         fits && !cluster.is_empty(),
-        "`{cluster}` cannot be a cluster, because `{domain}` is no trust domain; \
-         use small letters, digits, `-`, `_` and `.`"
+        "invalid cluster name `{cluster}`, `{domain}` is not a trust domain; use lower-case \
+         letters, digits, `-`, `_` and `.`"
     );
     Ok(())
 }
@@ -176,7 +176,7 @@ fn refuse_to_overwrite(dir: &Path, files: &[File]) -> anyhow::Result<()> {
         .collect();
     ensure!(
         present.is_empty(),
-        "{} already holds {}; add --force to replace the whole set, or name another folder",
+        "{} already contains {}; add --force to replace the whole set, or use another folder",
         dir.display(),
         present.join(", ")
     );
@@ -203,7 +203,7 @@ const EXAMPLES: &str = "Examples:
   strait certs --force certs              the same again, with a new root
   strait certs --cluster a --cluster b --cluster c /tmp/certs
 
-Cluster NAME stands for the trust domain NAME.local. Written are root.crt, and .crt and .key of
+Cluster NAME stands for the trust domain NAME.local. Writes root.crt, and .crt and .key of
 gateway and endpoint (first cluster), client (second), client-NAME (further ones), and stranger:
 same root, and a trust domain that no example trusts. The root's own key is not kept.";
 

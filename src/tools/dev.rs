@@ -200,21 +200,19 @@ pub enum DevError {
         source: SpiffeIdError,
     },
     /// The identity names a whole trust domain; only authorities carry such an identity.
-    #[error(
-        "`{id}` names a trust domain and no workload in it; add a path: /ns/NAMESPACE/sa/ACCOUNT"
-    )]
+    #[error("`{id}` is a trust domain without a workload; add a path: /ns/NAMESPACE/sa/ACCOUNT")]
     NoWorkload {
         /// The requested identity.
         id: String,
     },
     /// The system failed to generate a key.
-    #[error("a private key could not be made")]
+    #[error("private key generation failed")]
     NoKey(#[source] rcgen::Error),
     /// The text to revoke is not a certificate.
-    #[error("the text to revoke is no certificate; write one in PEM")]
+    #[error("the certificate to revoke is invalid; write one in PEM")]
     NotACertificate,
     /// A certificate could not be encoded or signed.
-    #[error("a certificate could not be signed")]
+    #[error("certificate signing failed")]
     NotSigned(#[source] rcgen::Error),
 }
 

@@ -168,7 +168,12 @@ fn convert_network(from: proto::Address) -> Result<IpNet, String> {
     u8::try_from(length)
         .ok()
         .and_then(|length| IpNet::new(ip, length).ok())
-        .ok_or_else(|| format!(".length: {}, want at most the address has", from.length))
+        .ok_or_else(|| {
+            format!(
+                ".length: {}, want at most the bits of the address",
+                from.length
+            )
+        })
 }
 
 /// Restores the IPv6 form of an address whose range is wider than all of IPv4.
@@ -182,7 +187,7 @@ fn to_mapped_ipv6(ip: IpAddr) -> IpAddr {
 fn reject_extensions(from: &[proto::Extension]) -> Result<(), String> {
     from.first().map_or(Ok(()), |first| {
         let name = shown(&first.name);
-        Err(format!(".extensions[0]: {name} is not understood"))
+        Err(format!(".extensions[0]: {name} is not supported"))
     })
 }
 
@@ -334,11 +339,11 @@ mod tests {
                 body = [&[number << 3 | 2, length], &*body].concat();
             }
             let why = reject_unknown_fields(&body).expect_err(path);
-            let want = format!("authorization{path}: field 99 is not understood");
+            let want = format!("authorization{path}: unknown field 99");
             assert_eq!(why, want);
         }
-        let why = reject_unknown_fields(&[0x2a, 0x02, 0x0a]).expect_err("it is cut off");
-        assert_eq!(why, "authorization.rules[0]: it is cut off");
+        let why = reject_unknown_fields(&[0x2a, 0x02, 0x0a]).expect_err("truncated field");
+        assert_eq!(why, "authorization.rules[0]: truncated field");
     }
 
     #[test]
@@ -376,14 +381,14 @@ mod tests {
         (|p| p.action = -1, "authorization.action: -1 is unknown"),
         (
             |p| p.extensions = extension(),
-            "authorization.extensions[0]: `x` is not understood",
+            "authorization.extensions[0]: `x` is not supported",
         ),
     ];
 
     const WRONG_MATCHES: [Wrong<proto::Match>; 6] = [
         (
             |m| m.extensions = extension(),
-            ".extensions[0]: `x` is not understood",
+            ".extensions[0]: `x` is not supported",
         ),
         (
             |m| m.principals = vec![proto::StringMatch::default()],
@@ -399,11 +404,11 @@ mod tests {
         ),
         (
             |m| m.destination_ips = range(&[1; 4], 33),
-            ".destination_ips[0].length: 33, want at most the address has",
+            ".destination_ips[0].length: 33, want at most the bits of the address",
         ),
         (
             |m| m.not_destination_ips = range(&[1; 16], 300),
-            ".not_destination_ips[0].length: 300, want at most the address has",
+            ".not_destination_ips[0].length: 300, want at most the bits of the address",
         ),
     ];
 

@@ -50,9 +50,7 @@ pub(super) fn normal_hostname(text: &str) -> Option<Cow<'_, str>> {
 /// Checks the length of a field: each entry takes more memory than bytes on the wire.
 pub(super) fn check_length(field: &str, count: usize, most: usize) -> Result<(), String> {
     match count > most {
-        true => Err(format!(
-            "{field}: {count} entries, and at most {most} are taken"
-        )),
+        true => Err(format!("{field}: {count} entries, want at most {most}")),
         false => Ok(()),
     }
 }

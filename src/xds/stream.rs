@@ -99,14 +99,14 @@ impl Ended {
         match reason {
             Some(Reason::NO_ERROR) if self.is_broken => Self {
                 end: StreamEnd::GoAway,
-                why: "the control plane ended the connection by GOAWAY, as it does by age".into(),
+                why: "the control plane closed the connection by GOAWAY (connection age)".into(),
                 ..self
             },
             None | Some(Reason::NO_ERROR) => self,
             Some(reason) => Self {
                 end: StreamEnd::Status,
                 why: format!(
-                    "the control plane ended the connection by GOAWAY with {reason:?}: {}",
+                    "the control plane closed the connection by GOAWAY with {reason:?}: {}",
                     self.why
                 ),
                 ..self
@@ -155,7 +155,7 @@ pub async fn run(feed: Feed) {
             .set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
         let address = &feed.plane.address;
         match is_aged {
-            true => info!(%address, ?wait, %why, "connecting to the control plane again"),
+            true => info!(%address, ?wait, %why, "reconnecting to the control plane"),
             false => warn!(%address, ?wait, %why, "no stream to the control plane"),
         }
         sleep(wait).await;
@@ -299,7 +299,7 @@ impl Feed {
         let (metadata, ..) = call.into_parts();
         let outgoing = ReceiverStream::new(outgoing);
         let called = call::open(channel, METHOD, metadata, outgoing, MESSAGE_BYTES_MAX);
-        let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
+        let late = || GrpcStatus::deadline_exceeded("the call timed out");
         let called = timeout(CALL_DEADLINE, called).await;
         let responses = called.map_err(|_| late())??;
         Ok((requests, responses))
@@ -358,13 +358,13 @@ impl Feed {
             // Quoted, because names and reasons come from the server.
             warn!(type_url = ?request.type_url, ?why,
                 suppressed = (suppressed > 0).then_some(suppressed),
-                "rejected what the control plane sent");
+                "rejected resources of the control plane");
         }
         let request = self.message(request);
         let sent = timeout(CALL_DEADLINE, requests.send(request)).await;
         match sent {
             Ok(Ok(())) => Ok(()),
-            _ => Err(GrpcStatus::cancelled("the control plane takes no requests").into()),
+            _ => Err(GrpcStatus::cancelled("the control plane reads no requests").into()),
         }
     }
 

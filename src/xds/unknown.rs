@@ -35,7 +35,7 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
         let (number, wire) = decode_key(&mut bytes).map_err(|error| error.to_string())?;
         let known = shape.0.iter().position(|(known, ..)| *known == number);
         let Some(place) = known else {
-            return Err(format!("field {number} is not understood"));
+            return Err(format!("unknown field {number}"));
         };
         let (_, name, kind) = shape.0[place];
         let index = counts[place];
@@ -80,7 +80,7 @@ fn field<'a>(bytes: &mut &'a [u8], number: u32, wire: WireType) -> Result<&'a [u
     let length = decode_varint(bytes).map_err(|error| error.to_string())?;
     let length = usize::try_from(length).map_err(|error| error.to_string())?;
     let split = bytes.split_at_checked(length);
-    let (value, rest) = split.ok_or("it is cut off")?;
+    let (value, rest) = split.ok_or("truncated field")?;
     *bytes = rest;
     Ok(value)
 }

@@ -128,7 +128,7 @@ impl<'a> Fields<'a> {
                     None => continue,
                 },
                 None if self.later.contains(&&*entry.key) => {
-                    let what = format!("`{key}` is not built yet");
+                    let what = format!("`{key}` is not implemented yet");
                     self.report
                         .error(entry.position, what, "the file without it");
                 }

@@ -223,7 +223,7 @@ impl Report {
         if self.left_out.get() > 0 {
             let line = found.last().map_or(1, |finding| finding.place.line);
             let file = self.file;
-            let what = format!("{} more findings are left out", self.left_out.get());
+            let what = format!("{} more findings are omitted", self.left_out.get());
             let severity = match self.errors.get() {
                 0 => Severity::Warning,
                 _ if self.is_refused.get() => Severity::Error,
@@ -299,7 +299,7 @@ mod tests {
             (0..of_the_file).for_each(|_| report.error(Position::Line(1), "left out too", ""));
             let findings = report.into_findings();
             assert_eq!(findings.has_errors(), of_the_file > 0);
-            let more = format!("error: {} more findings are left out", 1 + of_the_file);
+            let more = format!("error: {} more findings are omitted", 1 + of_the_file);
             assert!(findings.to_string().ends_with(&more));
         }
     }
@@ -319,7 +319,7 @@ mod tests {
         assert!(
             findings
                 .to_string()
-                .ends_with("error: 5 more findings are left out")
+                .ends_with("error: 5 more findings are omitted")
         );
     }
 }

@@ -395,7 +395,7 @@ impl<'a> Value<'a> {
         let wrong = match (is_wrong(&path), parent) {
             (Some(wrong), _) => format!("is `{shown}`, {wrong}"),
             (None, Ok(parent)) if parent.is_dir() => return Some(path),
-            (None, Ok(_)) => format!("is `{shown}`, which is in no folder"),
+            (None, Ok(_)) => format!("is `{shown}`, whose parent is not a folder"),
             (None, Err(error)) => format!("is `{shown}`, whose folder cannot be used: {error}"),
         };
         let how = format!("the path of a {kind} in an existing folder, relative to {its_name}");
@@ -408,7 +408,7 @@ impl<'a> Value<'a> {
             Kind::Null => "has no value".to_owned(),
             Kind::List(_) => "is a list".to_owned(),
             Kind::Map(_) => "is a map".to_owned(),
-            _ if self.is_secret => "has a value that is not shown here".to_owned(),
+            _ if self.is_secret => "has an invalid value, which is not shown here".to_owned(),
             Kind::Text(text) => format!("is `{}`", shortened(text)),
             Kind::Int(number) => format!("is `{number}`"),
             _ => format!(

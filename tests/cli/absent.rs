@@ -104,7 +104,7 @@ fn review_19_check_without_certificates_warns_once_and_finds_everything_else() {
         );
         let checked = command(path, "check").await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
-        let wanted = "echo2.app.svc.cluster.local is no service of";
+        let wanted = "echo2.app.svc.cluster.local is not a service of";
         assert!(checked.stderr.contains(wanted), "{checked:?}");
         replaced(path, "strait.yaml", "\ngateway:", "\ngatewya:");
         let checked = command(path, "check").await;

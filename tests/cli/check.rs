@@ -158,15 +158,15 @@ fn tls_listeners_that_lead_nowhere_are_warned_of() {
             .expect("it");
         let wanted = [
             format!(
-                "strait.yaml:{}: warning: no.app is no service of the mesh",
+                "strait.yaml:{}: warning: no.app is not a service of the mesh",
                 line + 6
             ),
             format!(
-                "strait.yaml:{}: warning: echo.app.svc.cluster.local:81 is no port",
+                "strait.yaml:{}: warning: echo.app.svc.cluster.local:81 is not a port",
                 line + 7
             ),
             format!(
-                "strait.yaml:{}: warning: listener `istio` leads nowhere",
+                "strait.yaml:{}: warning: listener `istio` reaches no service",
                 line + 1
             ),
         ];
@@ -197,9 +197,9 @@ fn names_that_lead_nowhere_or_elsewhere_are_told() {
         assert_eq!(checked.code, Some(0), "{checked:?}");
         let found: Vec<_> = checked.stderr.lines().collect();
         let wanted = [
-            "echo.global leads to gone.app.global, which is no service of the mesh",
+            "echo.global leads to gone.app.global, which is not a service of the mesh",
             "echo.west leads to port 81 of echo.app.mesh.internal, which has no such port",
-            "echo.south is for region sa-east-1, in which no endpoint is",
+            "echo.south is for region sa-east-1, which has no endpoint",
         ];
         assert_eq!(found.len(), wanted.len(), "{found:?}");
         for (at, (found, wanted)) in found.iter().zip(wanted).enumerate() {
@@ -299,7 +299,7 @@ fn a_certificate_that_cannot_be_used_is_named_where_it_is_configured() {
         let cases = [
             (
                 (5, "gateway.key", "client.key"),
-                "certs/client.key: the private key does not fit",
+                "certs/client.key: the private key does not match",
             ),
             (
                 (5, "certs/gateway.key", "not-pem"),
@@ -307,19 +307,19 @@ fn a_certificate_that_cannot_be_used_is_named_where_it_is_configured() {
             ),
             (
                 (4, "certs/gateway.crt", "not-pem"),
-                "not-pem: holds no certificate",
+                "not-pem: contains no certificate",
             ),
             (
                 (4, "gateway.crt", "root.crt"),
-                "certs/root.crt: is no workload certificate",
+                "certs/root.crt: not a workload certificate",
             ),
             (
                 (6, "certs/root.crt", "not-pem"),
-                "not-pem: holds no certificate",
+                "not-pem: contains no certificate",
             ),
             (
                 (10, "west}", "west, roots: not-pem}"),
-                "not-pem: holds no certificate",
+                "not-pem: contains no certificate",
             ),
             (
                 (6, "root.crt", "lost.crt"),
@@ -374,8 +374,8 @@ fn a_private_key_that_everybody_may_read_is_a_warning_at_its_line() {
         allow(0o604).expect("a mode");
         let checked = check(folder.path()).await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
-        let wanted = "strait.yaml:5: warning: the private key certs/gateway.key is open to every \
-                      user of this machine (mode 0604); take that back by `chmod o-rwx`\n";
+        let wanted = "strait.yaml:5: warning: private key certs/gateway.key is accessible to every \
+                      user (mode 0604); run `chmod o-rwx`\n";
         assert_eq!(checked.stderr, wanted);
         allow(0o640).expect("a mode");
         assert_eq!(check(folder.path()).await.stderr, "");
@@ -468,7 +468,8 @@ fn objects_are_checked_with_the_other_files() {
         std::fs::remove_file(folder.path().join("objects/b.json")).expect("no bad file");
         write(folder.path(), "mesh.yaml", GOOD_MESH);
         let checked = check(folder.path()).await;
-        let wanted = "objects/a.yaml:1: warning: the export of app/nobody is of no Service";
+        let wanted = "objects/a.yaml:1: warning: the export of app/nobody has no effect: no such \
+                      Service";
         assert!(checked.stderr.contains(wanted), "{checked:?}");
         assert_eq!(checked.code, Some(0), "{checked:?}");
     });
@@ -482,7 +483,8 @@ fn a_trust_set_without_our_own_domain_is_a_warning() {
         write(folder.path(), "strait.yaml", &config);
         write(folder.path(), "mesh.yaml", GOOD_MESH);
         let checked = check(folder.path()).await;
-        let wanted = "warning: our certificate is of east.local, which trust.domains does not have";
+        let wanted = "warning: the gateway's certificate is of east.local, which is not in \
+                      trust.domains";
         assert!(checked.stderr.contains(wanted), "{checked:?}");
         assert!(checked.stderr.starts_with("strait.yaml:"), "{checked:?}");
     });
@@ -519,8 +521,8 @@ fn weights_for_regions_where_nothing_is_are_told() {
         let checked = check(folder.path()).await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
         let want = format!(
-            "strait.yaml:{}: warning: `traffic` names region us-esat, in which no workload of \
-             mesh.yaml is; write one that it names\n",
+            "strait.yaml:{}: warning: `traffic` has unknown region us-esat: no workload of \
+             mesh.yaml is in it; write one of its regions\n",
             GOOD.lines().count() + 1
         );
         assert_eq!(checked.stderr, want);

@@ -35,7 +35,7 @@ fn a_tunnel_that_would_be_opened_is_explained_by_its_rule_and_its_odds() {
         let text = explained(&folder, &asked).await;
         assert_eq!((text.code, &*text.stderr), (Some(0), ""), "{text:?}");
         for part in [
-            "a name that `exposure` gives it",
+            "a name of its entry in `exposure.services`",
             "of cluster west, by its trust domain west.local",
             "Allowed   exposure.services[0] admits the peer",
             "cluster west, namespace shop",
@@ -83,7 +83,7 @@ fn a_refusal_exits_with_1_and_says_what_to_write() {
             ),
             (
                 [CHECKOUT, "echo"],
-                ["it is no authority", "refused: 400 (bad_authority)"],
+                ["not an authority", "refused: 400 (bad_authority)"],
             ),
             (
                 [stranger, "echo.global:80"],
@@ -114,7 +114,7 @@ fn a_question_that_is_none_exits_with_2_and_says_what_to_write() {
             ),
             (
                 &["--to", "a:1", "--from", "checkout"],
-                "no identity of a workload",
+                "is not a workload identity",
             ),
             (&["--sni", "echo.global"], "there is no TLS listener"),
             (
@@ -184,22 +184,22 @@ const REMEDIES: &[(&str, &str, &str)] = &[
     (
         "west shop cart",
         "echo.app.svc.cluster.local:81",
-        "ask for echo.app.svc.cluster.local:80",
+        "request echo.app.svc.cluster.local:80",
     ),
     (
         "west shop cart",
         "east.example:81",
-        "ask for east.example:80",
+        "request east.example:80",
     ),
     (
         "west shop cart",
         "cart.example:80",
-        "ask for a hostname that the mesh has, such as echo.app.svc.cluster.local:80",
+        "request a hostname of the mesh, such as echo.app.svc.cluster.local:80",
     ),
     (
         "west shop cart",
         "echo.example:80",
-        "ask for echo.app.svc.cluster.local:80, or add \"echo.example:80\" to `names` of \
+        "request echo.app.svc.cluster.local:80, or add \"echo.example:80\" to `names` of \
          exposure.services[0] (line 14)",
     ),
     (
@@ -254,11 +254,11 @@ const REMEDIES: &[(&str, &str, &str)] = &[
 const TLS_REMEDIES: &[(&str, &str)] = &[
     (
         "--listener sidecars --sni echo.app.svc.cluster.local",
-        "send a name such as outbound_.80_._.echo.app.svc.cluster.local",
+        "send a server name such as outbound_.80_._.echo.app.svc.cluster.local",
     ),
     (
         "--listener routes --sni echo.app.svc.cluster.local",
-        "has to send one of the names *.two.example, one.example",
+        "send one of the server names *.two.example, one.example",
     ),
     (
         "--listener sidecars --alpn istio --sni outbound_.80_._.echo.app.svc.cluster.local",

@@ -22,12 +22,13 @@ fn istiod_5_an_issuer_file_holds_authorities_and_an_issuer_is_in_one_cluster() {
         for (line, want) in [
             (
                 "clusters: [{name: west, issuers: [certs/leaf.crt]}]",
-                "strait.yaml:8: error: certs/leaf.crt: holds a certificate that is not a CA's;",
+                "strait.yaml:8: error: certs/leaf.crt: contains a certificate that is not a CA \
+                 certificate;",
             ),
             (
                 "clusters: [{name: west, issuers: [certs/root.crt]}, \
                  {name: east, issuers: [certs/root.crt]}]",
-                "in `west` and in `east`; write it in one of them",
+                "is in both `west` and `east`; remove it from one of them",
             ),
             (
                 "clusters: [{name: west, issuers: [certs/absent.pem]}]",
@@ -51,7 +52,7 @@ fn istiod_5_an_own_issuer_that_is_not_of_the_own_cluster_is_a_warning() {
         let said = done.stdout.clone() + &done.stderr;
         let want = "is in no cluster of `trust.clusters`, and this gateway is in `east`";
         assert!(said.contains(want), "{said}");
-        let start = "the issuer of our certificate, ";
+        let start = "the issuer of the gateway's certificate, ";
         let (_, rest) = said.split_once(start).expect("the issuer");
         let (hash, _) = rest.split_once(' ').expect("its hash");
         let line = line.replace(

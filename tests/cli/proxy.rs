@@ -131,11 +131,11 @@ fn roots_and_a_token_that_hold_nothing_are_mistakes_though_nobody_is_asked() {
         let good = mounted(&root, "a token");
         let done = proxy(good.path(), &variables, &arguments).await;
         assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
-        let said = "the mesh comes from istiod.istio-system.svc:15012, which was not asked\n";
+        let said = "the mesh comes from istiod.istio-system.svc:15012, which was not contacted\n";
         assert!(done.stdout.ends_with(said), "{}", done.stdout);
         let (roots, tokens) = (
-            "istio/root-cert.pem: holds no",
-            "tokens/istio-token: holds no",
+            "istio/root-cert.pem: contains no",
+            "tokens/istio-token: contains no",
         );
         for (root, token, wrong) in [
             ("junk", "a token", roots),
@@ -155,7 +155,7 @@ fn roots_and_a_token_that_hold_nothing_are_mistakes_though_nobody_is_asked() {
         let done = proxy(good.path(), &[], &arguments).await;
         assert_eq!(done.code, Some(0), "{done:?}");
         for variable in ["POD_NAMESPACE", "SERVICE_ACCOUNT"] {
-            let warned = format!("nor {variable} is set: a certificate is asked for as spiffe://");
+            let warned = format!("nor {variable} is set: a certificate is requested for spiffe://");
             assert!(done.stderr.contains(&warned), "{done:?}");
         }
     });

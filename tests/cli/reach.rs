@@ -79,8 +79,8 @@ names:
         assert_eq!(found.stderr, "");
         let links = "links: [{from: north, to: east}]\n";
         let found = checked(folder.path(), FILE, &format!("{exposure}{west}{links}")).await;
-        let want = "strait.yaml:13: warning: the alias a.global is for west, from which no link \
-                    leads here; add {from: west, to: east} to `links`\n";
+        let want = "strait.yaml:13: warning: the alias a.global is for west, which has no link to \
+                    this cluster; add {from: west, to: east} to `links`\n";
         assert_eq!(found.stderr, want);
     });
 }
@@ -123,10 +123,10 @@ fn review_23_two_entries_of_a_service_with_different_names_are_a_warning() {
             found.stderr
         };
         let (one, other) = (", names: [\"a.global:80\"]", ", names: [\"b.global:80\"]");
-        let want = "strait.yaml:11: warning: `exposure.services[]` gives \
-                    `echo.app.svc.cluster.local:80` other `names` than line 10 does, and a name \
-                    opens it to those alone whom its own entry admits; write the same `names` into \
-                    both entries, or each name with its `consumers` into `names.aliases`\n";
+        let want = "strait.yaml:11: warning: `exposure.services[]` has other `names` for \
+                    `echo.app.svc.cluster.local:80` than line 10, and a name admits only the peers \
+                    of its own entry; write the same `names` into both entries, or each name with \
+                    its `consumers` into `names.aliases`\n";
         for (west, north) in [(one, ""), ("", one), (one, other)] {
             assert_eq!(warned(west, north).await, want);
         }

@@ -17,7 +17,7 @@ fn where_nobody_answers_it_says_so_and_exits_with_2() {
         for command in ["status", "dump", "explain"] {
             let asked = run_command(folder.path(), &[command, "--admin", &address]).await;
             assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{command}");
-            let said = format!("cannot ask a gateway at {address}");
+            let said = format!("request to the admin port at {address} failed");
             assert!(asked.stderr.contains(&said), "{asked:?}");
             assert!(asked.stderr.contains("refused"), "{asked:?}");
             assert_eq!(asked.stderr.lines().count(), 1, "{asked:?}");
@@ -45,7 +45,7 @@ fn a_port_that_knows_nothing_of_it_is_no_admin_port() {
             let args = [command, &["--admin", &address]].concat();
             let asked = run_command(folder.path(), &args).await;
             assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{asked:?}");
-            assert!(asked.stderr.contains("no admin port"), "{asked:?}");
+            assert!(asked.stderr.contains("not an admin port"), "{asked:?}");
         }
     });
 }

@@ -46,12 +46,11 @@ endpoints:
 ";
         let said = checked(&format!("{EXPORTED}{objects}")).await.stderr;
         let want = "objects.yaml:6: warning: an endpoint of aaa/web names the pod app/db-1, which \
-                    is passed over: a slice names pods of its own namespace only; write no such \
-                    `targetRef`\n\
-                    objects.yaml:6: warning: the address 10.0.0.8 (and 1 more) of aaa/web is not \
-                    used: namespace app lists it too at objects.yaml:16, and nothing proves whose \
-                    it is; write addresses of pods of the slice's namespace that Kubernetes keeps \
-                    up to date, or a workload of the mesh file\n";
+                    is ignored: a slice names pods of its own namespace only; write no such \
+                    `targetRef`\nobjects.yaml:6: warning: the address 10.0.0.8 (and 1 more) of \
+                    aaa/web is not used: namespace app lists it too at objects.yaml:16, and \
+                    neither has evidence for it; write addresses of pods of the slice's namespace \
+                    that Kubernetes keeps up to date, or a workload of the mesh file\n";
         assert_eq!(said, want);
     });
 }
@@ -94,7 +93,7 @@ spec: {{ports: [{{port: 80}}]}}
         };
         let said = checked(&objects("")).await.stderr;
         let want = "objects.yaml:1: warning: tunnels to aaa/x are refused: its waypoint app/web is \
-                    of another namespace, and is no Service with the label \
+                    of another namespace, and is not a Service with the label \
                     `gateway.istio.io/managed: istio.io-mesh-controller`; write the name of a \
                     waypoint, or the service with its waypoint into the mesh file\n";
         assert_eq!(said, want);

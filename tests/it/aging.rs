@@ -83,7 +83,7 @@ fn istiod_8_a_connection_that_ends_by_age_is_one_line_and_no_warning() {
         assert_eq!(count(&log, "no stream to the control plane"), 0, "{log}");
         assert_eq!(count(&log, "connected to the control plane"), 1, "{log}");
         // The line of the last end may not be written yet.
-        let again = count(&log, "connecting to the control plane again");
+        let again = count(&log, "reconnecting to the control plane");
         assert!((2..=4).contains(&again), "{again} lines: {log}");
     });
 }
@@ -107,7 +107,7 @@ fn istiod_8_goaway_with_an_error_code_is_a_failure_that_is_backed_off_from() {
         };
         let calmed = async || count("by GOAWAY with ENHANCE_YOUR_CALM");
         until("three such ends", calmed, |&count| count >= 3).await;
-        assert_eq!(count("connecting to the control plane again"), 0);
+        assert_eq!(count("reconnecting to the control plane"), 0);
         // A `Reconnect` restarts the backoff, and an `Error` doubles it.
         let ends = "istio_xds_connection_terminations_total";
         let again = gateway

@@ -55,7 +55,7 @@ fn past_the_budget_the_fattest_stalled_tunnels_go_and_a_neighbour_notices_nothin
         let reset = async || gateway.tunnels("buffers_full").await;
         until("the fattest are reset", reset, |&count| count > 10.0).await;
         until("seven eighths", held, |&held| held <= max).await;
-        gateway.logged("buffers are full").await;
+        gateway.logged("buffer budget exceeded").await;
         bytes::send(&mut tunnel, 1, 0, 64 * KIB)
             .await
             .expect("all bytes up");

@@ -177,9 +177,12 @@ fn what_the_authority_must_not_answer_is_said_and_asked_for_again() {
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = of_istio(net);
         for (next, line) in [
-            (Mode::AnswersOneElement, "the authority refused: "),
+            (
+                Mode::AnswersOneElement,
+                "the authority refused the request: ",
+            ),
             (Mode::SignsForAnother, "the answer has 1 parts"),
-            (Mode::Signs, "signs for whom the token belongs to"),
+            (Mode::Signs, "signs for the identity of the token"),
         ] {
             gateway.logged(line).await;
             assert_eq!(gateway.readiness().await.0, 500);
@@ -249,7 +252,7 @@ fn an_authority_that_is_down_at_half_life_is_asked_until_it_is_back() {
         let first = shown(&gateway).await;
         serving.stop().await;
         gateway.logged("no new certificate").await;
-        gateway.logged("the one before ends at").await;
+        gateway.logged("the current one expires at").await;
         let failing = async || gateway.metric("strait_certificate_failing").await;
         until("the metric", failing, |failing| *failing > 0.5).await;
         assert!(
@@ -283,7 +286,7 @@ fn a_certificate_that_ends_takes_readiness_with_it_until_there_is_a_new_one() {
         let mut gateway = of_istio(net);
         gateway.ready().await;
         serving.stop().await;
-        gateway.logged("our certificate has ended").await;
+        gateway.logged("own certificate has expired").await;
         let (status, pending) = gateway.readiness().await;
         assert_eq!(status, 500);
         assert!(pending.contains("certificates"), "{pending}");
@@ -309,7 +312,7 @@ fn an_agent_rotates_an_identity_and_takes_it_back() {
         let net = Net::new();
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
         let (mut gateway, api, _serving) = of_an_agent(net);
-        gateway.logged("gives this workload no identity").await;
+        gateway.logged("has no identity for this workload").await;
         assert_eq!(gateway.readiness().await.0, 500);
         let root = &*identities().root;
         let give = || {
@@ -330,7 +333,7 @@ fn an_agent_rotates_an_identity_and_takes_it_back() {
         api.withdraw();
         let state = async || dump(&gateway).await;
         until("the state", state, |dump| {
-            dump.contains("Available: no new certificate: the Workload API gives this workload no")
+            dump.contains("Available: no new certificate: the Workload API has no identity")
         })
         .await;
         assert_eq!(shown(&gateway).await, second, "it is served until it ends");
@@ -416,7 +419,7 @@ fn a_file_that_hangs_holds_up_neither_renewal_nor_the_end_of_a_certificate() {
         )
         .await;
         serving.stop().await;
-        gateway.logged("our certificate has ended").await;
+        gateway.logged("own certificate has expired").await;
         let (status, pending) = gateway.readiness().await;
         assert!(
             status == 500 && pending.contains("certificates"),
@@ -427,6 +430,6 @@ fn a_file_that_hangs_holds_up_neither_renewal_nor_the_end_of_a_certificate() {
 
         // The pipe yields an empty mesh, which is not valid.
         drop(hanging);
-        gateway.logged("a changed file cannot be used").await;
+        gateway.logged("cannot apply changed file").await;
     });
 }

@@ -170,10 +170,10 @@ fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip
         assert_eq!(world.asks("240.0.0.9:80").await, Ok(OWN));
         let status = world.status().await;
         for line in [
-            "api.example is claimed by a/api.example, and team-b/api.example answers: its claim is \
-             the first one",
-            "240.0.0.9 is claimed by a/a.a.svc.cluster.local, and team-b/api.example answers: its \
-             claim is the first one",
+            "api.example is claimed by a/api.example, and team-b/api.example answers: it has the \
+             oldest claim",
+            "240.0.0.9 is claimed by a/a.a.svc.cluster.local, and team-b/api.example answers: it \
+             has the oldest claim",
         ] {
             assert!(status.contains(line), "{line}\n{status}");
         }
@@ -215,7 +215,10 @@ fn review_3_a_canonical_service_and_the_owner_of_a_hostname_have_it_whoever_came
         world.send_service(&own, OWN, |service| service.canonical = true);
         world.wait_for_answer("240.0.0.9:80", Some(OWN)).await;
         let status = world.status().await;
-        assert!(status.contains("answers: it is canonical"), "{status}");
+        assert!(
+            status.contains("answers: it is the canonical service"),
+            "{status}"
+        );
     });
 }
 
@@ -240,7 +243,7 @@ fn review_3_services_of_tenants_take_no_name_of_the_configuration_over() {
         }
         let status = world.status().await;
         for host in ["orders.global", "given.global", "echo.app.mesh.internal"] {
-            let line = format!("{host} is claimed by a/{host}, of which none answers");
+            let line = format!("{host} is claimed by a/{host}, and none answers");
             assert!(status.contains(&line), "{line}\n{status}");
         }
     });
@@ -258,8 +261,8 @@ fn review_3_an_entry_with_a_namespace_means_no_other_service_of_the_hostname() {
         assert!(refused.expect_err("it is not meant").contains("503"));
         assert!(world.asks("240.0.0.9:80").await.is_err(), "nor by its VIP");
         let status = world.status().await;
-        let line = "api.example is claimed by a/api.example, of which none answers: \
-                    `exposure.services` means the service of namespace team-b";
+        let line = "api.example is claimed by a/api.example, and none answers: `exposure.services` \
+                    selects the service of namespace team-b";
         assert!(status.contains(line), "{status}");
 
         world.send_service("team-b/api.example", OWN, |_| {});
@@ -288,7 +291,7 @@ fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
         }
         let (_, page, _) = world.gateway.run_command(&["status"]).await;
         assert!(
-            page.contains("nobody, as only its namespace sees it"),
+            page.contains("nobody: it is visible only in its namespace"),
             "{page}"
         );
         let arguments = [
@@ -299,7 +302,7 @@ fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
             &authority,
         ];
         let (_, text, _) = world.gateway.run_command(&arguments).await;
-        assert!(text.contains("only its namespace sees it"), "{text}");
+        assert!(text.contains("limits it to its namespace"), "{text}");
 
         world.istiod.export(&own);
         world.wait_for_answer(&authority, Some(OWN)).await;

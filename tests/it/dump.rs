@@ -25,7 +25,7 @@ fn add_digit(number: &mut Vec<u8>, digit: u8) {
 fn bytes_of_decimal(text: &str) -> Vec<u8> {
     let mut number = Vec::new();
     for digit in text.bytes() {
-        assert!(digit.is_ascii_digit(), "no decimal number: {text}");
+        assert!(digit.is_ascii_digit(), "not a decimal number: {text}");
         add_digit(&mut number, digit);
     }
     number.reverse();

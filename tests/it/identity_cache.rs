@@ -99,9 +99,7 @@ fn istiod_7_a_directory_that_is_open_to_others_is_not_used_and_the_pod_starts_wi
 
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         second.ready_within(Duration::from_secs(20)).await;
-        second
-            .logged("the certificate is not kept for a restart")
-            .await;
+        second.logged("cannot store the certificate on disk").await;
         asks(&second).await.expect("a tunnel");
     });
 }

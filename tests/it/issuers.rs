@@ -302,11 +302,11 @@ fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its
         let leaf = world.identities.leaf(CHECKOUT).chain_pem;
         replace(&gateway.file("west-ca.pem"), &leaf);
         gateway
-            .logged("holds a certificate that is not a CA's")
+            .logged("contains a certificate that is not a CA certificate")
             .await;
         used(&gateway, &north).await;
         replace(&gateway.file("west-ca.pem"), &world.identities.east.pem());
-        gateway.logged("in `east` and in `south`").await;
+        gateway.logged("is in both `east` and `south`").await;
         used(&gateway, &north).await;
     });
 }
@@ -351,7 +351,10 @@ fn istiod_5_refused_issuers_are_printed_as_lines_that_admit_them() {
         let (code, _, none) = gateway.run_command(&["trust", "issuers"]).await;
         assert_eq!(
             (code, &*none),
-            (1, "no peer has connected yet; ask again when one has\n")
+            (
+                1,
+                "no peer has connected yet; retry after the first connection\n"
+            )
         );
         let [_, west, north] = world.alike();
         let (_kept, mut kept) = opened(&gateway, &west).await.expect("a tunnel");

@@ -138,7 +138,9 @@ fn review_21_routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels(
         }
         let revoked = async || gateway.tunnels("revoked").await;
         until("revoked", revoked, |&now| now == 2.0).await;
-        gateway.logged("the listener's `sources` do not have").await;
+        gateway
+            .logged("the listener's `sources` no longer contain")
+            .await;
     });
 }
 
@@ -321,7 +323,7 @@ fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
             net.address(1, EXTRA)
         );
         assert!(text.contains(&problem), "{text}");
-        assert!(text.contains("in use but for a part"), "{text}");
+        assert!(text.contains("in use except for a part"), "{text}");
 
         drop(taken);
         let mesh = std::fs::read_to_string(gateway.file("mesh.yaml")).expect("a file");
@@ -398,7 +400,8 @@ fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
             assert!(secret.contains(said), "{secret}");
         }
         let (_, echo, _) = gateway.run_command(&["status", "echo"]).await;
-        let said = "exposed to anyone on port 80 through listener istio (sni of Istio's form)";
+        let said = "exposed to anyone on port 80 through listener istio (server name in Istio's \
+                    format)";
         assert!(echo.contains(said), "{echo}");
 
         let page = page(&gateway).await;

@@ -24,8 +24,7 @@ fn a_pod_gets_its_certificate_and_services_and_carries_tunnels_without_a_file() 
         gateway.ready().await;
         asks(&gateway).await.expect("a tunnel");
 
-        let ignored = "arguments that mean nothing here: --domain --serviceCluster \
-                       --proxyComponentLogLevel";
+        let ignored = "ignored arguments: --domain --serviceCluster --proxyComponentLogLevel";
         gateway.logged(ignored).await;
         let calls = istiod.calls();
         let said = |name| calls[0].get(name).and_then(|value| value.to_str().ok());

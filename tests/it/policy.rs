@@ -198,7 +198,9 @@ fn nothing_is_let_in_while_the_policies_are_withheld() {
             let why = asks().await.expect_err("the policies may refuse it");
             assert!(why.contains(REFUSED), "{why}");
         }
-        gateway.logged("are not known yet").await;
+        gateway
+            .logged("authorization policies not received yet")
+            .await;
         istiod.set_behaviour(Behaviour::Normal);
         serving.stop().await;
         gateway.logged("no stream to the control plane").await;
@@ -292,7 +294,7 @@ fn a_policy_that_cannot_be_read_refuses_what_it_covers_until_it_is_gone() {
         mesh.istiod.put_all(AUTHORIZATION, &[("app/p", newer())]);
         mesh.refuses(CLIENT).await;
         let rejections = mesh.istiod.rejections();
-        let want = "app/p: authorization: field 99 is not understood";
+        let want = "app/p: authorization: unknown field 99";
         assert_eq!(rejections, [want]);
         mesh.istiod.remove(AUTHORIZATION, "app/p");
         mesh.admits(CLIENT).await;

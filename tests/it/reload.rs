@@ -71,7 +71,7 @@ fn a_new_mesh_file_applies_within_a_second_and_a_bad_one_not_at_all() {
             "services: [{name: echo, nmespace: app}]\n",
         );
         reloads(&gateway, "mesh", "error", 1.0).await;
-        assert_eq!(name().await.0, 12, "what was loaded before stays in force");
+        assert_eq!(name().await.0, 12, "the previous state stays in use");
         gateway.logged("mesh.yaml:1: error: ").await;
         gateway.logged("nmespace").await;
     });
@@ -229,11 +229,11 @@ fn review_21_a_key_that_needs_a_restart_is_an_error_and_the_rest_applies() {
         replace(&gateway.file("strait.yaml"), &changed);
         reloads(&gateway, "config", "error", 1.0).await;
         gateway.logged("`workers` needs a restart").await;
-        let problem = "strait.yaml: `workers` needs a restart; its value of the start stays";
+        let problem = "strait.yaml: `workers` needs a restart; the value of the start stays";
         let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "{text}");
         assert!(text.contains(problem), "{text}");
-        assert!(text.contains("in use but for a part"), "{text}");
+        assert!(text.contains("in use except for a part"), "{text}");
         let (_, set) = gateway.http(15000, "POST", "/logging?reset").await;
         assert_eq!(set, "current log level is debug\n", "the rest applies");
         let (status, dump) = gateway.http(15000, "GET", "/config_dump").await;
@@ -353,7 +353,7 @@ fn review_23_a_configured_name_that_a_service_takes_is_a_warning_and_stops_no_re
         replace(&gateway.file("strait.yaml"), &unknown);
         reloads(&gateway, "config", "ok", 3.0).await;
         gateway
-            .logged("ehco.app.svc.cluster.local is no service of")
+            .logged("ehco.app.svc.cluster.local is not a service of")
             .await;
     });
 }

@@ -148,7 +148,7 @@ fn acceptance_3_s4_six_row_scope_table() {
         let (_, shown, _) = gateway
             .run_command(&["status", "far3.app.mesh.internal"])
             .await;
-        assert!(shown.contains("it is in network west"), "{shown}");
+        assert!(shown.contains("the workload is in network west"), "{shown}");
     });
 }
 

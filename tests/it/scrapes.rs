@@ -137,7 +137,7 @@ fn review_13_more_services_than_label_sets_are_counted_together_and_reported() {
         let overflow = gateway.metric(&of("istio_tcp_connections_failed")).await;
         assert_eq!(overflow, 50.0);
         assert_eq!(gateway.metric(&of("istio_tcp_sent_bytes")).await, 0.0);
-        let line = "a metric has no room for more label sets";
+        let line = "limit of label sets reached";
         gateway.logged(line).await;
         assert_eq!(gateway.log().matches(line).count(), 1);
     });

@@ -113,7 +113,9 @@ fn review_7_a_quiet_source_connects_while_another_holds_half_of_the_pool() {
         let (code, status, _) = gateway.run_command(&["status"]).await;
         let holder = format!("  identity {CLIENT}");
         assert!(code == 0 && status.contains(&holder), "{status}");
-        gateway.logged("has its share of the descriptors").await;
+        gateway
+            .logged("has used its share of the descriptors")
+            .await;
         drop(held);
         let again = async || {
             let client = gateway.client(identities()).await;
@@ -148,7 +150,9 @@ fn review_7_1200_connections_of_one_address_keep_nobody_out_of_a_tls_listener() 
         }
         let client = gateway.client(identities()).await;
         answers(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
-        gateway.logged("has its share of the descriptors").await;
+        gateway
+            .logged("has used its share of the descriptors")
+            .await;
     });
 }
 

@@ -75,7 +75,7 @@ fn a_signal_ends_a_start_at_once() {
             let exited = timeout(Duration::from_secs(5), gateway.exited()).await;
             let code = exited.expect("a prompt end").code();
             assert_eq!(code, Some(0), "{}", gateway.log());
-            assert!(gateway.log().contains("stopped before all was loaded"));
+            assert!(gateway.log().contains("stopped during startup"));
         }
     });
 }

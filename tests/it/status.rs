@@ -200,14 +200,14 @@ fn each_endpoint_that_is_not_used_says_why() {
         for (uid, why) in [
             ("first", "used"),
             ("second", "used"),
-            ("unhealthy", "not used: it is unhealthy"),
-            ("drained", "not used: it is drained (weight 0)"),
-            ("plain", "not used: it does not speak HBONE"),
-            ("elsewhere", "not used: it is in network west"),
-            ("nowhere", "not used: it has no address"),
+            ("unhealthy", "not used: unhealthy"),
+            ("drained", "not used: drained (weight 0)"),
+            ("plain", "not used: the workload does not support HBONE"),
+            ("elsewhere", "not used: the workload is in network west"),
+            ("nowhere", "not used: the workload has no address"),
             (
                 "through",
-                "not used: it stands for the gateway of another network",
+                "not used: the workload represents the gateway of another network",
             ),
             (
                 "denied",
@@ -227,10 +227,7 @@ fn each_endpoint_that_is_not_used_says_why() {
         );
         let (code, _, stderr) = gateway.run_command(&["status", "nothing"]).await;
         assert_eq!(code, 1);
-        assert!(
-            stderr.contains("the mesh has no service \"nothing\""),
-            "{stderr}"
-        );
+        assert!(stderr.contains("unknown service \"nothing\""), "{stderr}");
 
         let (code, dump, _) = gateway.run_command(&["dump"]).await;
         let dump: Value = serde_json::from_str(&dump).expect("JSON");
@@ -238,10 +235,7 @@ fn each_endpoint_that_is_not_used_says_why() {
         assert_eq!(dump["workloads"].as_array().map(Vec::len), Some(11));
         assert_eq!(dump["services"][0]["hostname"], HOSTNAME);
         let endpoints = &dump["services"][0]["endpoints"];
-        assert_eq!(
-            endpoints["drained"]["unused"]["80"],
-            "it is drained (weight 0)"
-        );
+        assert_eq!(endpoints["drained"]["unused"]["80"], "drained (weight 0)");
     });
 }
 

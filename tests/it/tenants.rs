@@ -97,7 +97,7 @@ fn review_1_a_slice_that_names_a_foreign_pod_redirects_nothing() {
             "its own address"
         );
         let shown = conflicts(&gateway).await;
-        let want = "7: warning: an endpoint of aaa/thief names the pod app/web-1, which is passed";
+        let want = "7: warning: an endpoint of aaa/thief names the pod app/web-1, which is ignored";
         assert!(shown.len() == 1 && shown[0].starts_with(want), "{shown:?}");
         gateway.logged("names the pod app/web-1").await;
     });

@@ -166,7 +166,9 @@ fn review_15_a_removed_root_ends_the_connections_of_its_peers_and_of_no_others()
         untrusted(&gateway, "unknown_issuer", 2.0).await;
         gateway.wait_until_open(1, 1).await;
         assert!((gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
-        gateway.logged("open connections lose trust").await;
+        gateway
+            .logged("open connections are no longer trusted")
+            .await;
         gateway.logged("its last issuer is ").await;
         refused(&gateway, &of_old, "unknown_issuer").await;
         echoes(&mut kept).await;
@@ -292,7 +294,7 @@ fn review_16_an_issuer_without_a_list_is_refused_unless_configured_otherwise() {
         let tls = world.client(&world.identities.leaf(CLIENT));
         refused(&gateway, &tls, "unknown_revocation").await;
         gateway
-            .logged("`trust.crl` has no list of the issuer CN=Strait")
+            .logged("`trust.crl` has no list for issuer CN=Strait")
             .await;
         edit(&gateway, "[crl.pem]", "[crl.pem], on_missing: accept");
         let served = async || serves(&gateway, &tls).await;

@@ -201,7 +201,10 @@ fn istiod_1_a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
         let (_, page, _) = mesh.gateway.run_command(&["status", "app/one"]).await;
         let line = page.lines().find(|line| line.contains("15021"));
         assert!(line.is_some(), "{page}");
-        assert!(page.contains("it does not speak HBONE"), "{page}");
+        assert!(
+            page.contains("the workload does not support HBONE"),
+            "{page}"
+        );
     });
 }
 
@@ -250,10 +253,15 @@ fn istiod_1_a_service_port_15008_with_another_target_opens_no_port_of_a_plain_po
             put(plain);
             let refused = until("a refusal", async || tunnel(15008).await, Result::is_err).await;
             assert!(refused.expect_err("a refusal").contains("503"));
-            tunnel(80).await.expect_err("it does not speak HBONE");
+            tunnel(80)
+                .await
+                .expect_err("the workload does not support HBONE");
         }
         let (_, page, _) = mesh.gateway.run_command(&["status", SERVICE]).await;
-        assert!(page.contains("it does not speak HBONE"), "{page}");
+        assert!(
+            page.contains("the workload does not support HBONE"),
+            "{page}"
+        );
     });
 }
 
@@ -316,7 +324,7 @@ fn istiod_8_a_waypoint_of_another_cluster_is_believed_only_if_it_is_configured()
         ];
         let (_, text, _) = mesh.gateway.run_command(&arguments).await;
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let wanted = "neither a workload of this cluster in the service's waypoint";
+        let wanted = "not a workload of this cluster in the service's waypoint";
         assert!(why.contains(wanted), "{text}");
 
         let file = mesh.gateway.file("strait.yaml");
@@ -347,7 +355,7 @@ fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_believ
         ];
         let (_, said, _) = mesh.gateway.run_command(&arguments).await;
         let why = said.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(why.contains("no other waypoint is believed"), "{said}");
+        assert!(why.contains("clusters cannot be distinguished"), "{said}");
 
         let waypoints = format!("  waypoints: [\"{WAYPOINT}\"]\nlisteners:");
         replace(&file, &text.replace("listeners:", &waypoints));
@@ -368,7 +376,7 @@ fn a_tunnel_that_went_past_a_waypoint_ends_when_its_word_is_believed_no_more() {
         assert_eq!(kept.read_u8().await.expect("a name"), ONE);
         mesh.istiod.put(ADDRESS, SERVICE, &behind(&[("two", 1)]));
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
-        mesh.gateway.logged("is not believed any more").await;
+        mesh.gateway.logged("is no longer trusted").await;
         assert!((mesh.gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
         drop(kept);
     });
@@ -383,7 +391,7 @@ fn review_5_a_tunnel_that_went_past_ends_with_the_last_workload_of_its_identity(
         assert_eq!(lost.read_u8().await.expect("a name"), OWN);
         mesh.istiod.remove(ADDRESS, "one");
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
-        mesh.gateway.logged("is not believed any more").await;
+        mesh.gateway.logged("is no longer trusted").await;
         assert!((mesh.gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
     });
 }
@@ -399,7 +407,7 @@ fn review_5_a_tunnel_that_went_past_ends_with_the_service_of_its_waypoint() {
         assert_eq!(kept.read_u8().await.expect("a name"), ONE);
         mesh.istiod.remove(ADDRESS, "app/one.app.svc.cluster.local");
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
-        mesh.gateway.logged("is not believed any more").await;
+        mesh.gateway.logged("is no longer trusted").await;
         assert!((mesh.gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
         drop(kept);
     });
@@ -488,7 +496,7 @@ fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
         ];
         let (_, text, _) = mesh.gateway.run_command(&arguments).await;
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(why.contains("and is not believed"), "{text}");
+        assert!(why.contains("and is not trusted"), "{text}");
     });
 }
 
@@ -507,7 +515,7 @@ fn review_6_policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
         let (code, text, _) = mesh.gateway.run_command(&arguments).await;
         assert_eq!(code, 0, "{text}");
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(why.contains("which evaluates those"), "{text}");
+        assert!(why.contains("which evaluates the policies"), "{text}");
 
         // Open tunnels are evaluated again by the same rule.
         let deny = policy("deny", Scope::Namespace, Action::Deny, "shop");

@@ -20,7 +20,7 @@ pub(super) fn exposed_to(
         && *namespace != *service.namespace
     {
         return vec![format!(
-            "nobody, as `exposure` names the service of namespace {namespace}"
+            "nobody: `exposure` selects the service of namespace {namespace}"
         )];
     }
     let (by_rules, by_listeners) = (by_exposure(snapshot, service), strangers.of(service));
@@ -41,13 +41,13 @@ pub(super) fn exposed_to(
 fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, String> {
     let host = &*service.hostname;
     if snapshot.scope.local.contains(host) {
-        return Err("nobody, as it stays in its cluster".to_owned());
+        return Err("nobody: it is private to its cluster".to_owned());
     }
     let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
     if !entries.is_empty() {
         let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
         if said.is_empty() {
-            return Err("nobody, by its entry".to_owned());
+            return Err("nobody: its `to` is empty".to_owned());
         }
         return Ok(said);
     }
@@ -67,7 +67,7 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     }
     match audiences.is_empty() {
         true if snapshot.exposure.exposes_all() => {
-            Err("nobody, as only its namespace sees it".to_owned())
+            Err("nobody: it is visible only in its namespace".to_owned())
         }
         true => Err("nobody".to_owned()),
         false => Ok(audiences),
@@ -132,7 +132,14 @@ impl<'a> AnonymousAccess<'a> {
         let ports = join(ports.filter(|port| self.is_open(host, **port)), ", ");
         if !ports.is_empty() {
             let istio = self.istio.iter();
-            lines.extend(istio.map(|listener| line(listener, &ports, "sni of Istio's form")));
+            lines.extend(istio.map(|listener| {
+                line(
+                    listener,
+                    &ports,
+                    "server name in Istio's \
+                                                                      format",
+                )
+            }));
         }
         lines
     }

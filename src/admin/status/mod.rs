@@ -61,8 +61,8 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
             "there is no mesh yet; see `strait status`\n".to_owned()
         } else {
             format!(
-                "the mesh has no service {wanted:?}; write its name, its hostname, NAMESPACE/ and \
-                 either, or another name of it\n"
+                "unknown service {wanted:?}; write a name, a hostname, NAMESPACE/ and either, or \
+                 an alias\n"
             )
         };
         return (StatusCode::NOT_FOUND, text).into_response();
@@ -73,7 +73,7 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
             text::page(&page, wanted.is_some(), parameters.color.is_some()).into_response()
         }
         Some(other) => {
-            let text = format!("format is {other:?}; write `text` or `json`\n");
+            let text = format!("invalid format {other:?}; write `text` or `json`\n");
             (StatusCode::BAD_REQUEST, text).into_response()
         }
     }

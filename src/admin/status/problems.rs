@@ -57,7 +57,9 @@ fn of_inputs(page: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     let stream = &page["source"]["stream"];
     if stream["connected"] == false {
-        let why = stream["why"].as_str().unwrap_or("no stream was tried yet");
+        let why = stream["why"]
+            .as_str()
+            .unwrap_or("no stream was attempted yet");
         problems.push(format!("no stream to the control plane: {why}"));
     }
     problems.extend(stream["fromDisk"].as_str().map(ToOwned::to_owned));

@@ -77,7 +77,7 @@ fn service() -> Value {
         "exposedTo": ["cluster west on port 80", "cluster north"],
         "endpoints": [
             endpoint("a", Some("10.0.0.1:15008"), None),
-            endpoint("long-uid", None, Some("it is unhealthy")),
+            endpoint("long-uid", None, Some("unhealthy")),
         ],
         "more": 4,
     })
@@ -244,7 +244,7 @@ cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workl
   1 of 2 workloads used
   PORT  WORKLOAD  ADDRESS         WEIGHT  TUNNELS  STATE
   80    a         10.0.0.1:15008  1       1        used
-  80    long-uid  -               1       0        not used: it is unhealthy
+  80    long-uid  -               1       0        not used: unhealthy
   and 4 more; see all by --all
 ";
     assert_eq!(text, want);
@@ -360,10 +360,10 @@ fn exposure_says_to_whom_and_by_which_rule() {
         said(entry(to), &[("echo.app", 81)]),
         [
             "cluster west, namespace a or b, account a/x on port 80",
-            "anyone of the trust set on port 80"
+            "every peer of the trust set on port 80"
         ]
     );
-    assert_eq!(said(entry(vec![]), &[]), ["nobody, by its entry"]);
+    assert_eq!(said(entry(vec![]), &[]), ["nobody: its `to` is empty"]);
     let mut of_other = ExposureTable::new(true);
     let entry = Exposure {
         namespace: Some("other".into()),
@@ -376,6 +376,6 @@ fn exposure_says_to_whom_and_by_which_rule() {
     of_other.add_entry("echo.app", &entry, []);
     assert_eq!(
         said(of_other, &[]),
-        ["nobody, as `exposure` names the service of namespace other"]
+        ["nobody: `exposure` selects the service of namespace other"]
     );
 }

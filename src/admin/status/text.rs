@@ -290,8 +290,8 @@ fn inputs(text: &mut Text, page: &Value, now: SystemTime) {
         let result = |row: &Value| {
             let result = match (&row["error"], row["inUse"] == true) {
                 (Value::Null, _) => "in use",
-                (_, true) => "in use but for a part, see Problems",
-                (_, false) => "refused, see Problems; what was read before is in use",
+                (_, true) => "in use except for a part, see Problems",
+                (_, false) => "rejected, see Problems; the previous state is in use",
             };
             result.to_owned()
         };

@@ -130,7 +130,7 @@ fn decimal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let text = String::deserialize(from)?;
     match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         true => Ok(text),
-        false => Err(D::Error::custom(format!("no decimal number: {text}"))),
+        false => Err(D::Error::custom(format!("not a decimal number: {text}"))),
     }
 }
 

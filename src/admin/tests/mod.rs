@@ -424,7 +424,7 @@ async fn the_status_has_all_services_or_one_and_refuses_what_it_does_not_know() 
     }
     let (status, text) = page("?service=other/echo").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(text.contains("no service \"other/echo\""), "{text}");
+    assert!(text.contains("unknown service \"other/echo\""), "{text}");
     assert_eq!(page("?format=xml").await.0, StatusCode::BAD_REQUEST);
     let (_, json) = page("?format=json&service=echo").await;
     let json: Value = serde_json::from_str(&json).expect("JSON");
@@ -466,7 +466,7 @@ async fn a_denied_address_and_a_namesake_are_said_to_be_so() {
         "{text}"
     );
     assert!(
-        text.contains("not used: the service of namespace app answers to this"),
+        text.contains("not used: the hostname belongs to the service of namespace app"),
         "{text}"
     );
     assert!(text.contains("  0 of 1 workload used"), "{text}");

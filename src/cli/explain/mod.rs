@@ -62,8 +62,10 @@ pub(super) fn run(args: &Args) -> ExitCode {
         |answer| match answer {
             Ok(bytes) => {
                 let answer = serde_json::from_slice(&bytes);
-                let answer =
-                    answer.context("the gateway's answer cannot be read; is it as new?")?;
+                let answer = answer.context(
+                    "cannot decode the gateway's answer; use the gateway's version \
+                                    of strait",
+                )?;
                 Ok(print_answer(&answer, args.json))
             }
             Err(why) => Ok(print_error(&why)),

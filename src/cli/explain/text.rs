@@ -30,7 +30,7 @@ pub(super) fn page(answer: &Answer) -> String {
     }
     page.field("Outcome", &answer.outcome.said);
     for other in &answer.outcome.or {
-        page.continuation(&format!("or, by the draws: {}", other.said));
+        page.continuation(&format!("or, by random choice: {}", other.said));
     }
     page.0.finish()
 }
@@ -57,7 +57,7 @@ impl Page {
             if route.route_by == "strict" || (route.route_by == "sni" && leg.from.is_none()) {
                 let what = match &*route.route_by {
                     "sni" => "the server name inside the tunnel decides where it goes (sni)",
-                    _ => "the server name inside the tunnel has to agree (strict)",
+                    _ => "the server name inside the tunnel must match the authority (strict)",
                 };
                 self.continuation(what);
             }
@@ -85,7 +85,7 @@ impl Page {
         let spill = spill.map(|spill| format!("a tier spills below {spill} ready"));
         let latency = answer
             .by_latency
-            .then(|| "the time of dials counts".to_owned());
+            .then(|| "dial latency counts as load".to_owned());
         let notes: Vec<_> = spill.into_iter().chain(latency).collect();
         self.field("Tiers", &notes.join("; "));
         self.0.table(
@@ -109,7 +109,7 @@ impl Page {
     fn endpoints(&mut self, answer: &Answer) {
         if !answer.endpoints.is_empty() {
             self.0.line("");
-            self.field("Endpoints", "and how likely each is the next pick");
+            self.field("Endpoints", "with the probability of the next pick");
             let tier = |row: &EndpointRow| {
                 let group = answer.groups.get(row.group);
                 group.map_or_else(String::new, |group| group.tier.clone())

@@ -32,7 +32,7 @@ impl Builder<'_> {
         let said = self.environment.first(&[name])?;
         let read = truth(&said.value);
         if read.is_none() {
-            let what = format!("is `{}`, and is passed over", shown(&said.value));
+            let what = format!("is `{}`, and is ignored", shown(&said.value));
             self.report(&said, |report| {
                 report.warning(Position::Line(0), what, "`true` or `false`")
             });
@@ -45,7 +45,7 @@ impl Builder<'_> {
         let said = self.environment.first(&["LOG_FORMAT"])?;
         let is = |word| said.value.eq_ignore_ascii_case(word);
         if !is("json") && !is("text") && !is("plain") {
-            let what = format!("is `{}`, and is passed over", shown(&said.value));
+            let what = format!("is `{}`, and is ignored", shown(&said.value));
             self.report(&said, |report| {
                 report.warning(Position::Line(0), what, "`json` or `text`")
             });

@@ -53,7 +53,7 @@ const END: Duration = Duration::from_secs(5);
 const UNHEARD: [(&str, &str); 2] = [
     (
         "PROV_CERT",
-        "istiod is shown a token only, that of AUTH_TOKEN",
+        "istiod receives only a token, that of AUTH_TOKEN",
     ),
     (
         "COMPLIANCE_POLICY",

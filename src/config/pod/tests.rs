@@ -212,12 +212,12 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
         (
             ("TRUST_DOMAINS", "*"),
             "TRUST_DOMAINS: error: `trust.domains[].name` is `*`, and a pattern would trust \
-             domains that nobody named; write each trust domain by its name",
+             domains that are not listed; write each trust domain by its name",
         ),
         (
             ("XDS_HEADER_Authorization", "x"),
             "XDS_HEADER_Authorization: error: `discovery.headers[]` has `Authorization`, which \
-             cannot be sent; write the name of a header of your own, such as `x-tenant`",
+             cannot be sent; write the name of a custom header, such as `x-tenant`",
         ),
         (
             ("SKIP_VALIDATE_TRUST_DOMAIN", "true"),
@@ -235,8 +235,7 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
 fn a_word_that_means_nothing_is_warned_of_once_and_booleans_have_one_rule() {
     for name in ["FILE_MOUNTED_CERTS", "IPV6_ENABLED"] {
         let warned = findings(&[(name, "maybe")], "");
-        let want =
-            format!("{name}: warning: is `maybe`, and is passed over; write `true` or `false`");
+        let want = format!("{name}: warning: is `maybe`, and is ignored; write `true` or `false`");
         assert_eq!(warned, want);
     }
     for no in ["false", "False", "0", "no"] {
@@ -252,7 +251,7 @@ fn a_word_that_means_nothing_is_warned_of_once_and_booleans_have_one_rule() {
     let format = findings(&[("LOG_FORMAT", "xml")], "");
     assert_eq!(
         format,
-        "LOG_FORMAT: warning: is `xml`, and is passed over; write `json` or `text`"
+        "LOG_FORMAT: warning: is `xml`, and is ignored; write `json` or `text`"
     );
 }
 
@@ -439,8 +438,8 @@ fn headers_are_not_printed() {
     let said = findings(&[wrong[0].0], "");
     assert_eq!(
         said,
-        "XDS_HEADER_X-Key: error: `discovery.headers[]` has a value that is not shown here; write \
-         the value of a header, in printable ASCII"
+        "XDS_HEADER_X-Key: error: `discovery.headers[]` has an invalid value, which is not shown \
+         here; write the value of a header, in printable ASCII"
     );
 }
 

@@ -111,7 +111,7 @@ impl ClientHelloReader {
         while !rest.is_empty() {
             let read = self.acceptor.read_tls(&mut rest);
             if !matches!(read, Ok(1..)) {
-                let what = "more than a TLS library keeps of a hello";
+                let what = "the ClientHello exceeds the buffer of the TLS library";
                 return Err(ClientHelloError::new(HandshakeRefusal::Other, &what));
             }
             match self.acceptor.accept() {

@@ -225,7 +225,7 @@ async fn establish(
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     if let Some(category) = balance::draw_drop_category(permit.route()) {
         record.set_detail(format!(
-            "the control plane refuses a part of all: {category:?}"
+            "dropped by drop_overloads of the control plane: {category:?}"
         ));
         return Err(Reason::DropOverload);
     }

@@ -129,7 +129,7 @@ async fn read(tunnel: &mut Tunnel) -> Result<Option<Box<str>>, (Reason, String)>
         let received = tunnel.receive().await;
         let received = received.map_err(|reason| (reason, String::new()))?;
         let Some(mut bytes) = received else {
-            let what = "the peer has ended its side before a ClientHello";
+            let what = "the peer closed its side before a ClientHello";
             return Err((Reason::NoClientHello, what.to_owned()));
         };
         let now = bytes.split_to(bytes.len().min(reader.remaining()));

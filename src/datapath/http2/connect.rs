@@ -201,10 +201,11 @@ impl<S: AsyncRead + BufferedWrite> Server<'_, S> {
                 event = event => match event {
                     ConnectionEvent::CreditExhausted => {
                         self.gateway.metrics.connection_exhausted();
-                        self.log_end(&"more frames than its tunnels account for");
+                        self.log_end(&"frame credit exhausted: more frames than its tunnels \
+                                       account for");
                         return self.shut_down(connection, h2::Reason::ENHANCE_YOUR_CALM).await;
                     }
-                    ConnectionEvent::PeerDead => return self.log_end(&"no answer to PING"),
+                    ConnectionEvent::PeerDead => return self.log_end(&"PING not acknowledged"),
                     ConnectionEvent::FirstConnectTimeout if used => {}
                     ConnectionEvent::FirstConnectTimeout | ConnectionEvent::Closed => {
                         return self.shut_down(connection, h2::Reason::NO_ERROR).await;

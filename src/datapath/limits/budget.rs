@@ -172,7 +172,7 @@ impl BufferBudget {
                 let (held, limit) = (self.held(), self.limit());
                 warn!(
                     held,
-                    limit, reset, "buffers are full: new tunnels are refused"
+                    limit, reset, "buffer budget exceeded; new tunnels are rejected"
                 );
                 rounds += 1;
             }

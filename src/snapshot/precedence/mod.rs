@@ -58,27 +58,25 @@ pub struct Collision {
 #[derive(Clone, Debug, Display, PartialEq, Eq)]
 enum DecidingRule {
     /// An entry of `exposure.services` sets the namespace.
-    #[display("`exposure.services` means the service of namespace {_0}")]
+    #[display("`exposure.services` selects the service of namespace {_0}")]
     Namespace(String),
     /// An entry of `exposure.services` names the service.
-    #[display("`exposure.services` has an entry for it")]
+    #[display("it has an entry in `exposure.services`")]
     Entry,
     /// A configured name takes precedence over a hostname.
-    #[display("the configuration gives the name to a service")]
+    #[display("the name is configured in `names` or `exposure.services`")]
     Configured,
-    #[display("it is canonical")]
+    #[display("it is the canonical service")]
     Canonical,
     /// The hostname, or another one of its family, belongs to this namespace.
-    #[display("the name belongs to namespace {_0}")]
+    #[display("namespace {_0} owns the name")]
     Owner(String),
-    #[display("its claim is the first one")]
+    #[display("it has the oldest claim")]
     First,
     /// No rule decides about the hostname.
-    #[display("no rule prefers one; write `namespace` into its entry of `exposure.services`")]
+    #[display("no rule decides; set `namespace` in its entry of `exposure.services`")]
     Hostname,
-    #[display(
-        "no rule prefers one; write an entry of `exposure.services` for the one that is meant"
-    )]
+    #[display("no rule decides; add an entry to `exposure.services` for the intended service")]
     Vip,
 }
 
@@ -347,7 +345,7 @@ impl fmt::Display for Collision {
         }
         match &self.winner {
             Some(winner) => write!(f, ", and {winner} answers: {}", self.rule),
-            None => write!(f, ", of which none answers: {}", self.rule),
+            None => write!(f, ", and none answers: {}", self.rule),
         }
     }
 }

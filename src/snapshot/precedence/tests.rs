@@ -132,8 +132,8 @@ fn nobody_but_its_owner_takes_a_name_of_a_family() {
     let said = snapshot.collision("echo.app.mesh.internal");
     assert_eq!(
         said.expect("a collision").to_string(),
-        "echo.app.mesh.internal is claimed by a/echo.app.mesh.internal, of which none answers: \
-         the name belongs to namespace app"
+        "echo.app.mesh.internal is claimed by a/echo.app.mesh.internal, and none answers: \
+         namespace app owns the name"
     );
     let called = snapshot.service_by_name("echo.app.mesh.internal");
     assert_eq!(called.map(|of| &*of.namespace), Some("app"));
@@ -150,7 +150,7 @@ fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
     let both = next(&configured(&[]), &[own, other]);
     assert_eq!(by_vip(&both), None, "nothing decides");
     let said = both.vip_collision(VIP).expect("a collision").to_string();
-    assert!(said.ends_with("write an entry of `exposure.services` for the one that is meant"));
+    assert!(said.ends_with("add an entry to `exposure.services` for the intended service"));
     let first = next(&configured(&[]), &[own]);
     let second = next(&first, &[own, other]);
     assert_eq!(by_vip(&second), host(own));
@@ -172,8 +172,8 @@ fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
     assert_eq!(by_vip(&exposed), host(own));
     assert_eq!(
         exposed.vip_collision(VIP).expect("a collision").to_string(),
-        "240.0.0.1 is claimed by a/a.a.svc.cluster.local, and z/echo.z.svc.cluster.local \
-         answers: `exposure.services` has an entry for it"
+        "240.0.0.1 is claimed by a/a.a.svc.cluster.local, and z/echo.z.svc.cluster.local answers: \
+         it has an entry in `exposure.services`"
     );
     // Another service with the same hostname is a new claim.
     let moved = next(&second, &["y/echo.z.svc.cluster.local", other]);

@@ -39,29 +39,29 @@ const DIAL_BUCKETS: [f64; 14] = [
 ];
 
 const HANDSHAKES_REFUSED: &str = "Connections refused before a byte of HTTP/2, by reason";
-const DIAL_SECONDS: &str = "Time of the dials that reached their endpoint";
-const EJECTIONS: &str = "Endpoints left out for a while because dials of them failed";
-const ACCEPT_PAUSES: &str =
-    "Pauses of 100 ms in which nothing was accepted for want of descriptors";
-const SHED: &str = "Connections turned away before their handshake, by limit";
-const EXHAUSTED: &str = "Connections ended for frames that carry nothing (ENHANCE_YOUR_CALM)";
-const BUFFERED: &str = "Bytes of all tunnels that are held for slow readers";
-const BUFFERED_MAX: &str = "How many may be held: past it tunnels are refused and reset";
-const MEMORY_USED: &str = "Memory that admission takes as used, without the page cache";
-const MEMORY_LIMIT: &str = "Memory that this process may use, by its cgroup or the machine";
-const POLICIES: &str = "Tunnels that authorization policies refuse, by what came of it";
-const RELOADS: &str = "Reads of a source that has changed, by result";
-const CERTIFICATE_FETCHES: &str = "Certificates asked for and told of, by result";
-const CERTIFICATE_EXPIRY: &str = "When the first certificate of a kind ends, in seconds since 1970";
-const CERTIFICATE_FAILING: &str = "Whether the last try to get a new certificate failed";
+const DIAL_SECONDS: &str = "Duration of successful dials";
+const EJECTIONS: &str = "Endpoints ejected because dials failed";
+const ACCEPT_PAUSES: &str = "Pauses of 100 ms in accepting because no descriptor was free";
+const SHED: &str = "Connections closed before their handshake, by limit";
+const EXHAUSTED: &str = "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
+const BUFFERED: &str = "Bytes buffered for slow readers, of all tunnels";
+const BUFFERED_MAX: &str = "Limit of buffered bytes; above it tunnels are rejected and reset";
+const MEMORY_USED: &str = "Memory in use without the page cache, which admission compares with the \
+                           limit";
+const MEMORY_LIMIT: &str = "Memory limit of this process, from its cgroup or the machine";
+const POLICIES: &str = "Refusals of tunnels by authorization policies, by outcome";
+const RELOADS: &str = "Reads of changed sources, by result";
+const CERTIFICATE_FETCHES: &str = "Certificate requests and updates, by result";
+const CERTIFICATE_EXPIRY: &str = "Expiry time of the first certificate of each kind (Unix time)";
+const CERTIFICATE_FAILING: &str = "Whether the last attempt to get a new certificate failed";
 const CONNECTIONS_UNTRUSTED: &str =
-    "Open connections whose peer's certificate was not trusted any more, by reason";
+    "Open connections whose peer's certificate lost trust, by reason";
 const CRLS: &str = "Certificate revocation lists in force, by state";
 const BAGGAGE_MISMATCHES: &str =
     "CONNECTs whose baggage names another cluster than the peer's, by the peer's cluster";
 const VALIDATION_SKIPPED: &str = "Whether peers of any trust domain are accepted";
-const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
-const ACCESS_SUPPRESSED: &str = "Lines about refusals that the limits of the access log left out";
+const LOG_LINES_DROPPED: &str = "Log lines lost because the writer could not keep up";
+const ACCESS_SUPPRESSED: &str = "Access log lines about refusals that rate limits suppressed";
 const TUNNELS: &str = "Tunnels ended, by reason and by the cluster of the peer";
 
 /// Label set of one or two labels from closed lists.
@@ -176,10 +176,10 @@ impl Metrics {
             tcp,
             xds,
             tunnels: metric(r, "strait_tunnels", TUNNELS),
-            tunnels_open: metric(r, "strait_tunnels_open", "Tunnels now open"),
+            tunnels_open: metric(r, "strait_tunnels_open", "Open tunnels"),
             handshakes_refused: metric(r, "strait_handshakes_refused", HANDSHAKES_REFUSED),
             connections: metric(r, "strait_connections", "Connections accepted"),
-            connections_open: metric(r, "strait_connections_open", "Connections now open"),
+            connections_open: metric(r, "strait_connections_open", "Open connections"),
             accept_errors: metric(r, "strait_accept_errors", "Failed accepts, by kind"),
             dials: metric(r, "strait_dials", "Dials of one endpoint, by result"),
             dial_seconds: register(r, "strait_dial_seconds", DIAL_SECONDS, seconds),
@@ -525,7 +525,7 @@ fn build_info(registry: &mut Registry) {
     let build = Family::<Labels<2>, Gauge>::default();
     let labels = [("component", "strait"), ("tag", env!("CARGO_PKG_VERSION"))];
     build.get_or_create(&labels).set(1);
-    registry.register("istio_build", "The version that runs", build);
+    registry.register("istio_build", "Version of the running gateway", build);
 }
 
 fn reload_labels(what: ReloadSource, ok: bool) -> Labels<2> {

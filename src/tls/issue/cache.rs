@@ -104,7 +104,7 @@ impl Cache {
         ensure!(
             saved.authority.is_subset(&root_digests(&self.roots)?),
             "`identity.cache`: {} was issued by an authority below a root that `identity.roots` \
-             does not have any more",
+             no longer contains",
             path.display()
         );
         Ok(Some(material))
@@ -174,8 +174,8 @@ fn check_private(path: &Path, metadata: &Metadata) -> anyhow::Result<()> {
         return Ok(());
     };
     bail!(
-        "`identity.cache`: {} is open to others: {why}; make it a directory of this user with \
-         mode 0700, or name one that does not exist",
+        "`identity.cache`: {} is accessible to other users: {why}; use a directory of this \
+         user with mode 0700, or a path that does not exist",
         path.display()
     );
 }
@@ -348,7 +348,7 @@ mod tests {
         let fixture = Fixture::new();
         let cache = fixture.stored();
         let why = refused(&cache, SystemTime::now() + 2 * DAY);
-        assert!(why.contains("the certificate has ended"), "{why}");
+        assert!(why.contains("the certificate expired"), "{why}");
         assert!(!cache.directory.join(FILE).exists());
         assert!(cache.load(SystemTime::now()).unwrap().is_none());
     }
@@ -361,14 +361,14 @@ mod tests {
             id: ID.replace("eastwest", "other"),
             ..stored.clone()
         };
-        assert!(refused(&other, SystemTime::now()).contains("other, which was asked for"));
+        assert!(refused(&other, SystemTime::now()).contains("other: the authority signs"));
         let next = Authority::new().unwrap().root_pem();
         let with_roots = |roots: &str| Cache {
             roots: Roots::Pem(roots.to_owned()),
             ..stored.clone()
         };
         let why = refused(&with_roots(&next), SystemTime::now());
-        assert!(why.contains("does not have any more"), "{why}");
+        assert!(why.contains("no longer contains"), "{why}");
         let both = with_roots(&(next + &fixture.root));
         assert!(both.load(SystemTime::now()).unwrap().is_some());
         let absent = Cache {
@@ -404,7 +404,7 @@ mod tests {
         for (text, why) in [
             (good[..good.len() / 2].to_owned(), "cannot be read: EOF"),
             (good.replace("\"format\":1", "\"format\":2"), "format 2"),
-            (good.replace(&own, &other), "does not fit the certificate"),
+            (good.replace(&own, &other), "does not match the certificate"),
         ] {
             fs::write(&file, text).unwrap();
             let said = refused(&cache, SystemTime::now());

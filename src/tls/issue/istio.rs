@@ -96,7 +96,7 @@ impl IstioAuthority {
         let cache = self.cache.clone()?;
         let load = spawn_blocking(move || cache.load(SystemTime::now()));
         let Ok(loaded) = timeout(DEADLINE, load).await else {
-            warn!("the certificate on disk was not read in time");
+            warn!("reading the certificate on disk timed out");
             return None;
         };
         loaded.ok()
@@ -111,7 +111,7 @@ impl IstioAuthority {
         let material = Arc::clone(material);
         spawn_blocking(move || {
             if let Err(why) = cache.store(&material) {
-                warn!(%why, "the certificate is not kept for a restart");
+                warn!(%why, "cannot store the certificate on disk");
             }
         });
     }
@@ -127,7 +127,7 @@ impl IstioAuthority {
 
     async fn create_certificate(&self) -> anyhow::Result<IdentityMaterial> {
         let (key, csr) = signing_request(&self.id)
-            .map_err(|error| anyhow!("no request for a certificate could be made: {error}"))?;
+            .map_err(|error| anyhow!("cannot create a certificate request: {error}"))?;
         let channel = channel::connect(&self.plane, GoAwayCode::default()).await?;
         let mut service = Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         let mut call = tonic::Request::new(IstioCertificateRequest {
@@ -138,7 +138,7 @@ impl IstioAuthority {
         channel::add_credentials(&self.plane, &self.cluster, &mut call).await?;
         let refused = |status: Status| {
             let (code, message) = (status.code(), shortened(status.message()));
-            anyhow!("the authority refused: {code}: {message:?}")
+            anyhow!("the authority refused the request: {code}: {message:?}")
         };
         let path = PathAndQuery::from_static(METHOD);
         let unready = |error| refused(Status::unknown(format!("Service was not ready: {error}")));
@@ -285,11 +285,11 @@ mod tests {
             (vec![part(0)], "the answer has 1 parts"),
             (
                 vec![part(0), String::new()],
-                "the answer's roots: holds no certificate",
+                "the answer's roots: contains no certificate",
             ),
             (
                 vec![String::new(), part(2)],
-                "the answer: holds no certificate",
+                "the answer: contains no certificate",
             ),
             (
                 vec![part(0), "-----BEGIN CERTIFICATE-----\n".into()],
@@ -297,7 +297,7 @@ mod tests {
             ),
             (
                 vec![part(1), part(2)],
-                "is no workload certificate (ca_as_leaf)",
+                "not a workload certificate (ca_as_leaf)",
             ),
             (many, "more than 16 certificates in its chain"),
             (
@@ -306,14 +306,14 @@ mod tests {
             ),
             (fixture.signed_for(OTHER, |_| {}), OTHER),
             (fixture.signed_for("https://a/b", |_| {}), "(bad_spiffe_id)"),
-            (other_key.signed(|_| {}), "does not fit the certificate"),
+            (other_key.signed(|_| {}), "does not match the certificate"),
             (
                 fixture.signed(|params| params.not_before += day),
-                "valid only from",
+                "is not valid before",
             ),
             (
                 fixture.signed(|params| params.not_after = params.not_before),
-                "has ended",
+                "expired at",
             ),
         ];
         for (answer, why) in cases {

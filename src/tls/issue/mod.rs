@@ -45,7 +45,7 @@ pub enum CertificateEvent {
 
 /// Expiry of a certificate, in the past.
 #[derive(Debug, Error)]
-#[error("the certificate has ended, at {0}; is this host's clock fast?")]
+#[error("the certificate expired at {0}; check this host's clock")]
 struct Expired(humantime::Timestamp);
 
 fn shortened(text: &str) -> String {
@@ -67,10 +67,9 @@ fn require_identity(material: &IdentityMaterial, requested: &str) -> anyhow::Res
     let issued = &*material.identity.uri;
     ensure!(
         issued == requested,
-        "the certificate is for {issued:?} and not for {requested}, which was asked for: the \
-         authority \
-         signs for whom the token belongs to; write that trust domain, namespace and service \
-         account under `identity`"
+        "the certificate is for {issued:?}, requested {requested}: the authority signs for the \
+         identity of the token; write that trust domain, namespace and service account under \
+         `identity`"
     );
     Ok(())
 }
@@ -102,7 +101,7 @@ fn material_from_answer(
     let (start, end) = (material.not_before, material.identity.not_after);
     ensure!(
         now >= start,
-        "the certificate is valid only from {} on; is this host's clock slow?",
+        "the certificate is not valid before {}; check this host's clock",
         humantime::Timestamp::from(start)
     );
     ensure!(now < end, Expired(end.into()));

@@ -103,7 +103,7 @@ fn agent_error(error: WorkloadApiError) -> anyhow::Error {
 }
 
 fn no_identity(why: &str) -> anyhow::Error {
-    anyhow!("the Workload API gives this workload no identity ({why}); register one for it")
+    anyhow!("the Workload API has no identity for this workload ({why}); register one")
 }
 
 /// Converts the context's first identity, which is the default for this workload, and the

@@ -521,7 +521,7 @@ impl ServerCertVerifier for ServerVerifier {
         let is_expected = |expected: &HashSet<Box<str>>| expected.contains(&*identity.uri);
         if !self.expected.as_ref().is_none_or(is_expected) {
             let detail = format!(
-                "{} is not who was expected",
+                "{} is not an expected identity",
                 escape_for_display(&identity.uri)
             );
             return Err(refusal_error_with(

@@ -101,7 +101,7 @@ fn a_domain_outside_the_set_is_named_for_people() {
     assert!(escape_for_display(&"a\n".repeat(1000)).starts_with("a\\n"));
     assert!(escape_for_display(&"a".repeat(1000)).len() <= DISPLAY_CHARS_MAX);
     let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
-    assert!(explain_error(&unknown).contains("no root"));
+    assert!(explain_error(&unknown).contains("not lead to a root"));
 }
 
 #[test]

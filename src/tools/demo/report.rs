@@ -73,7 +73,7 @@ impl Report {
             println!("{all}");
         } else if error.is_none() {
             println!(
-                "all of it held, in {:.1} s",
+                "all steps passed in {:.1} s",
                 self.started.elapsed().as_secs_f64()
             );
         }

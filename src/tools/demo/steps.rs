@@ -17,7 +17,7 @@ use super::world::{DemoEnvironment, ECHO, SMALL, UNEXPOSED};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  strait demo\n  strait demo --json | jq .steps\n  \
-                        strait demo --keep       then poke at it with the commands that it prints"
+                  strait demo --keep       then try the commands that it prints"
 )]
 pub struct Args {
     /// Print one JSON object with every step and its figures instead of text.
@@ -215,7 +215,7 @@ async fn check_untrusted_peer(world: &DemoEnvironment, report: &mut Report) -> a
     );
     ensure!(
         refused.is_some(),
-        "a peer of an unknown trust domain was let in"
+        "a peer of an unknown trust domain was admitted"
     );
     ensure!(counted >= 1.0, "the refusal was not counted");
     Ok(())
@@ -237,7 +237,7 @@ async fn check_unexposed_service(caller: &DemoClient, report: &mut Report) -> an
     );
     ensure!(
         status == unknown,
-        "the answer tells that {UNEXPOSED} exists"
+        "the status reveals that {UNEXPOSED} exists"
     );
     Ok(())
 }

@@ -35,16 +35,16 @@ struct ConnectionTask(JoinHandle<Result<(), h2::Error>>);
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// TCP or TLS failed, including a TLS alert from the server.
-    #[error("no connection: {0}")]
+    #[error("connection failed: {0}")]
     Io(#[from] io::Error),
     /// HTTP/2 failed, or the server reset the stream.
-    #[error("no tunnel: {0}")]
+    #[error("tunnel failed: {0}")]
     Http2(#[from] h2::Error),
     /// The server answered with a status other than 200.
-    #[error("no tunnel: the answer is {0}")]
+    #[error("tunnel rejected: status {0}")]
     Status(StatusCode),
     /// The authority cannot be encoded in HTTP.
-    #[error("no tunnel: {0}")]
+    #[error("tunnel failed: {0}")]
     Authority(#[from] http::Error),
 }
 

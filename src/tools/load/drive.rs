@@ -194,7 +194,7 @@ async fn run_slots(
     let interrupted = stop.was_signalled;
     let missed = run.pace.end();
     if !interrupted {
-        let kind = "due, but no stream was free to begin it; use more --streams or a lower --rate";
+        let kind = "not started, no free stream; use more --streams or a lower --rate";
         run.tally.count_failures(missed as u64, kind.to_owned());
     }
     // Operations under way have their own deadlines. A second signal does not wait for them.

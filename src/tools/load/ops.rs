@@ -77,7 +77,7 @@ pub(super) async fn exchange(run: &RunState, tunnel: &mut LoadStream) -> anyhow:
             };
             add(&run.tally.received, bytes.len() as u64);
             if request.get(echoed..echoed + bytes.len()) != Some(&bytes) {
-                return Poll::Ready(Err(anyhow!("other bytes came back than were sent")));
+                return Poll::Ready(Err(anyhow!("echo differs from the request")));
             }
             echoed += bytes.len();
         }
@@ -121,7 +121,7 @@ async fn download(run: &RunState, tunnel: &mut LoadStream) -> anyhow::Result<()>
     }
     ensure!(
         received == wanted,
-        "the tunnel ended after other bytes than the source was asked for"
+        "the tunnel ended after a different number of bytes than requested"
     );
     tunnel.shutdown().await?;
     Ok(())

@@ -93,7 +93,7 @@ async fn down(run: &RunState, tunnel: &mut LoadStream, watchdog: &mut DeadlineGu
     loop {
         match watchdog.guard(tunnel.chunk()).await? {
             Some(bytes) => add(&run.tally.received, bytes.len() as u64),
-            None => bail!("the tunnel ended; is a source behind it?"),
+            None => bail!("the tunnel ended early; check that its endpoint is a source"),
         }
     }
 }
@@ -143,7 +143,7 @@ async fn idle(run: &RunState, tunnel: &mut LoadStream) -> UntilError {
         ops::exchange(run, tunnel).await?;
     }
     match tunnel.chunk().await? {
-        Some(_) => bail!("bytes came on an idle tunnel"),
+        Some(_) => bail!("bytes received on an idle tunnel"),
         None => bail!("the tunnel ended"),
     }
 }

@@ -239,7 +239,7 @@ fn client_hello(name: &String) -> anyhow::Result<Bytes> {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"istio".to_vec()];
     let host = name.clone().try_into();
-    let host = host.with_context(|| format!("`{name}` is no server name; write --sni HOST"))?;
+    let host = host.with_context(|| format!("invalid server name `{name}`; write --sni HOST"))?;
     let mut bytes = Vec::new();
     ClientConnection::new(Arc::new(config), host)?.write_tls(&mut bytes)?;
     Ok(bytes.into())
@@ -263,8 +263,8 @@ impl Connection {
         let most = self.client.max_tunnels();
         ensure!(
             streams <= most,
-            "the server allows {most} streams of a connection, and {streams} are asked for; \
-             write fewer --streams and more --connections"
+            "too many streams per connection: {streams}, the server allows {most}; use fewer \
+             --streams and more --connections"
         );
         Ok(())
     }

@@ -149,7 +149,7 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
         return Err("it is too short".to_owned());
     };
     if *magic != MAGIC {
-        return Err("it is not a file of Strait's".to_owned());
+        return Err("it is not a state file of Strait".to_owned());
     }
     let Some((format, rest)) = rest.split_first_chunk() else {
         return Err("it is too short".to_owned());
@@ -173,7 +173,7 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
         return Err("it is too short".to_owned());
     };
     if digest(&SHA256, summed).as_ref() != sum {
-        return Err("it is damaged: its checksum is another".to_owned());
+        return Err("it is damaged: the checksum differs".to_owned());
     }
     payload(bytes.slice_ref(&summed[HEAD_BYTES..]))
 }

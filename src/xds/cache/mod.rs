@@ -129,7 +129,7 @@ impl Recorder {
         }
         let file = path.display();
         if held == 0 && total > 0 {
-            warn!(%file, total, "nothing of the cached state can be used, and it is ignored");
+            warn!(%file, total, "no part of the cached state is usable; it is ignored");
             return;
         }
         if let Some(kept) = &self.kept {

@@ -260,7 +260,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
         let mut bytes = good.clone();
         bytes[at] ^= 1;
         let want = match at {
-            0..8 => "it is not a file of Strait's",
+            0..8 => "it is not a state file of Strait",
             8..12 => "this build reads 1",
             12..20 => "after its head",
             _ => "it is damaged",

@@ -221,7 +221,7 @@ impl TypeState {
         };
         if resource.body_type != type_url {
             let other = truncate(&resource.body_type, TYPE_BYTES_MAX);
-            return Err(format!("its body is of the type {other:?}"));
+            return Err(format!("body: type {other:?}, want {type_url}"));
         }
         let body = if resources.uses_bodies(type_url) {
             body
@@ -436,9 +436,12 @@ fn contradictions(response: &Response) -> BTreeMap<&str, (&str, &'static str)> {
             continue;
         }
         if removed.contains(&**name) {
-            found.insert(&**name, (&**version, "it is both sent and removed"));
+            found.insert(
+                &**name,
+                (&**version, "both sent and removed in one response"),
+            );
         } else if !seen.insert(&**name) {
-            found.insert(&**name, (&**version, "it is sent twice"));
+            found.insert(&**name, (&**version, "sent twice in one response"));
         }
     }
     found

@@ -110,7 +110,7 @@ impl Client {
                 (Cow::Borrowed(known.subscription.type_url), error)
             }
             None => {
-                let error = "we did not subscribe to this type".to_owned();
+                let error = "no subscription to this type".to_owned();
                 (Cow::Owned(response.type_url), Some(error))
             }
         };

@@ -125,11 +125,11 @@ impl NackBuilder {
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     match name {
         "" => Err("it has no name".to_owned()),
-        super::messages::WILDCARD => Err("this name stands for all resources".to_owned()),
+        super::messages::WILDCARD => Err("the name `*` is reserved".to_owned()),
         name if name.len() > NAME_BYTES_MAX => {
             let bytes = name.len();
             Err(format!(
-                "its name has {bytes} bytes, and at most {NAME_BYTES_MAX} are taken"
+                "name: {bytes} bytes, want at most {NAME_BYTES_MAX}"
             ))
         }
         _ => Ok(()),

@@ -168,10 +168,10 @@ impl Dns {
         // Only the first of consecutive failures is logged: an unreachable server fails all
         // names repeatedly.
         if let Some(why) = outcome.error.filter(|_| is_new) {
-            warn!(%name, %why, "a hostname cannot be looked up; what is known of it stays");
+            warn!(%name, %why, "hostname lookup failed; the last known addresses stay");
         }
         if let Some(addresses) = outcome.new_addresses {
-            info!(%name, ?addresses, "a hostname has other addresses");
+            info!(%name, ?addresses, "hostname addresses changed");
             self.publisher.update(Change {
                 answers: vec![(Arc::clone(name), addresses)],
                 ..Change::default()

@@ -181,7 +181,7 @@ impl HostState {
             }
         }
         if errors.is_empty() && families.iter().all(Vec::is_empty) {
-            errors.push("it has no address".to_owned());
+            errors.push("no address in the answer".to_owned());
         }
         let error = (!errors.is_empty()).then(|| errors.join("; "));
         self.failures = match error {
@@ -343,7 +343,7 @@ mod tests {
         let error = outcome.error.as_deref();
         assert_eq!(
             (outcome.new_addresses, error),
-            (None, Some("it has no address"))
+            (None, Some("no address in the answer"))
         );
         one.wait(60_000);
         let (outcome, next) = one.look_up([found(&[ip(2)], 5), found(&[], 5)]);

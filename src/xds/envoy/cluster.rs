@@ -60,14 +60,14 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Interner) -> Result<Clus
     if let Some(socket) = sockets.find(|socket| socket.name != RAW_BUFFER) {
         let name = shown(&socket.name);
         notes.push(format!(
-            "the transport socket {name} is not used: bytes go on as they come"
+            "transport_socket {name}: ignored, bytes are forwarded unchanged"
         ));
     }
     let by_locality = match from.load_balancing_policy {
         Some(policies) => locality_weights_of(&policies).unwrap_or_else(|| {
             notes.push(
-                "no policy of its load_balancing_policy is understood: endpoints are drawn by \
-                 weight and load, without weights of localities"
+                "load_balancing_policy: no known policy, endpoints are picked by weight and load \
+                 without locality weights"
                     .to_owned(),
             );
             false
@@ -84,7 +84,7 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Interner) -> Result<Clus
         Some(ClusterDiscoveryType::ClusterType(custom)) => {
             let name = shown(&custom.name);
             notes.push(format!(
-                "its type {name} is not understood: it has no endpoint"
+                "cluster_type {name}: unknown, the cluster has no endpoints"
             ));
             EndpointSource::Unknown
         }
@@ -96,10 +96,12 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Interner) -> Result<Clus
                 EndpointSource::Inline(own(words)?)
             }
             Ok(DiscoveryType::OriginalDst) => {
-                notes.push("its endpoints are those of each connection: it has none".to_owned());
+                notes.push(
+                    "type ORIGINAL_DST: not supported, the cluster has no endpoints".to_owned(),
+                );
                 EndpointSource::Unknown
             }
-            Err(_) => return Err(format!("cluster.type: {of} is not understood")),
+            Err(_) => return Err(format!("cluster.type: {of} is unknown")),
         },
         // STATIC is the default.
         None => EndpointSource::Inline(own(words)?),

@@ -115,7 +115,9 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
         ..Endpoints::default()
     };
     if from.weighted_priority_health {
-        read.note_unused("weighted_priority_health: all endpoints count alike".to_owned());
+        read.note_unused(
+            "weighted_priority_health: ignored, all endpoints count equally".to_owned(),
+        );
     }
     Ok(read)
 }
@@ -132,7 +134,7 @@ fn convert_drop_overload(from: DropOverload) -> Result<(Arc<str>, u32), String> 
         Ok(DenominatorType::Million) => 1,
         Err(_) => {
             return Err(format!(
-                ".drop_percentage.denominator: {} is not understood",
+                ".drop_percentage.denominator: {} is unknown",
                 of.denominator
             ));
         }
@@ -151,11 +153,11 @@ impl Endpoints {
     ) -> Result<(), String> {
         match from.lb_config {
             Some(LbConfig::LoadBalancerEndpoints(_)) => {
-                return Err(".load_balancer_endpoints: not understood, want lb_endpoints".into());
+                return Err(".load_balancer_endpoints: not supported, want lb_endpoints".into());
             }
             Some(LbConfig::LedsClusterLocalityConfig(_)) => {
                 let field = ".leds_cluster_locality_config";
-                return Err(format!("{field}: not understood, want lb_endpoints"));
+                return Err(format!("{field}: not supported, want lb_endpoints"));
             }
             None => {}
         }
@@ -228,12 +230,12 @@ impl Endpoints {
         let endpoint = match from {
             Some(HostIdentifier::Endpoint(endpoint)) => endpoint,
             Some(HostIdentifier::EndpointName(_)) => {
-                return Err(".endpoint_name: not understood, want endpoint".to_owned());
+                return Err(".endpoint_name: not supported, want endpoint".to_owned());
             }
             None => return Err(".endpoint: missing".to_owned()),
         };
         let address = endpoint.address.and_then(|address| address.address);
-        let address = address.ok_or(".endpoint.address: missing, or of a form not understood")?;
+        let address = address.ok_or(".endpoint.address: missing or unsupported")?;
         let placed = convert_address(address, metadata).at(".endpoint.address")?;
         let (place, port, protocol) = match placed {
             Ok(placed) => placed,
@@ -261,7 +263,7 @@ impl Endpoints {
             workload.own_name = Some(address.as_str().into());
         }
         if !seen.insert(address.clone()) {
-            self.note_unused(format!("{address} is there twice"));
+            self.note_unused(format!("{address}: duplicate"));
             return Ok(());
         }
         workload.template = words.share_template(Arc::unwrap_or_clone(workload.template));
@@ -302,7 +304,7 @@ fn convert_address(
             });
             at.ok_or_else(|| {
                 let id = shown(&internal.endpoint_id);
-                format!("{id} is a listener inside Envoy")
+                format!("{id}: internal listener without an original destination")
             })
         }
     })
@@ -318,13 +320,17 @@ fn convert_socket_address(
     }
     if !from.resolver_name.is_empty() {
         let resolver = shown(&from.resolver_name);
-        return Ok(Err(format!("{address} is for the resolver {resolver}")));
+        return Ok(Err(format!(
+            "{address}: custom resolver {resolver} is not supported"
+        )));
     }
     let port = match from.port_specifier {
         Some(PortSpecifier::PortValue(port)) => port,
         Some(PortSpecifier::NamedPort(name)) => {
             let name = shown(&name);
-            return Ok(Err(format!("{address} has a port by its name, {name}")));
+            return Ok(Err(format!(
+                "{address}: named port {name} is not supported"
+            )));
         }
         None => 0,
     };

@@ -233,7 +233,7 @@ impl ClusterStore {
             let (host, _) = target;
             return match self.ports_of(host).count() {
                 PORTS_MAX.. => Err(format!(
-                    "cluster.name: {} has {PORTS_MAX} ports already, and no more are taken",
+                    "cluster.name: {} has {PORTS_MAX} ports, which is the limit",
                     shown(host)
                 )),
                 _ => Ok(()),
@@ -241,7 +241,7 @@ impl ClusterStore {
         };
         match ranks.len() {
             RANKS_MAX.. if !ranks.contains(rank) => Err(format!(
-                "cluster.name: {RANKS_MAX} clusters are of this port already, and no more are taken"
+                "cluster.name: {RANKS_MAX} clusters serve this port, which is the limit"
             )),
             _ => Ok(()),
         }
@@ -258,7 +258,7 @@ impl ClusterStore {
         let all = self.endpoints - before + after;
         if all > ALL_ENDPOINTS_MAX && all > self.endpoints {
             return Err(format!(
-                "endpoints: {all} with these, and at most {ALL_ENDPOINTS_MAX} are taken"
+                "endpoints: {all} in all clusters, want at most {ALL_ENDPOINTS_MAX}"
             ));
         }
         self.endpoints = all;
@@ -317,9 +317,8 @@ impl ClusterStore {
 }
 
 /// Reason in the status for a cluster that belongs to no service.
-const NO_SERVICE_REASON: &str = "no service by its name; write one in \
-                                 `discovery.clusters`, or name the cluster `HOST:PORT` or as \
-                                 Istio does";
+const NO_SERVICE_REASON: &str = "no service for this name; add it to `discovery.clusters`, or name \
+                                 the cluster `HOST:PORT` or as Istio does";
 /// Field numbers: the assignment in a cluster, the localities in an assignment, and the
 /// endpoints in a locality.
 const LOAD_ASSIGNMENT: u32 = 33;
@@ -331,7 +330,7 @@ impl ResourceStore for ClusterStore {
         match type_url {
             CLUSTER => self.upsert_cluster(resource),
             ENDPOINT => self.upsert_assignment(resource),
-            _ => Err(format!("resources of type {type_url} are not kept here")),
+            _ => Err(format!("unsupported type {type_url}")),
         }
     }
 
@@ -405,7 +404,7 @@ fn body(resource: &Resource) -> Result<&[u8], String> {
     let body = resource.body.as_deref().unwrap_or_default();
     match body.len() {
         bytes if bytes > BODY_BYTES_MAX => Err(format!(
-            "resource: {bytes} bytes, and at most {BODY_BYTES_MAX} are taken"
+            "resource: {bytes} bytes, want at most {BODY_BYTES_MAX}"
         )),
         _ => Ok(body),
     }
@@ -426,13 +425,11 @@ fn check_limit(assignment: &[u8]) -> Result<(), String> {
         })?;
         if localities > LOCALITIES_MAX {
             return Err(format!(
-                "endpoints: at most {LOCALITIES_MAX} localities are taken"
+                "endpoints: too many localities, want at most {LOCALITIES_MAX}"
             ));
         }
         if all > ENDPOINTS_MAX {
-            return Err(format!(
-                "endpoints: at most {ENDPOINTS_MAX} of them are taken"
-            ));
+            return Err(format!("endpoints: too many, want at most {ENDPOINTS_MAX}"));
         }
         Ok(())
     })

@@ -128,9 +128,8 @@ pub(super) fn warn_of_missing_waypoints(
         let waypoints = &service.waypoints;
         if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
             let what = format!(
-                "with the hostname `{}` is behind the \
-                 waypoint `{}`, which is no service of this file: its tunnels \
-                 are refused",
+                "with the hostname `{}` is behind the waypoint `{}`, which is not a service of \
+                 this file: its tunnels are refused",
                 service.hostname,
                 service.waypoint_names()
             );

@@ -111,7 +111,7 @@ fn string_match(value: Value<'_>) -> Option<StringMatch> {
         (Some(one), None) => one,
         _ => {
             value.error(
-                "has not one way to compare",
+                "needs exactly one match type",
                 "`{Exact: shop}`, or one of `Prefix`, `Suffix` and `Presence`",
             );
             None

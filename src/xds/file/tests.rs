@@ -424,7 +424,7 @@ fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
             ),
             format!(
                 "{s}:6: error: `trust.domains[].name` is `*`, and a pattern would trust domains \
-                 that nobody named; write each trust domain by its name"
+                 that are not listed; write each trust domain by its name"
             ),
             format!(
                 "{s}:12: error: `exposure.services[].service` is `echo.app:99999`, which has a \

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::yaml::Findings;
+use crate::yaml::{Findings, Position};
 
 /// Limit of the files of all directories together. A cluster of 10,000 services may have one
 /// for each.
@@ -46,7 +46,7 @@ pub(super) fn read_each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findin
             Ok(found) => files.extend(found),
             Err(cause) => {
                 let what = format!("the directory cannot be read: {cause}");
-                findings.extend(Findings::one(path, 1, &what, "").0);
+                findings.extend(Findings::one(path, Position::Line(1), &what, "").0);
             }
         }
     }
@@ -57,7 +57,7 @@ pub(super) fn read_each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findin
         let most = BYTES_MAX >> 20;
         let what = format!("more than {FILES_MAX} files, or {most} MiB in them, are too many");
         let first = paths.first().cloned().unwrap_or_default();
-        return Findings::one(&first, 1, &what, "");
+        return Findings::one(&first, Position::Line(1), &what, "");
     }
     for file in files {
         let found = read(&file).0;
@@ -103,7 +103,7 @@ mod tests {
             std::fs::write(&file, "").expect("a file");
             let remove = |file: &Path| {
                 std::fs::remove_file(file).expect("no file");
-                Findings::one(file, 1, "it is gone", "")
+                Findings::one(file, Position::Line(1), "it is gone", "")
             };
             read_each(&[path.to_owned()], remove).has_errors()
         };

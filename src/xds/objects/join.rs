@@ -151,7 +151,8 @@ impl<'a> Joiner<'a> {
             self.warnings
                 .push(warning(place, what, "the Service without that label"));
         } else if !is_known && matches!(self.view.config.discovery, Discovery::File { .. }) {
-            let what = format!("the export of {namespace}/{service} is of no Service that we know");
+            let what =
+                format!("the export of {namespace}/{service} has no effect: no such Service");
             self.warnings.push(warning(place, what, "the name of one"));
             exporters.retain(|cluster| *cluster != own);
         }
@@ -234,11 +235,14 @@ impl<'a> Joiner<'a> {
         if let Some((cluster, slice)) = slice {
             let what = format!(
                 "the endpoints of {}/{} in cluster {cluster} are not used: neither a Service nor a \
-                 ServiceImport says its ports",
+                 ServiceImport defines its ports",
                 key.0, key.1
             );
-            self.warnings
-                .push(warning(&slice.place, what, "one of them beside it"));
+            self.warnings.push(warning(
+                &slice.place,
+                what,
+                "a Service or a ServiceImport with its ports",
+            ));
         }
     }
 

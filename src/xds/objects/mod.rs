@@ -125,7 +125,7 @@ fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
     for (_, count, first_beyond) in limited {
         kept.extend(first_beyond.map(|first| Finding {
             what: format!(
-                "{} more findings are left out, of which this is the first",
+                "{} more findings are omitted; this is the first of them",
                 count - WARNINGS_MAX
             ),
             how: String::new(),

@@ -205,7 +205,7 @@ impl<'a> AddressOwners<'a> {
                 let at = place
                     .map(|place| format!(" at {place}"))
                     .unwrap_or_default();
-                format!("namespace {namespace} lists it too{at}, and nothing proves whose it is")
+                format!("namespace {namespace} lists it too{at}, and neither has evidence for it")
             }
         };
         let what = format!("the address {ip}{others} of {namespace}/{name} is not used: {why}");
@@ -280,7 +280,7 @@ fn foreign_pod(listed: &SliceEntry<'_>) -> Option<Finding> {
     let mut foreign = backends.filter(|one| one.own_pod(namespace).is_none());
     let (of, pod): &Pod = foreign.find_map(|one| one.pod.as_ref())?;
     let what = format!(
-        "an endpoint of {namespace}/{name} names the pod {of}/{pod}, which is passed over: a slice \
+        "an endpoint of {namespace}/{name} names the pod {of}/{pod}, which is ignored: a slice \
          names pods of its own namespace only"
     );
     Some(warning(&listed.slice.place, what, "no such `targetRef`"))

@@ -72,7 +72,7 @@ impl<'a> Ports<'a> {
                     };
                     let what = format!(
                         "the port {shown} of {service} is {} here and {number} in an older export, \
-                         which holds",
+                         which takes precedence",
                         port.number
                     );
                     warnings.push(warning(place, what, "the same number in all clusters"));

@@ -48,7 +48,7 @@ fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects
         object(value, &report, objects, &mut passed_over);
     }
     for (kind, position) in passed_over {
-        report.warning(position, format!("objects of {kind} are passed over"), "");
+        report.warning(position, format!("objects of {kind} are ignored"), "");
     }
     report.into_findings()
 }

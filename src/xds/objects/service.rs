@@ -76,7 +76,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
     let kind = spec.get("type").and_then(Value::text);
     spec.finish();
     if kind == Some("ExternalName") {
-        let what = "is a Service of type ExternalName, which is passed over";
+        let what = "is a Service of type ExternalName, which is ignored";
         value.warning(what, "a Service with endpoints");
         return None;
     }
@@ -116,7 +116,7 @@ fn declared(meta: &Meta, value: Value<'_>) -> DeclaredScope {
         let known = meanings.iter().find(|(known, _)| Some(*known) == text);
         if let (Some(other), None) = (text, known) {
             value.warning(
-                format!("has the label {key} `{other}`, which means nothing"),
+                format!("has the label {key} `{other}`, which is not a known value"),
                 how,
             );
         }
@@ -132,7 +132,7 @@ fn declared(meta: &Meta, value: Value<'_>) -> DeclaredScope {
         |one: &DeclaredScope| matches!(one, DeclaredScope::Global | DeclaredScope::GlobalOnly);
     if says.contains(&DeclaredScope::Local) || is_kept {
         if says.iter().any(exported) {
-            let what = "is both exported and kept in its cluster, which holds";
+            let what = "is both exported and local; it stays local";
             value.warning(what, "one of the labels");
         }
         return DeclaredScope::Local;
@@ -158,7 +158,7 @@ fn preferences(meta: &Meta, said: Option<Value<'_>>, value: Value<'_>) -> Option
         "prefernetwork" => &[Scope::Network],
         "any" => &[],
         _ => {
-            let what = format!("has the traffic distribution `{word}`, which is taken for `Any`");
+            let what = format!("has the traffic distribution `{word}`, which is treated as `Any`");
             value.warning(
                 what,
                 "`PreferClose`, `PreferRegion`, `PreferNetwork` or `Any`",

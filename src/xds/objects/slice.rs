@@ -85,7 +85,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
         false => SERVICE_NAME,
     };
     let Some(service) = meta.label(key).filter(|name| !name.is_empty()) else {
-        let what = format!("has no label {key}, and is passed over");
+        let what = format!("has no label {key}, and is ignored");
         value.warning(what, "the name of the Service into it");
         return None;
     };

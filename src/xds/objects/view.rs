@@ -43,7 +43,10 @@ impl<'a> ObjectIndex<'a> {
         warnings: &mut Vec<Finding>,
     ) -> Self {
         let mut contradiction = |of: &Meta, first: &Meta, what: String| {
-            let what = format!("{what} is another one at {}, which holds", first.place);
+            let what = format!(
+                "{what} differs from the one at {}, which takes precedence",
+                first.place
+            );
             warnings.push(warning(&of.place, what, "it once, or the same"));
         };
         let mut view = Self {

@@ -61,7 +61,7 @@ pub(super) fn findings(view: &ObjectIndex<'_>, mesh: &Mesh) -> Vec<Finding> {
             false => "is of another namespace",
         };
         let what = format!(
-            "tunnels to {}/{} are refused: its waypoint {namespace}/{waypoint} {why}, and is no \
+            "tunnels to {}/{} are refused: its waypoint {namespace}/{waypoint} {why}, and is not a \
              Service with the label `{WAYPOINT_LABEL}`",
             service.meta.namespace, service.meta.name
         );

@@ -116,7 +116,7 @@ impl Store {
         let all = self.endpoints - self.counted(name) + new;
         if all > ENDPOINTS_MAX && all > self.endpoints {
             return Err(format!(
-                "{all} endpoints with these, and at most {ENDPOINTS_MAX} are taken"
+                "{all} endpoints with these, want at most {ENDPOINTS_MAX}"
             ));
         }
         self.endpoints = all;
@@ -163,7 +163,7 @@ impl Store {
             match parts > POLICY_PARTS_MAX {
                 true => Err(format!(
                     "authorization.rules: {parts} rules, clauses, matches and entries with these, \
-                     and at most {POLICY_PARTS_MAX} are taken"
+                     want at most {POLICY_PARTS_MAX}"
                 )),
                 false => Ok(policy),
             }
@@ -212,7 +212,7 @@ impl ResourceStore for Store {
                 self.tables.add_export(&resource.name);
                 Ok(())
             }
-            _ => Err(format!("resources of type {type_url} are not kept here")),
+            _ => Err(format!("unsupported type {type_url}")),
         }
     }
 
@@ -288,7 +288,7 @@ fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, 
     if body.len() > BODY_BYTES_MAX {
         let bytes = body.len();
         return Err(format!(
-            "resource: {bytes} bytes, and at most {BODY_BYTES_MAX} are taken"
+            "resource: {bytes} bytes, want at most {BODY_BYTES_MAX}"
         ));
     }
     T::decode(body).map_err(|error| error.to_string())

@@ -130,7 +130,7 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
     store.upsert(ADDRESS, &workload("a", "")).unwrap();
     store.endpoints = ENDPOINTS_MAX;
     let why = store.upsert(ADDRESS, &workload("b", "")).unwrap_err();
-    let want = "workload.services: 4000001 endpoints with these, and at most 4000000 are taken";
+    let want = "workload.services: 4000001 endpoints with these, want at most 4000000";
     assert_eq!(why, want);
     store.upsert(ADDRESS, &workload("a", "changed")).unwrap();
     store.remove(ADDRESS, "a");
@@ -139,18 +139,15 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
     assert_eq!(store.endpoints, ENDPOINTS_MAX - 1, "as without any");
     store.policy_parts = POLICY_PARTS_MAX;
     let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
-    let want = "authorization.rules: 1000004 rules, clauses, matches and entries with these, \
-                and at most 1000000 are taken";
+    let want = "authorization.rules: 1000004 rules, clauses, matches and entries with these, want \
+                at most 1000000";
     assert_eq!(why, want);
     let long = Resource {
         body: Some(vec![0; BODY_BYTES_MAX + 1].into()),
         ..workload("c", "")
     };
     let why = store.upsert(ADDRESS, &long).unwrap_err();
-    assert_eq!(
-        why,
-        "resource: 2097153 bytes, and at most 2097152 are taken"
-    );
+    assert_eq!(why, "resource: 2097153 bytes, want at most 2097152");
 }
 
 #[test]
@@ -214,7 +211,7 @@ fn a_rejected_resource_says_why_and_leaves_its_last_good_version() {
     let why = store.upsert(ADDRESS, &cut_off).unwrap_err();
     assert!(why.contains("Address"), "{why}");
     let why = store.upsert("x", &workload("a", "")).unwrap_err();
-    assert_eq!(why, "resources of type x are not kept here");
+    assert_eq!(why, "unsupported type x");
     assert_eq!(store.tables.take_change(), None);
     assert_eq!(&*store.tables.mesh().workloads.sorted()[0].node, "good");
 }
@@ -293,7 +290,7 @@ fn a_field_of_tomorrow_makes_a_policy_unreadable() {
     };
     let mut store = Store::default();
     let why = store.upsert(AUTHORIZATION, &newer).unwrap_err();
-    assert_eq!(why, "authorization: field 99 is not understood");
+    assert_eq!(why, "authorization: unknown field 99");
     let policy = &store.policies["app/p"];
     assert!(policy.unreadable && policy.scope == PolicyScope::Namespace);
 }

@@ -296,19 +296,19 @@ fn claim(from: &mut proto::Workload, name: &str, ports: Vec<proto::Port>) {
 const WRONG_WORKLOADS: [Wrong<proto::Workload>; 11] = [
     (
         |w| w.addresses = vec![Bytes::from_static(&[10, 0, 0, 1]); 65],
-        "workload.addresses: 65 entries, and at most 64 are taken",
+        "workload.addresses: 65 entries, want at most 64",
     ),
     (
         |w| w.authorization_policies = vec![String::new(); 1025],
-        "workload.authorization_policies: 1025 entries, and at most 1024 are taken",
+        "workload.authorization_policies: 1025 entries, want at most 1024",
     ),
     (
         |w| (0..1025).for_each(|at| claim(w, &format!("app/{at}"), Vec::new())),
-        "workload.services: 1025 entries, and at most 1024 are taken",
+        "workload.services: 1025 entries, want at most 1024",
     ),
     (
         |w| claim(w, "app/a", vec![port(1, 1); 1025]),
-        "workload.services[`app/a`].ports: 1025 entries, and at most 1024 are taken",
+        "workload.services[`app/a`].ports: 1025 entries, want at most 1024",
     ),
     (|w| w.uid.clear(), "workload.uid: empty"),
     (
@@ -405,19 +405,19 @@ fn a_workload_that_is_wrong_is_rejected_by_its_field() {
 const WRONG_SERVICES: [Wrong<proto::Service>; 8] = [
     (
         |s| s.addresses = vec![address(&[10, 0, 0, 1]); 1025],
-        "service.addresses: 1025 entries, and at most 1024 are taken",
+        "service.addresses: 1025 entries, want at most 1024",
     ),
     (
         |s| s.ports = vec![port(1, 1); 1025],
-        "service.ports: 1025 entries, and at most 1024 are taken",
+        "service.ports: 1025 entries, want at most 1024",
     ),
     (
         |s| s.subject_alt_names = vec![String::new(); 1025],
-        "service.subject_alt_names: 1025 entries, and at most 1024 are taken",
+        "service.subject_alt_names: 1025 entries, want at most 1024",
     ),
     (
         |s| s.weighted_waypoints = vec![proto::WeightedWaypoint::default(); 65],
-        "service.weighted_waypoints: 65 entries, and at most 64 are taken",
+        "service.weighted_waypoints: 65 entries, want at most 64",
     ),
     (
         |s| s.addresses = vec![address(&[1; 4]), address(&[1; 3])],

@@ -214,7 +214,7 @@ fn read(file: &Path) -> Result<String, Findings> {
     let read = File::open(file).and_then(|opened| opened.take(limit).read_to_end(&mut bytes));
     if let Err(error) = read {
         let what = format!("the file cannot be read: {error}");
-        let how = "the path of a file that we may read";
+        let how = "the path of a readable file";
         return Err(Findings::one(file, Position::Line(1), &what, how));
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -371,7 +371,7 @@ fn syntax_error(file: &Path, error: &serde_saphyr::Error) -> Findings {
     let (what, how) = match error {
         Error::Budget { breach, .. } => match breach {
             BudgetBreach::Anchors { .. } | BudgetBreach::Aliases { .. } => (
-                "anchors (`&name`) and aliases (`*name`) are not read".to_owned(),
+                "anchors (`&name`) and aliases (`*name`) are not supported".to_owned(),
                 "out the value",
             ),
             BudgetBreach::Depth { .. } => {

@@ -119,8 +119,8 @@ fn the_bounds_hold_over_all_documents_together() {
 
 #[test]
 fn anchors_are_refused_so_that_no_text_can_blow_up() {
-    let want = "a.yaml:1: error: anchors (`&name`) and aliases (`*name`) are not read; \
-                write out the value";
+    let want = "a.yaml:1: error: anchors (`&name`) and aliases (`*name`) are not supported; write \
+                out the value";
     assert_eq!(refusal("a: &x [1]\nb: *x\n"), want);
     assert!(refusal("b: *x\n").starts_with("a.yaml:1: error:"));
 }

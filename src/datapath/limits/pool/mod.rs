@@ -430,7 +430,8 @@ impl fmt::Display for LimitReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Share => {
-                "the source has its share of the descriptors; see `strait status` for the holders"
+                "the source has used its share of the descriptors; see `strait status` for the \
+                 holders"
             }
             Self::Files => "no descriptor is left; raise the limit of open files",
             Self::Memory => "memory is three quarters full; raise the memory limit",

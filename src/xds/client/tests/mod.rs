@@ -234,13 +234,17 @@ fn what_a_response_gets_wrong_is_rejected_by_name() {
         ..response(ALL, [good()])
     };
     for (sent, named, reason) in [
-        (response(ALL, [good(), good()]), "a", "it is sent twice"),
-        (both, "a", "it is both sent and removed"),
+        (
+            response(ALL, [good(), good()]),
+            "a",
+            "sent twice in one response",
+        ),
+        (both, "a", "both sent and removed in one response"),
         (response(ALL, [no_body]), "a", "it has no body"),
         (
             response(ALL, [other]),
             "a",
-            "its body is of the type \"type.googleapis.com/x\"",
+            "body: type \"type.googleapis.com/x\", want type.googleapis.com/all",
         ),
         (
             response(ALL, [resource(ALL, "", "2")]),
@@ -250,12 +254,12 @@ fn what_a_response_gets_wrong_is_rejected_by_name() {
         (
             response(ALL, [resource(ALL, "*", "2")]),
             "*",
-            "this name stands for all resources",
+            "the name `*` is reserved",
         ),
         (
             response(ALL, [resource(ALL, &long, "2")]),
             &long[1..],
-            "its name has 2049 bytes, and at most 2048 are taken",
+            "name: 2049 bytes, want at most 2048",
         ),
     ] {
         let (mut client, mut taken) = connected();
@@ -355,7 +359,7 @@ fn a_type_that_we_did_not_subscribe_to_is_nacked_and_changes_nothing() {
     let other = "type.googleapis.com/other";
     let sent = response(other, [resource(other, "a", "1")]);
     let answers = client.received(sent, &mut taken);
-    assert_eq!(error(&answers), Some("we did not subscribe to this type"));
+    assert_eq!(error(&answers), Some("no subscription to this type"));
     assert_eq!((&*answers[0].type_url, &*answers[0].nonce), (other, "n"));
     assert!(taken.log.is_empty());
 }

@@ -158,7 +158,7 @@ fn a_mistake_in_a_cluster_is_named() {
                 cluster_discovery_type: Some(ClusterDiscoveryType::Type(9)),
                 ..of_type(ECHO, DiscoveryType::Static)
             },
-            "cluster.type: 9 is not understood",
+            "cluster.type: 9 is unknown",
         ),
     ] {
         let mut clusters = ClusterStore::default();
@@ -181,7 +181,7 @@ fn a_mistake_in_a_cluster_is_named() {
     for of in [CLUSTER, ENDPOINT] {
         assert_eq!(
             clusters.upsert(of, &cut_off),
-            Err("it is cut off".to_owned())
+            Err("truncated field".to_owned())
         );
     }
 }
@@ -191,19 +191,19 @@ fn more_localities_and_endpoints_than_are_taken_are_not_decoded() {
     let mut clusters = ClusterStore::default();
     let many = assignment("x", vec![LbEndpoint::default(); ENDPOINTS_MAX + 1]);
     let told = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
-    assert_eq!(told, "endpoints: at most 100000 of them are taken");
+    assert_eq!(told, "endpoints: too many, want at most 100000");
     let own = Cluster {
         load_assignment: Some(many),
         ..of_type(ECHO, DiscoveryType::Static)
     };
     let told = put(&mut clusters, CLUSTER, ECHO, &own).expect_err("too many");
-    assert_eq!(told, "endpoints: at most 100000 of them are taken");
+    assert_eq!(told, "endpoints: too many, want at most 100000");
     let many = ClusterLoadAssignment {
         endpoints: vec![LocalityLbEndpoints::default(); LOCALITIES_MAX + 1],
         ..ClusterLoadAssignment::default()
     };
     let told = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
-    assert_eq!(told, "endpoints: at most 10000 localities are taken");
+    assert_eq!(told, "endpoints: too many localities, want at most 10000");
     clusters.endpoints = ALL_ENDPOINTS_MAX;
     let one = Cluster {
         load_assignment: Some(assignment("", vec![at(socket("10.0.0.1", 80))])),
@@ -212,7 +212,7 @@ fn more_localities_and_endpoints_than_are_taken_are_not_decoded() {
     let told = put(&mut clusters, CLUSTER, ECHO, &one).expect_err("too many");
     assert_eq!(
         told,
-        "endpoints: 1000001 with these, and at most 1000000 are taken"
+        "endpoints: 1000001 in all clusters, want at most 1000000"
     );
 }
 
@@ -388,16 +388,16 @@ fn what_is_not_used_of_clusters_is_counted_and_said() {
         [
             (
                 "a:1",
-                "the transport socket `envoy.transport_sockets.tls` is not used: bytes go on as \
-                 they come"
+                "transport_socket `envoy.transport_sockets.tls`: ignored, bytes are forwarded \
+                 unchanged"
             ),
             (
                 "c:1",
-                "its type `envoy.clusters.redis` is not understood: it has no endpoint"
+                "cluster_type `envoy.clusters.redis`: unknown, the cluster has no endpoints"
             ),
             (
                 "d:1",
-                "its endpoints are those of each connection: it has none"
+                "type ORIGINAL_DST: not supported, the cluster has no endpoints"
             ),
             ("PassthroughCluster", NO_SERVICE_REASON),
         ]
@@ -426,7 +426,7 @@ fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
     let why = add("echo.app:60000").expect_err("one port more");
     assert_eq!(
         why,
-        "cluster.name: `echo.app` has 1024 ports already, and no more are taken"
+        "cluster.name: `echo.app` has 1024 ports, which is the limit"
     );
     assert_eq!(add("other.app:60000"), Ok(()), "of another service");
     // Host names are case-insensitive, so one port may have any number of clusters.
@@ -442,7 +442,7 @@ fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
         assert_eq!(add(&cases(bits)), Ok(()));
     }
     let why = add(&cases(RANKS_MAX)).expect_err("one cluster more");
-    assert!(why.starts_with("cluster.name: 64 clusters are of this port already"));
+    assert!(why.starts_with("cluster.name: 64 clusters serve this port"));
     assert_eq!(add(&cases(0)), Ok(()), "one of them again");
 }
 

@@ -131,7 +131,7 @@ fn hbone_is_what_the_metadata_says() {
     let elsewhere = read_one(|one| *one = at(inside)).expect("an assignment");
     assert_eq!(
         elsewhere.unused,
-        ["`10.0.0.9:8080` is a listener inside Envoy"]
+        ["`10.0.0.9:8080`: internal listener without an original destination"]
     );
 }
 
@@ -160,14 +160,14 @@ fn what_nobody_could_dial_is_left_out_and_said() {
         (of(|of| of.protocol = 1), "`10.0.0.2` is not TCP"),
         (
             of(|of| of.resolver_name = "r".into()),
-            "`10.0.0.2` is for the resolver `r`",
+            "`10.0.0.2`: custom resolver `r` is not supported",
         ),
         (
             Form::SocketAddress(by_name),
-            "`10.0.0.2` has a port by its name, `http`",
+            "`10.0.0.2`: named port `http` is not supported",
         ),
         (socket("10.0.0.2", 0), "`10.0.0.2` has no port"),
-        (socket("10.0.0.1", 80), "10.0.0.1:80 is there twice"),
+        (socket("10.0.0.1", 80), "10.0.0.1:80: duplicate"),
     ] {
         let read = read(|all| all.endpoints[0].lb_endpoints.push(at(form))).expect("the others");
         assert_eq!((read.list.len(), read.unused_count), (1, 1), "{why}");
@@ -208,11 +208,11 @@ fn a_mistake_in_an_endpoint_is_named_with_its_place() {
         ),
         (
             |all| one(all).host_identifier = Some(HostIdentifier::EndpointName("a".into())),
-            "endpoints[0].lb_endpoints[0].endpoint_name: not understood, want endpoint",
+            "endpoints[0].lb_endpoints[0].endpoint_name: not supported, want endpoint",
         ),
         (
             |all| one(all).host_identifier = Some(HostIdentifier::Endpoint(Endpoint::default())),
-            "endpoints[0].lb_endpoints[0].endpoint.address: missing, or of a form not understood",
+            "endpoints[0].lb_endpoints[0].endpoint.address: missing or unsupported",
         ),
         (
             |all| *one(all) = at(socket("10.0.0.1", 65536)),
@@ -248,7 +248,7 @@ fn a_mistake_in_an_endpoint_is_named_with_its_place() {
                     address: Some(Address::default()),
                 }))
             },
-            "endpoints[0].lb_endpoints[0].endpoint.address: missing, or of a form not understood",
+            "endpoints[0].lb_endpoints[0].endpoint.address: missing or unsupported",
         ),
     ];
     for (change, want) in table {
@@ -281,14 +281,14 @@ fn a_mistake_in_a_locality_or_a_policy_is_named_with_its_place() {
                 let list = LbConfig::LoadBalancerEndpoints(LbEndpointList {});
                 all.endpoints[0].lb_config = Some(list);
             },
-            "endpoints[0].load_balancer_endpoints: not understood, want lb_endpoints",
+            "endpoints[0].load_balancer_endpoints: not supported, want lb_endpoints",
         ),
         (
             |all| {
                 let leds = LedsClusterLocalityConfig::default();
                 all.endpoints[0].lb_config = Some(LbConfig::LedsClusterLocalityConfig(leds));
             },
-            "endpoints[0].leds_cluster_locality_config: not understood, want lb_endpoints",
+            "endpoints[0].leds_cluster_locality_config: not supported, want lb_endpoints",
         ),
         (
             |all| all.policy.get_or_insert_default().overprovisioning_factor = Some(0),
@@ -300,14 +300,14 @@ fn a_mistake_in_a_locality_or_a_policy_is_named_with_its_place() {
         ),
         (
             |all| drops(all, "a", 3),
-            "policy.drop_overloads[0].drop_percentage.denominator: 3 is not understood",
+            "policy.drop_overloads[0].drop_percentage.denominator: 3 is unknown",
         ),
         (
             |all| {
                 let policy = all.policy.get_or_insert_default();
                 policy.drop_overloads = vec![DropOverload::default(); 65];
             },
-            "policy.drop_overloads: 65 entries, and at most 64 are taken",
+            "policy.drop_overloads: 65 entries, want at most 64",
         ),
     ];
     for (change, want) in table {

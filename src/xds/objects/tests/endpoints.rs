@@ -177,7 +177,7 @@ fn ports_are_joined_by_name_and_the_older_export_holds() {
     );
     let said = joined.warnings.to_string();
     let want = "o.yaml:2: warning: the port http of hello.app.svc.clusterset.local is 80 here and \
-                90 in an older export, which holds";
+                90 in an older export, which takes precedence";
     assert!(said.starts_with(want), "{said}");
 }
 

@@ -346,7 +346,7 @@ fn an_export_of_no_service_is_no_route_and_an_entry_for_a_local_one_is_pointed_a
     let joined = joined(&export("east", "null"));
     let said = joined.warnings.to_string();
     assert!(joined.exported.is_empty() && joined.mesh.services.is_empty());
-    let want = "o.yaml:2: warning: the export of app/hello is of no Service that we know";
+    let want = "o.yaml:2: warning: the export of app/hello has no effect: no such Service";
     assert!(said.starts_with(want), "{said}");
     let entry = format!("{{services: [{{service: {OWN}, to: [{{anyone: true}}]}}]}}");
     let text = service("east", "istio.io/global: \"false\"");
@@ -443,10 +443,10 @@ fn what_is_kubernetes_own_is_passed_over() {
                 {\"apiVersion\": \"v1\", \"kind\": \"Pod\"}]}";
     assert_eq!(
         said(json),
-        "o.yaml:2: warning: objects of Pod of v1 are passed over"
+        "o.yaml:2: warning: objects of Pod of v1 are ignored"
     );
     let external = service_of("metadata: {name: a}\nspec: {type: ExternalName}");
-    assert!(said(&external).contains("type ExternalName, which is passed over"));
+    assert!(said(&external).contains("type ExternalName, which is ignored"));
 }
 
 #[test]

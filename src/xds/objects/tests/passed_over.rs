@@ -217,5 +217,5 @@ fn review_23_warnings_about_entries_of_the_operator_come_before_those_of_tenants
     let first = said.0[0].to_string();
     assert!(first.contains("is exposed to nobody"), "{first}");
     let last = said.0[201].to_string();
-    assert!(last.contains("100 more findings are left out"), "{last}");
+    assert!(last.contains("100 more findings are omitted"), "{last}");
 }

@@ -61,7 +61,7 @@ fn a_slice_names_pods_of_its_own_namespace_only() {
         );
         let said = joined.conflicts.to_string();
         let want = "o.yaml:10: warning: an endpoint of aaa/hello names the pod app/web, which is \
-                    passed over: a slice names pods of its own namespace only";
+                    ignored: a slice names pods of its own namespace only";
         assert!(said.starts_with(want), "{said}");
     }
 }
@@ -113,7 +113,7 @@ fn an_address_that_two_namespaces_list_without_proof_is_used_by_neither() {
         assert_eq!(dialled, [const { Vec::<String>::new() }; 2], "{what}");
         let said = joined.conflicts.to_string();
         let want = "o.yaml:10: warning: the address 10.0.0.1 of a/hello is not used: namespace b \
-                    lists it too at o.yaml:28, and nothing proves whose it is";
+                    lists it too at o.yaml:28, and neither has evidence for it";
         assert!(said.contains(want), "{what}: {said}");
         // A service without exposure needs no finding.
         let is_told = said.contains("10.0.0.1 of b/hello is not used");
