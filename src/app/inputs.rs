@@ -20,7 +20,7 @@ use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
 use crate::yaml::{Findings, Place, Severity};
 
-use super::told::MeshFiles;
+use super::mesh_files::MeshFiles;
 use super::{compare, revocation, traffic, trust};
 
 /// Permission bits of users who are neither the owner nor in the group of the file.
@@ -144,23 +144,23 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)
     {
-        let told = MeshFiles {
+        let mesh_files = MeshFiles {
             mesh,
             policies,
             objects,
         };
-        let joined = told.join(&config);
+        let joined = mesh_files.join(&config);
         report.warnings.extend(joined.warnings);
         let files = (&joined.mesh, &joined.scope);
         report
             .warnings
-            .extend(compare::run(&config, files, &told.policies));
+            .extend(compare::run(&config, files, &mesh_files.policies));
         let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,
             mesh: joined.mesh,
             scope: joined.scope,
-            mesh_files: told,
+            mesh_files,
             material,
             trust,
             warnings,

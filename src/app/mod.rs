@@ -12,12 +12,12 @@ mod holders;
 mod inputs;
 mod listeners;
 mod memory;
+mod mesh_files;
 mod names;
 mod reload;
 mod revocation;
 mod routes;
 mod server;
-mod told;
 mod traffic;
 mod trust;
 

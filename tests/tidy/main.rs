@@ -20,4 +20,6 @@ mod shape;
 #[cfg(test)]
 mod tree;
 #[cfg(test)]
+mod vocabulary;
+#[cfg(test)]
 mod words;
