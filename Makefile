@@ -28,7 +28,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy peers certs compare-identity fuzz floods bench bench-xds parts protos \
+.PHONY: help demo quick test check lint envoy peers certs compare-identity fuzz floods bench bench-xds parts protos \
   check-deploy image check-image
 
 help: ## print this list
@@ -40,8 +40,16 @@ help: ## print this list
 demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
 	@cargo run --locked -- demo $(ARGS)
 
-test: envoy ## run every test, with a real Envoy on both ends
-	cargo test --locked
+test: envoy ## run every test, with a real Envoy on both ends, and print durations
+	@python3 tests/durations.py
+
+# In one build, so that all of it is compiled in parallel.
+QUICK := --lib --test tidy --test cli
+quick: ## check format, rules and unit tests, and run the demo against a gateway
+	cargo fmt --all --check
+	cargo test --locked --no-run $(QUICK)
+	cargo test --locked --quiet --lib --test tidy
+	cargo test --locked --quiet --test cli the_figures_of_the_demo_are_those_of_the_gateway
 
 protos: ## generate src/grpc/generated anew, after a change of src/grpc/proto
 	STRAIT_UPDATE=1 cargo test --locked --test proto generated
@@ -65,10 +73,13 @@ parts: ## measure what is ours alone, and count allocations, 3 minutes (ARGS=pic
 
 check: lint test check-deploy check-image ## what continuous integration runs: lints, tests, manifests, image
 
+# There are no examples; with --examples, cargo resolves the same features as for the tests, and so
+# builds no dependency again.
 lint:
 	cargo fmt --all --check
 	cargo clippy --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --locked --document-private-items
+	RUSTDOCFLAGS='-D warnings' \
+	  cargo doc --lib --examples --no-deps --locked --document-private-items
 
 envoy: $(ENVOY_STAMP) ## install the Envoy that the tests talk to, into .envoy/
 

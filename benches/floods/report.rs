@@ -147,7 +147,7 @@ fn ends(row: &Row) -> String {
             None => ends.push((outcome.end, 1, outcome.lasted)),
         }
     }
-    let told = ends.iter().map(|&(end, count, last)| {
+    let received = ends.iter().map(|&(end, count, last)| {
         let times = if count > 1 {
             format!("{count} × ")
         } else {
@@ -160,7 +160,7 @@ fn ends(row: &Row) -> String {
             End::GoAway(code) => format!("{times}{:?}, {last:.3} s", h2::Reason::from(code)),
         }
     });
-    told.collect::<Vec<_>>().join("; ")
+    received.collect::<Vec<_>>().join("; ")
 }
 
 fn times(rest: Option<Duration>, under: Option<Duration>) -> String {

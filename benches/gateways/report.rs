@@ -103,7 +103,7 @@ connection there is TCP, hello, dial, 128 bytes each way, and a close from both 
 Memory is what private dirty pages grow by in a fresh process that has become quiet, three rounds
 without control pairs. Idle tunnels: 50 connections, the slope between 1,000 and 4,500 tunnels;
 of SNI between 1,000 and 5,000 connections, of which every fourth has carried a burst of 1 MiB each
-way where that is said. Stalled
+way where that is reported. Stalled
 readers: 100 connections with one tunnel each, the connection included. Latencies are of requests
 at 200 a second for {SECONDS_OF_LATENCY} s, from when each was due, beside a stream that echoes as
 fast as it can and one that has sent 8 MiB to an echo and never reads; gateway, load and echo share

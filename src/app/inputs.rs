@@ -142,19 +142,19 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)
     {
-        let told = MeshFiles {
+        let mesh_files = MeshFiles {
             mesh,
             policies,
             objects,
         };
-        let joined = told.join(&config);
+        let joined = mesh_files.join(&config);
         report.warnings.extend(joined.warnings);
         let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,
             mesh: joined.mesh,
             scope: joined.scope,
-            mesh_files: told,
+            mesh_files,
             material,
             trust,
             warnings,

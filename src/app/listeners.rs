@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_listens_second_is_told_the_address() {
+    fn an_address_in_use_is_reported() {
         let listener = |port| config::Listener {
             name: "a".into(),
             bind: ([127, 0, 0, 1], port).into(),

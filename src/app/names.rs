@@ -75,7 +75,7 @@ fn unexposed_targets(
     config: &Config,
     alias: &Alias,
     snapshot: &Snapshot,
-    is_told: bool,
+    is_received: bool,
 ) -> Vec<String> {
     let consumers: Vec<_> = match &alias.consumers {
         Some(consumers) => consumers.iter().map(|of| Some(of.as_str())).collect(),
@@ -86,7 +86,7 @@ fn unexposed_targets(
         let port = target.port.or(alias.name.port);
         let service = snapshot.service_by_name(&target.host);
         let host = service.map_or(&*target.host, |service| &*service.hostname);
-        let exposed = |of: &&Option<&str>| is_exposed(snapshot, host, port, **of, is_told);
+        let exposed = |of: &&Option<&str>| is_exposed(snapshot, host, port, **of, is_received);
         for consumer in consumers.iter().filter(|of| !exposed(of)) {
             let how = remedy(config, snapshot, host, port, *consumer);
             wrong.push(match consumer {
@@ -104,7 +104,7 @@ fn is_exposed(
     host: &str,
     port: Option<u16>,
     cluster: Option<&str>,
-    is_told: bool,
+    is_received: bool,
 ) -> bool {
     let entry = snapshot.exposure_host(host);
     let entries = snapshot.exposure.entries(&entry).iter();
@@ -118,7 +118,7 @@ fn is_exposed(
     let is_silent = || !snapshot.exposure.has_entry(&entry);
     let is_exported = || {
         let exposed = snapshot.is_exposed_by_default(host);
-        exposed || !is_told || snapshot.is_exported(host, port.unwrap_or_default())
+        exposed || !is_received || snapshot.is_exported(host, port.unwrap_or_default())
     };
     !snapshot.is_cluster_local(host) && (to.any(admits) || (is_silent() && is_exported()))
 }

@@ -266,16 +266,16 @@ impl Reloader {
             .map(|new| without_restart_only(&old, new))
             .zip(objects);
         let new = new.map(|(new, objects)| {
-            let told = MeshFiles {
+            let mesh_files = MeshFiles {
                 objects,
                 ..self.mesh_files.clone()
             };
-            let joined = told.join(&new);
+            let joined = mesh_files.join(&new);
             report.warnings.extend(joined.warnings.iter().cloned());
-            (new, told, joined)
+            (new, mesh_files, joined)
         });
         report.to_result()?;
-        let ((new, told, joined), trust) = new.zip(trust).context("it could not be read")?;
+        let ((new, mesh_files, joined), trust) = new.zip(trust).context("it could not be read")?;
         let mut certificates = self.certificates.lock();
         let served = certificates.server_config_with(&trust)?;
         if new.log.level != old.log.level {
@@ -306,7 +306,7 @@ impl Reloader {
         left.extend(keys.map(|key| {
             format!("{file}: `{key}` needs a restart; the value of the start stays in use")
         }));
-        self.mesh_files = told;
+        self.mesh_files = mesh_files;
         self.config.store(Arc::new(new));
         self.files_of_rejected.clear();
         self.warn(report.warnings);
@@ -320,40 +320,44 @@ impl Reloader {
             return Ok(());
         };
         let ((mesh, policies), findings) = xds::file::load(&path)?;
-        let told = MeshFiles {
+        let mesh_files = MeshFiles {
             mesh,
             policies,
             objects: self.mesh_files.objects.clone(),
         };
-        self.apply(&config, told, Report::from_findings(&findings).warnings);
+        self.apply(
+            &config,
+            mesh_files,
+            Report::from_findings(&findings).warnings,
+        );
         Ok(())
     }
 
     fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
         let config = self.config.load_full();
         let (objects, findings) = xds::objects::load(&config.exposure.files)?;
-        let told = MeshFiles {
+        let mesh_files = MeshFiles {
             objects,
             ..self.mesh_files.clone()
         };
         let report = Report::from_findings(&findings);
-        self.apply(&config, told, report.warnings);
+        self.apply(&config, mesh_files, report.warnings);
         self.passed_over.clone_from(&report.skipped_objects);
         Ok(report.skipped_objects)
     }
 
     /// Applies the new content of the mesh's files.
-    fn apply(&mut self, config: &Config, told: MeshFiles, mut warnings: Vec<String>) {
-        let joined = told.join(config);
+    fn apply(&mut self, config: &Config, mesh_files: MeshFiles, mut warnings: Vec<String>) {
+        let joined = mesh_files.join(config);
         warnings.extend(joined.warnings.iter().cloned());
         self.publisher.update(Change {
             policies: match config.discovery {
-                Discovery::File { .. } => Some(told.policies.clone()),
+                Discovery::File { .. } => Some(mesh_files.policies.clone()),
                 Discovery::Istio { .. } | Discovery::Envoy { .. } => None,
             },
             ..self.change(config, joined)
         });
-        self.mesh_files = told;
+        self.mesh_files = mesh_files;
         self.warn(warnings);
     }
 

@@ -283,7 +283,7 @@ mod tests {
     use super::super::Config;
     use super::super::tests::{GOOD, instead};
 
-    /// What is found of this listener beside the good one, which has the line before.
+    /// Returns the findings about this listener beside the good one, which has the line before.
     fn listening(rest: &str) -> String {
         let listener = format!("listeners:\n  - {{name: one, bind: \"127.0.0.1:0\", {rest}}}");
         instead("listeners:", &listener)

@@ -96,7 +96,7 @@ section! {
     pub struct Crl at "trust.crl", check(check_crl) {
         /// Files, each with PEM of any number of lists or with one list in DER, together at most
         /// 16 MiB. Of several lists of one issuer's key the newest counts. Issuers of one name are
-        /// told apart by their keys, in up to 8 combinations for one chain, beginning with those
+        /// distinguished by their keys, in up to 8 combinations for one chain, beginning with those
         /// that its certificates name. Delta lists, indirect lists and lists without nextUpdate are
         /// not supported.
         files: Vec<PathBuf> as NonEmpty<CrlFile> = required("[crl.pem]");

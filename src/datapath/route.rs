@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_believed() {
+    fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
         let services = vec![
             service("echo", &[(named("waypoint"), 1)]),
             service("waypoint", &[]),

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_are_told_apart_wherever_frames_are_cut() {
+    async fn messages_are_separated_wherever_frames_are_cut() {
         let sent = [framed(b"one"), framed(b""), framed(&[7; 300])].concat();
         for size in 1..=sent.len() {
             let mut frames: Frames = sent.chunks(size).map(data).collect();

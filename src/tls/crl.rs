@@ -504,14 +504,14 @@ mod tests {
             ),
         ] {
             for (policy, want) in [(STRICT, strict), (LAX, lax)] {
-                let said = load(&[bytes], policy).err().unwrap_or_default();
-                assert!(said.contains(want), "{said}");
-                assert_eq!(said.is_empty(), want.is_empty(), "{said}");
+                let reported = load(&[bytes], policy).err().unwrap_or_default();
+                assert!(reported.contains(want), "{reported}");
+                assert_eq!(reported.is_empty(), want.is_empty(), "{reported}");
             }
         }
         let large = vec![b' '; BYTES_MAX + 1];
-        let said = load(&[Some(&large)], LAX).expect_err("too large");
-        assert!(said.contains("exceed 16 MiB"), "{said}");
+        let reported = load(&[Some(&large)], LAX).expect_err("too large");
+        assert!(reported.contains("exceed 16 MiB"), "{reported}");
     }
 
     #[test]

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn issuers_beyond_the_bound_are_not_told_apart() {
+    fn issuers_beyond_the_bound_are_not_distinguished() {
         let mut seen = IssuerCounters::default();
         let issuer = |number: usize| {
             let spki = SpkiHash::new(std::array::from_fn(|index| match index {

@@ -53,7 +53,7 @@ fn write_certificates(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     // Print after writing: a reader that closes the pipe must not cause a partial set.
     match print_summary(args, &files, out) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        said => Ok(said?),
+        reported => Ok(reported?),
     }
 }
 
@@ -204,7 +204,7 @@ const EXAMPLES: &str = "Examples:
   strait certs --cluster a --cluster b --cluster c /tmp/certs
 
 Cluster NAME stands for the trust domain NAME.local. Writes root.crt, and .crt and .key of
-gateway and endpoint (first cluster), client (second), client-NAME (further ones), and stranger:
+gateway and endpoint (first cluster), client (second), client-NAME (further ones), and foreign:
 same root, and a trust domain that no example trusts. The root's own key is not kept.";
 
 #[cfg(test)]
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_set_for_two_clusters_is_written_and_said() {
+    fn the_set_for_two_clusters_is_written_and_reported() {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().join("new/certs");
         let mut out = Vec::new();

@@ -178,7 +178,7 @@ fn tls_listeners_that_lead_nowhere_are_warned_of() {
 }
 
 #[test]
-fn names_that_lead_nowhere_or_elsewhere_are_told() {
+fn names_that_lead_nowhere_or_elsewhere_are_reported() {
     run(async {
         let folder = folder_with_certificates().await;
         write(folder.path(), "mesh.yaml", GOOD_MESH);
@@ -491,7 +491,7 @@ fn a_trust_set_without_our_own_domain_is_a_warning() {
 }
 
 #[test]
-fn a_file_without_its_option_is_told_how() {
+fn a_file_without_its_option_gets_a_hint() {
     run(async {
         let folder = tempfile::tempdir().expect("a folder");
         let checked = run_command(folder.path(), &["check", "deploy.yaml"]).await;
@@ -504,7 +504,7 @@ fn a_file_without_its_option_is_told_how() {
 }
 
 #[test]
-fn weights_for_regions_where_nothing_is_are_told() {
+fn weights_for_regions_where_nothing_is_are_reported() {
     run(async {
         let folder = folder_with_certificates().await;
         let mesh = GOOD_MESH.replacen("  - uid:", "  - locality: {region: us-east}\n    uid:", 1);
@@ -530,7 +530,7 @@ fn weights_for_regions_where_nothing_is_are_told() {
 }
 
 #[test]
-fn what_objects_export_is_counted_and_endpoints_without_a_port_are_told() {
+fn what_objects_export_is_counted_and_endpoints_without_a_port_are_reported() {
     run(async {
         let folder = folder_with_certificates().await;
         write(folder.path(), "mesh.yaml", GOOD_MESH);

@@ -71,12 +71,12 @@ async fn printed(
     done.await
 }
 
-/// Returns true if a line has the value `said` with the origin `by`.
-fn says(done: &CommandOutput, said: &str, by: &str) -> bool {
+/// Returns true if a line has the value `reported` with the origin `by`.
+fn says(done: &CommandOutput, reported: &str, by: &str) -> bool {
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     done.stdout
         .lines()
-        .any(|line| squeezed(line) == format!("{said} # {by}"))
+        .any(|line| squeezed(line) == format!("{reported} # {by}"))
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn the_pods_of_the_manifests_start_by_what_they_are_given() {
         let done = printed(folder.path(), &arguments, &variables(container)).await;
         assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
         let address = "address: \"istiod.istio-system.svc:15012\"";
-        for (said, by) in [
+        for (reported, by) in [
             ("cluster: east", "ISTIO_META_CLUSTER_ID"),
             ("network: east", "ISTIO_META_NETWORK"),
             (address, "CA_ADDR"),
@@ -111,7 +111,11 @@ fn the_pods_of_the_manifests_start_by_what_they_are_given() {
                 "the pod's default",
             ),
         ] {
-            assert!(says(&done, said, by), "{said} by {by}\n{}", done.stdout);
+            assert!(
+                says(&done, reported, by),
+                "{reported} by {by}\n{}",
+                done.stdout
+            );
         }
         let bound = |port: &Value| {
             let port = format!("\"[::]:{}\"", port["containerPort"]);
@@ -125,12 +129,12 @@ fn the_pods_of_the_manifests_start_by_what_they_are_given() {
                 .all(bound)
         );
         let grace = &deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"];
-        let told = variables(container);
-        let told = told
+        let received = variables(container);
+        let received = received
             .iter()
             .find(|(name, _)| name == "TERMINATION_GRACE_PERIOD_SECONDS");
         assert_eq!(
-            told.map(|(_, seconds)| &**seconds),
+            received.map(|(_, seconds)| &**seconds),
             Some(&*grace.to_string())
         );
     });
@@ -149,11 +153,15 @@ fn the_overlay_adds_variables_that_mean_something() {
         let arguments = ["proxy", "waypoint", "--outlierLogPath", "/dev/stdout"];
         let done = printed(folder.path(), &arguments, &variables(container(&patch))).await;
         assert_eq!(done.code, Some(0), "{done:?}");
-        for (said, by) in [
+        for (reported, by) in [
             ("name: west.local", "TRUST_DOMAINS"),
             ("deadline: \"20s\"", "TERMINATION_GRACE_PERIOD_SECONDS"),
         ] {
-            assert!(says(&done, said, by), "{said} by {by}\n{}", done.stdout);
+            assert!(
+                says(&done, reported, by),
+                "{reported} by {by}\n{}",
+                done.stdout
+            );
         }
     });
 }

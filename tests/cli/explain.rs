@@ -28,7 +28,7 @@ async fn explained(folder: &TempDir, args: &[&str]) -> CommandOutput {
 }
 
 #[test]
-fn a_tunnel_that_would_be_opened_is_explained_by_its_rule_and_its_odds() {
+fn a_tunnel_that_would_be_opened_is_explained_by_its_rule_and_its_probabilities() {
     run(async {
         let folder = local().await;
         let asked = ["--from", CHECKOUT, "--to", "echo.global:80"];
@@ -65,7 +65,7 @@ fn a_refusal_exits_with_1_and_says_what_to_write() {
     run(async {
         let folder = local().await;
         let teller = "spiffe://west.local/ns/bank/sa/teller";
-        let stranger = "spiffe://north.local/ns/shop/sa/checkout";
+        let foreign = "spiffe://north.local/ns/shop/sa/checkout";
         for (args, parts) in [
             (
                 [teller, "echo.app.svc.cluster.local:80"],
@@ -86,7 +86,7 @@ fn a_refusal_exits_with_1_and_says_what_to_write() {
                 ["not an authority", "refused: 400 (bad_authority)"],
             ),
             (
-                [stranger, "echo.global:80"],
+                [foreign, "echo.global:80"],
                 ["`trust.domains`", "(untrusted_domain)"],
             ),
         ] {

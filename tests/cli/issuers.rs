@@ -49,11 +49,11 @@ fn istiod_5_an_own_issuer_that_is_not_of_the_own_cluster_is_a_warning() {
         let line = "clusters: [{name: west, issuers: [certs/root.crt]}]";
         let done = checked(&folder, line).await;
         assert_eq!(done.code, Some(0), "{done:?}");
-        let said = done.stdout.clone() + &done.stderr;
+        let reported = done.stdout.clone() + &done.stderr;
         let want = "is in no cluster of `trust.clusters`, and this gateway is in `east`";
-        assert!(said.contains(want), "{said}");
+        assert!(reported.contains(want), "{reported}");
         let start = "the issuer of the gateway's certificate, ";
-        let (_, rest) = said.split_once(start).expect("the issuer");
+        let (_, rest) = reported.split_once(start).expect("the issuer");
         let (hash, _) = rest.split_once(' ').expect("its hash");
         let line = line.replace(
             "{name",
@@ -61,7 +61,7 @@ fn istiod_5_an_own_issuer_that_is_not_of_the_own_cluster_is_a_warning() {
         );
         let done = checked(&folder, &line).await;
         assert_eq!(done.code, Some(0), "{done:?}");
-        let said = done.stdout.clone() + &done.stderr;
-        assert!(!said.contains(start), "{said}");
+        let reported = done.stdout.clone() + &done.stderr;
+        assert!(!reported.contains(start), "{reported}");
     });
 }

@@ -131,8 +131,9 @@ fn roots_and_a_token_that_hold_nothing_are_mistakes_though_nobody_is_asked() {
         let good = mounted(&root, "a token");
         let done = proxy(good.path(), &variables, &arguments).await;
         assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
-        let said = "the mesh comes from istiod.istio-system.svc:15012, which was not contacted\n";
-        assert!(done.stdout.ends_with(said), "{}", done.stdout);
+        let reported =
+            "the mesh comes from istiod.istio-system.svc:15012, which was not contacted\n";
+        assert!(done.stdout.ends_with(reported), "{}", done.stdout);
         let (roots, tokens) = (
             "istio/root-cert.pem: contains no",
             "tokens/istio-token: contains no",

@@ -49,24 +49,28 @@ fn review_16_check_warns_of_a_root_without_a_list_of_its_own() {
         let (folder, authority, west) = world();
         let end = SystemTime::now() + HOUR;
         let of_west = west.crl(&[], 1, end).expect("a list");
-        let said = checked(folder.path(), &of_west, "").await;
+        let reported = checked(folder.path(), &of_west, "").await;
         assert!(
-            said.contains("strait.yaml:8: warning: `trust.crl` has no list of the root CN=Strait"),
-            "{said}"
+            reported
+                .contains("strait.yaml:8: warning: `trust.crl` has no list of the root CN=Strait"),
+            "{reported}"
         );
         assert!(
-            said.contains("peers below CN=Strait development root"),
-            "{said}"
+            reported.contains("peers below CN=Strait development root"),
+            "{reported}"
         );
-        let said = checked(folder.path(), &of_west, ", on_missing: accept").await;
-        assert!(!said.contains("list"), "{said}");
+        let reported = checked(folder.path(), &of_west, ", on_missing: accept").await;
+        assert!(!reported.contains("list"), "{reported}");
         let other = Authority::new().expect("a root").crl(&[], 1, end);
         let lists = of_west.clone() + &other.expect("a list");
-        let said = checked(folder.path(), &lists, "").await;
-        assert!(said.contains("peers below"), "another root's: {said}");
+        let reported = checked(folder.path(), &lists, "").await;
+        assert!(
+            reported.contains("peers below"),
+            "another root's: {reported}"
+        );
         let lists = of_west + &authority.crl(&[], 1, end).expect("a list");
-        let said = checked(folder.path(), &lists, "").await;
-        assert!(!said.contains("list"), "{said}");
+        let reported = checked(folder.path(), &lists, "").await;
+        assert!(!reported.contains("list"), "{reported}");
     });
 }
 
@@ -77,7 +81,7 @@ fn review_16_check_warns_of_a_stale_list_that_has_peers_refused() {
         let root = authority.crl(&[], 1, SystemTime::now() + HOUR);
         let end = SystemTime::now() - HOUR;
         let lists = root.expect("a list") + &west.crl(&[], 7, end).expect("a list");
-        let said = checked(folder.path(), &lists, "").await;
+        let reported = checked(folder.path(), &lists, "").await;
         let end = humantime::format_rfc3339_seconds(end).to_string();
         for part in [
             "strait.yaml:8: warning: ",
@@ -85,9 +89,9 @@ fn review_16_check_warns_of_a_stale_list_that_has_peers_refused() {
             "crl.pem, nextUpdate ",
             &*end,
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(reported.contains(part), "{part}: {reported}");
         }
-        let said = checked(folder.path(), &lists, ", on_stale: accept").await;
-        assert!(!said.contains("stale"), "{said}");
+        let reported = checked(folder.path(), &lists, ", on_stale: accept").await;
+        assert!(!reported.contains("stale"), "{reported}");
     });
 }

@@ -29,8 +29,8 @@ fn review_20_a_route_of_any_name_without_sources_is_a_warning_at_its_line() {
                 "strait.yaml:{line}: warning: `listeners[].routes[].sni[]` is `*`, and the \
                  listener has no `sources`: echo.app.svc.cluster.local:80 is open to every address"
             );
-            let is_said = checked.stderr.lines().any(|line| line.starts_with(&want));
-            assert_eq!(is_said, is_warned, "{checked:?}");
+            let is_reported = checked.stderr.lines().any(|line| line.starts_with(&want));
+            assert_eq!(is_reported, is_warned, "{checked:?}");
         }
     });
 }

@@ -17,8 +17,8 @@ fn where_nobody_answers_it_says_so_and_exits_with_2() {
         for command in ["status", "dump", "explain"] {
             let asked = run_command(folder.path(), &[command, "--admin", &address]).await;
             assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{command}");
-            let said = format!("request to the admin port at {address} failed");
-            assert!(asked.stderr.contains(&said), "{asked:?}");
+            let reported = format!("request to the admin port at {address} failed");
+            assert!(asked.stderr.contains(&reported), "{asked:?}");
             assert!(asked.stderr.contains("refused"), "{asked:?}");
             assert_eq!(asked.stderr.lines().count(), 1, "{asked:?}");
         }

@@ -44,14 +44,14 @@ addressType: IPv4
 endpoints:
 - {addresses: [10.0.0.8], targetRef: {kind: Pod, namespace: app, name: db-1}}
 ";
-        let said = checked(&format!("{EXPORTED}{objects}")).await.stderr;
+        let reported = checked(&format!("{EXPORTED}{objects}")).await.stderr;
         let want = "objects.yaml:6: warning: an endpoint of aaa/web names the pod app/db-1, which \
                     is ignored: a slice names pods of its own namespace only; write no such \
                     `targetRef`\nobjects.yaml:6: warning: the address 10.0.0.8 (and 1 more) of \
                     aaa/web is not used: namespace app lists it too at objects.yaml:16, and \
                     neither has evidence for it; write addresses of pods of the slice's namespace \
                     that Kubernetes keeps up to date, or a workload of the mesh file\n";
-        assert_eq!(said, want);
+        assert_eq!(reported, want);
     });
 }
 
@@ -62,12 +62,12 @@ fn review_1_a_host_name_in_a_slice_is_a_warning_at_its_line() {
 ports: [{port: 8080}]
 endpoints: [{addresses: [db.app.svc.cluster.local]}]
 ";
-        let said = checked(&format!("{EXPORTED}{objects}")).await.stderr;
+        let reported = checked(&format!("{EXPORTED}{objects}")).await.stderr;
         let want = "objects.yaml:6: warning: the endpoint db.app.svc.cluster.local of aaa/web is \
                     not used: the answer to a host name could be an address of another namespace; \
                     write a workload with this `hostname` into the mesh file, which an operator \
                     writes\n";
-        assert_eq!(said, want);
+        assert_eq!(reported, want);
     });
 }
 
@@ -91,15 +91,15 @@ spec: {{ports: [{{port: 80}}]}}
 "
             )
         };
-        let said = checked(&objects("")).await.stderr;
+        let reported = checked(&objects("")).await.stderr;
         let want = "objects.yaml:1: warning: tunnels to aaa/x are refused: its waypoint app/web is \
                     of another namespace, and is not a Service with the label \
                     `gateway.istio.io/managed: istio.io-mesh-controller`; write the name of a \
                     waypoint, or the service with its waypoint into the mesh file\n";
-        assert_eq!(said, want);
+        assert_eq!(reported, want);
         let labelled = objects("gateway.istio.io/managed: istio.io-mesh-controller");
-        let said = checked(&labelled).await.stderr;
-        assert!(!said.contains("are refused"), "{said}");
+        let reported = checked(&labelled).await.stderr;
+        assert!(!reported.contains("are refused"), "{reported}");
     });
 }
 
@@ -112,7 +112,7 @@ fn review_2_equal_claims_to_an_address_are_warnings_at_both_lines() {
                  spec: {{clusterIP: 10.9.0.1, ports: [{{port: 80}}]}}\n"
             )
         };
-        let said = checked(&(service("a") + &service("b"))).await.stderr;
+        let reported = checked(&(service("a") + &service("b"))).await.stderr;
         let want = [("2", "a", "b", "7"), ("7", "b", "a", "2")].map(|(line, own, other, at)| {
             format!(
                 "objects.yaml:{line}: warning: the address 10.9.0.1 of the Service {own}/web is \
@@ -120,7 +120,7 @@ fn review_2_equal_claims_to_an_address_are_warnings_at_both_lines() {
                  write an address that nothing else has\n"
             )
         });
-        assert_eq!(said, want.concat());
+        assert_eq!(reported, want.concat());
     });
 }
 

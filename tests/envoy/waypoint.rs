@@ -24,7 +24,7 @@ const TUNNELS: u64 = 20;
 const OWN: u8 = 11;
 const WAYPOINT: u8 = 12;
 
-fn told(net: Net) -> Istiod {
+fn received(net: Net) -> Istiod {
     let istiod = Istiod::default();
     let mut behind = service();
     if let Some(address::Type::Service(service)) = &mut behind.r#type {
@@ -73,7 +73,7 @@ fn istiod_1_an_envoy_is_the_waypoint_that_is_sent_without_hbone() {
         let net = Net::new();
         let mut applications = JoinSet::new();
         applications.spawn(traffic::application(net.listen(31, 9000).await));
-        let istiod = told(net);
+        let istiod = received(net);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = pod::spawn(net, "");
         let to_application = [("APPLICATION", net.ip(31).to_string())];

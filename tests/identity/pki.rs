@@ -275,7 +275,7 @@ pub struct Pki {
     /// Trusted too, although its certificate has expired.
     pub expired: Authority,
     /// Not trusted.
-    pub stranger: Authority,
+    pub foreign: Authority,
 }
 
 impl Pki {
@@ -288,7 +288,7 @@ impl Pki {
                 params.not_before -= Duration::days(3);
                 params.not_after -= Duration::days(2);
             }),
-            stranger: Authority::root("strange root", |_| ()),
+            foreign: Authority::root("foreign root", |_| ()),
         }
     }
 

@@ -37,7 +37,7 @@ pub async fn ask_for_more(peer: &mut RawPeer) {
 }
 
 #[test]
-fn past_the_budget_the_fattest_stalled_tunnels_go_and_a_neighbour_notices_nothing() {
+fn past_the_budget_the_largest_stalled_tunnels_go_and_a_neighbour_notices_nothing() {
     run(async {
         let net = Net::new();
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);

@@ -169,7 +169,7 @@ fn review_21_listeners_that_change_before_the_first_certificate_open_with_it() {
 }
 
 #[test]
-fn what_the_authority_must_not_answer_is_said_and_asked_for_again() {
+fn what_the_authority_must_not_answer_is_reported_and_asked_for_again() {
     run(async {
         let net = Net::new();
         let istiod = Istiod::default();

@@ -38,11 +38,14 @@ async fn client(
 }
 
 async fn echoes(tunnel: &mut Tunnel, cluster: usize) {
-    let said = caller(cluster);
-    tunnel.write_all(said.as_bytes()).await.expect("a request");
-    let mut answer = vec![0; said.len()];
+    let reported = caller(cluster);
+    tunnel
+        .write_all(reported.as_bytes())
+        .await
+        .expect("a request");
+    let mut answer = vec![0; reported.len()];
     tunnel.read_exact(&mut answer).await.expect("an answer");
-    assert_eq!(answer, said.as_bytes());
+    assert_eq!(answer, reported.as_bytes());
 }
 
 /// Asserts that a client of an unlisted trust domain is refused, at the latest by its first read.
@@ -68,7 +71,7 @@ async fn closed(gateway: &Gateway) -> usize {
 }
 
 #[test]
-fn two_hundred_clusters_are_told_apart() {
+fn two_hundred_clusters_are_distinguished() {
     run(async {
         let authority = Authority::new().expect("a root");
         let identities = Identities::from_authority(&authority);

@@ -53,7 +53,7 @@ struct World {
 
 impl World {
     /// Starts with these services in the first message, each with the host of its endpoint.
-    async fn start(default: &str, exposure: &str, more: &str, told: &[(&str, u8)]) -> Self {
+    async fn start(default: &str, exposure: &str, more: &str, received: &[(&str, u8)]) -> Self {
         let net = Net::new();
         let endpoint = async |host| {
             Endpoint::new(
@@ -83,7 +83,7 @@ impl World {
             _serving: serving,
             _endpoints: endpoints,
         };
-        for (name, host) in told {
+        for (name, host) in received {
             world.send_service(name, *host, |_| {});
         }
         world.gateway.ready().await;
@@ -108,7 +108,7 @@ impl World {
     /// Waits until the gateway has a service.
     async fn knows(&self, name: &str) {
         let (namespace, host) = name.split_once('/').expect("a namespace");
-        let told = async || {
+        let received = async || {
             let (_, dump) = self.gateway.http(15000, "GET", "/config_dump").await;
             let dump: serde_json::Value = serde_json::from_str(&dump).expect("a dump");
             let services = dump["services"].as_array().cloned().unwrap_or_default();
@@ -117,7 +117,7 @@ impl World {
             };
             services.iter().any(is_it)
         };
-        until(name, told, |told| *told).await;
+        until(name, received, |received| *received).await;
     }
 
     async fn tunnel(&self, authority: &str) -> Result<(u8, Tunnel), String> {
@@ -255,8 +255,8 @@ fn review_3_an_entry_with_a_namespace_means_no_other_service_of_the_hostname() {
         let exposure = format!(
             "    - {{service: \"{API}:80\", namespace: team-b, to: [{{cluster: west}}]}}\n"
         );
-        let told = [("a/api.example", OTHER)];
-        let world = World::start("all", &exposure, "", &told).await;
+        let received = [("a/api.example", OTHER)];
+        let world = World::start("all", &exposure, "", &received).await;
         let refused = world.asks("api.example:80").await;
         assert!(refused.expect_err("it is not meant").contains("503"));
         assert!(world.asks("240.0.0.9:80").await.is_err(), "nor by its VIP");

@@ -32,13 +32,13 @@ async fn narrow(net: Net) -> TcpListener {
 /// Starts an endpoint that reads nothing until signalled, and counts the bytes that it has read to
 /// a clean end.
 async fn late(net: Net) -> (Endpoint, watch::Sender<bool>, Arc<AtomicUsize>) {
-    let (tell, told) = watch::channel(false);
+    let (tell, signal) = watch::channel(false);
     let count = Arc::new(AtomicUsize::new(0));
     let counts = Arc::clone(&count);
     let endpoint = Endpoint::new(narrow(net).await, move |mut stream| {
-        let (mut told, counts) = (told.clone(), Arc::clone(&counts));
+        let (mut signal, counts) = (signal.clone(), Arc::clone(&counts));
         async move {
-            told.wait_for(|&told| told).await.expect("the test's word");
+            signal.wait_for(|&signal| signal).await.expect("the signal");
             let mut bytes = Vec::new();
             if stream.read_to_end(&mut bytes).await.is_ok() {
                 counts.fetch_add(bytes.len(), Ordering::SeqCst);
@@ -147,7 +147,7 @@ fn review_8_an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_pro
         let gateway = gateway(net).await;
         let sent = Arc::new(AtomicUsize::new(0));
         let counts = Arc::clone(&sent);
-        let (tell, mut told) = tokio::sync::mpsc::channel(1);
+        let (tell, mut end) = tokio::sync::mpsc::channel(1);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream: TcpStream| {
             let (counts, tell) = (Arc::clone(&counts), tell.clone());
             async move {
@@ -163,7 +163,7 @@ fn review_8_an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_pro
         let mut peer = RawPeer::connect(&gateway).await;
         peer.tunnel(1, ECHO).await;
         peer.write(&data_then_reset(1, b"")).await;
-        told.recv().await.expect("the endpoint's end");
+        end.recv().await.expect("the endpoint's end");
         let sent = sent.load(Ordering::SeqCst);
         // The kernel's buffers on both sides, the peer's window and what is discarded.
         assert!(sent < BYTES_MAX, "{sent} bytes of the endpoint");
@@ -183,12 +183,12 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
         );
         let gateway = Gateway::start(&settings).await;
         let (endpoint, tell, read) = late(net).await;
-        let mut said = client_hello("echo.example", &[]);
-        said.extend([7; CHUNK]);
+        let mut sent = client_hello("echo.example", &[]);
+        sent.extend([7; CHUNK]);
         let mut client = TcpStream::connect(net.address(1, 15012))
             .await
             .expect("a connection");
-        client.write_all(&said).await.expect("a hello and more");
+        client.write_all(&sent).await.expect("a hello and more");
         client.shutdown().await.expect("an end");
         // All of it is in the endpoint's kernel or in the gateway's.
         let upload = async || {
@@ -202,7 +202,7 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
                 .parse::<f64>();
             count.ok()
         };
-        let all = said.len() as f64;
+        let all = sent.len() as f64;
         until("the upload", upload, |&count| count == Some(all)).await;
         crate::support::reset(client);
         // deadline: only time can show that nothing happens; earlier versions closed it at once.
@@ -212,6 +212,6 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
         tell.send_replace(true);
         gateway.wait_until_open(0, 0).await;
         let read = async || read.load(Ordering::SeqCst);
-        until("bytes that were promised", read, |&read| read == said.len()).await;
+        until("bytes that were promised", read, |&read| read == sent.len()).await;
     });
 }

@@ -153,7 +153,7 @@ async fn witness(
     Endpoint,
     tokio::sync::mpsc::Receiver<Result<(), std::io::ErrorKind>>,
 ) {
-    let (tell, told) = tokio::sync::mpsc::channel(1);
+    let (tell, received) = tokio::sync::mpsc::channel(1);
     let endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
         let tell = tell.clone();
         async move {
@@ -168,7 +168,7 @@ async fn witness(
             tell.send(end).await.expect("the test waits");
         }
     });
-    (endpoint, told)
+    (endpoint, received)
 }
 
 const RESET: Option<Result<(), std::io::ErrorKind>> =
@@ -179,13 +179,13 @@ fn a_reset_client_is_a_reset_for_the_endpoint_whatever_the_code() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
-        let (_endpoint, mut told) = witness(net).await;
+        let (_endpoint, mut received) = witness(net).await;
         let client = gateway.client(identities()).await;
         for code in [Reason::CANCEL, Reason::NO_ERROR, Reason::INTERNAL_ERROR] {
             let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
             tunnel.write_all(b"some bytes").await.expect("a write");
             tunnel.reset(code);
-            assert_eq!(told.recv().await, RESET, "{code:?}");
+            assert_eq!(received.recv().await, RESET, "{code:?}");
         }
         ended(&gateway, "downstream_reset", 1.0).await;
         ended(&gateway, "downstream_cancelled", 2.0).await;
@@ -273,12 +273,12 @@ fn a_lost_client_connection_is_a_reset_for_the_endpoint() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
-        let (_endpoint, mut told) = witness(net).await;
+        let (_endpoint, mut received) = witness(net).await;
         let client = gateway.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         tunnel.write_all(b"some bytes").await.expect("a write");
         drop(client);
-        assert_eq!(told.recv().await, RESET);
+        assert_eq!(received.recv().await, RESET);
         ended(&gateway, "downstream_lost", 1.0).await;
     });
 }
@@ -288,7 +288,7 @@ fn review_18_trailers_are_a_protocol_error_for_the_peer_and_a_reset_for_the_endp
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
-        let (_endpoint, mut told) = witness(net).await;
+        let (_endpoint, mut received) = witness(net).await;
         let mut peer = RawPeer::connect(&gateway).await;
         let trailers = |stream| {
             let mut frame = raw::headers(stream, &[("grpc-status", b"0")]);
@@ -302,13 +302,13 @@ fn review_18_trailers_are_a_protocol_error_for_the_peer_and_a_reset_for_the_endp
         peer.tunnel(1, ECHO).await;
         peer.write(&trailers(1)).await;
         assert_eq!(peer.ending(1).await, protocol_error);
-        assert_eq!(told.recv().await, RESET);
+        assert_eq!(received.recv().await, RESET);
         peer.tunnel(3, ECHO).await;
         let mut frames = raw::frame(raw::DATA, 0, 3, b"some bytes");
         frames.extend(trailers(3));
         peer.write(&frames).await;
         assert_eq!(peer.ending(3).await, protocol_error);
-        assert_eq!(told.recv().await, RESET);
+        assert_eq!(received.recv().await, RESET);
         let fields: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
         let mut frames = raw::headers(5, &fields);
         frames.extend(trailers(5));
@@ -319,7 +319,7 @@ fn review_18_trailers_are_a_protocol_error_for_the_peer_and_a_reset_for_the_endp
             ending = peer.ending(5).await;
         }
         assert_eq!(ending, protocol_error);
-        assert_eq!(told.recv().await, RESET);
+        assert_eq!(received.recv().await, RESET);
         ended(&gateway, "malformed", 3.0).await;
     });
 }
@@ -333,7 +333,7 @@ fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
-        let (tell, mut told) = tokio::sync::mpsc::channel(1);
+        let (tell, mut received) = tokio::sync::mpsc::channel(1);
         // The endpoint has bytes of its own under way, and reads only when signalled.
         let (go, goes) = tokio::sync::watch::channel(false);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
@@ -366,7 +366,7 @@ fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
             ));
             peer.write(&sent).await;
             go.send_replace(true);
-            assert_eq!(told.recv().await, Some(Ok(())), "{code:?}");
+            assert_eq!(received.recv().await, Some(Ok(())), "{code:?}");
         }
         ended(&gateway, "downstream_cancelled", 2.0).await;
     });
@@ -377,7 +377,7 @@ fn an_upload_whose_end_comes_together_with_the_end_of_its_connection_is_delivere
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;
-        let (tell, mut told) = tokio::sync::mpsc::channel(1);
+        let (tell, mut received) = tokio::sync::mpsc::channel(1);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
             let tell = tell.clone();
             async move {
@@ -402,7 +402,11 @@ fn an_upload_whose_end_comes_together_with_the_end_of_its_connection_is_delivere
             }
             peer.write(&sent).await;
             peer.close_with_fin().await;
-            assert_eq!(told.recv().await, Some((Ok(()), Ok(0))), "round {round}");
+            assert_eq!(
+                received.recv().await,
+                Some((Ok(()), Ok(0))),
+                "round {round}"
+            );
         }
     });
 }

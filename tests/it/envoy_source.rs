@@ -200,7 +200,7 @@ fn what_is_rejected_is_named_and_its_last_good_version_stays() {
 }
 
 #[test]
-fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
+fn what_was_received_stays_in_force_while_the_control_plane_is_away() {
     run(async {
         let net = Net::new();
         let mut gateway = gateway(net, "");
@@ -349,11 +349,11 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
             CLUSTER_NAME,
             &by_locality(cluster(CLUSTER_NAME, "")),
         );
-        let told = |near: Vec<_>, far: Vec<_>| {
+        let received = |near: Vec<_>, far: Vec<_>| {
             let zones = vec![zone("a", Some(1), 0, near), zone("b", Some(1), 1, far)];
             control.put(ENDPOINT, CLUSTER_NAME, &assignment(CLUSTER_NAME, zones));
         };
-        told(vec![endpoint(at(11))], vec![endpoint(at(12))]);
+        received(vec![endpoint(at(11))], vec![endpoint(at(12))]);
         let _serving = control.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
         assert_eq!(shared(&gateway, &[&near, &far], 20).await, [20, 0]);
@@ -361,7 +361,7 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
         // Half of the first priority is ready: 70 % of the tunnels stay there. The bounds are five
         // standard deviations.
         let shown = async || gateway.http(15000, "GET", "/config_dump").await.1;
-        told(
+        received(
             vec![endpoint(at(11)), unhealthy(at(13))],
             vec![endpoint(at(12))],
         );
@@ -376,7 +376,7 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
         );
 
         // All of it is gone.
-        told(vec![unhealthy(at(11))], vec![endpoint(at(12))]);
+        received(vec![unhealthy(at(11))], vec![endpoint(at(12))]);
         until("the change", shown, |dump| !there(dump)).await;
         assert_eq!(shared(&gateway, &[&near, &far], 20).await, [0, 20]);
 

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, broken, bytes, identities, reset, run,
+    until,
 };
 
 const MIB: u64 = 1 << 20;
@@ -122,6 +123,23 @@ async fn stall(tunnel: &mut Tunnel) -> u64 {
     }
 }
 
+/// Asserts that a transfer takes at most twice its time alone. Noise of the machine slows some
+/// attempts; a defect slows all of them.
+async fn assert_not_slowed(
+    what: &str,
+    alone: Duration,
+    mut attempt: impl AsyncFnMut() -> Duration,
+) {
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        times.push(attempt().await);
+        if times.last() <= Some(&(alone * 2 + NOISE)) {
+            return;
+        }
+    }
+    panic!("{what}: alone {alone:?}, then {times:?}");
+}
+
 #[test]
 fn eight_tunnels_that_nobody_reads_do_not_slow_ninety_two_others() {
     run(async {
@@ -142,19 +160,8 @@ fn eight_tunnels_that_nobody_reads_do_not_slow_ninety_two_others() {
             );
             stalled.push((id, up, open(&client, b'd', MOVING + id).await));
         }
-        let loaded = (moving(&client, b'u').await, moving(&client, b'd').await);
-        assert!(
-            loaded.0 <= unloaded.0 * 2 + NOISE,
-            "up: {:?}, {:?}",
-            unloaded.0,
-            loaded.0
-        );
-        assert!(
-            loaded.1 <= unloaded.1 * 2 + NOISE,
-            "down: {:?}, {:?}",
-            unloaded.1,
-            loaded.1
-        );
+        assert_not_slowed("up", unloaded.0, async || moving(&client, b'u').await).await;
+        assert_not_slowed("down", unloaded.1, async || moving(&client, b'd').await).await;
         // deadline: the stalled tunnels are left alone for ten seconds in all.
         tokio::time::sleep_until(start + Duration::from_secs(10)).await;
         for (id, _, mut down) in stalled {
@@ -235,11 +242,7 @@ fn idle_tunnels_hold_no_window_of_a_client_that_has_little() {
             assert_eq!(tunnel.read_u8().await.expect("a byte"), b'k');
             idle.push(tunnel);
         }
-        let beside = download().await;
-        assert!(
-            beside <= alone * 2 + NOISE,
-            "alone {alone:?}, beside idle tunnels {beside:?}"
-        );
+        assert_not_slowed("beside idle tunnels", alone, download).await;
         drop(idle);
     });
 }
@@ -273,7 +276,8 @@ fn three_thousand_tunnels_that_break_mid_upload_do_not_end_their_connection() {
             }
         }
         assert!(!client.is_closed());
-        assert_eq!(gateway.tunnels("upstream_reset").await, 3000.0);
+        let ended = async || gateway.tunnels("upstream_reset").await;
+        until("ended tunnels", ended, |&ended| ended == 3000.0).await;
         assert_eq!(gateway.metric("strait_connections_total").await, 1.0);
     });
 }

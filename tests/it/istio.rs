@@ -161,7 +161,7 @@ fn what_the_control_plane_exports_is_exposed_until_it_is_taken_back() {
 }
 
 #[test]
-fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
+fn what_was_received_stays_in_force_while_the_control_plane_is_away() {
     run(async {
         let net = Net::new();
         let mut gateway = gateway(net, NAME);

@@ -174,7 +174,7 @@ fn a_response_that_cannot_be_answered_ends_its_stream_only() {
 }
 
 #[test]
-fn a_stream_that_is_cut_anywhere_is_made_again_until_all_is_told() {
+fn a_stream_that_is_cut_anywhere_is_made_again_until_all_is_received() {
     run(async {
         // Handshake, answer and responses are some 2.5 kB on their way back.
         const CUTS: usize = 6;
@@ -372,7 +372,7 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
 }
 
 #[test]
-fn a_stream_that_says_nothing_is_given_up_until_all_is_told() {
+fn a_stream_that_says_nothing_is_given_up_until_all_is_received() {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().expect("a runtime");
     runtime.block_on(async {

@@ -55,7 +55,7 @@ impl Client {
     }
 
     /// Returns the type of the next response, and the names that it sends and removes.
-    async fn told(&mut self) -> (String, BTreeSet<String>, BTreeSet<String>) {
+    async fn received(&mut self) -> (String, BTreeSet<String>, BTreeSet<String>) {
         let response = self.responses.message().await.expect("a stream");
         let response = response.expect("a response");
         let sent = response.resources.into_iter().map(|one| one.name);
@@ -69,7 +69,7 @@ impl Client {
     async fn expects(&mut self, type_url: &str, sent: &[&str], removed: &[&str]) {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let expected = (type_url.to_owned(), names(sent), names(removed));
-        assert_eq!(self.told().await, expected);
+        assert_eq!(self.received().await, expected);
     }
 }
 

@@ -150,7 +150,7 @@ async fn through(toxic: Faults) -> (u64, io::Result<usize>) {
 }
 
 #[test]
-fn a_cut_comes_after_its_bytes_and_as_it_is_told() {
+fn a_cut_comes_after_its_bytes_and_as_configured() {
     run(async {
         for after in [1, 5000, 16 * 1024, SIZE - 1] {
             let (bytes, end) = through(Faults::cut(after, Cut::End)).await;

@@ -133,8 +133,8 @@ fn review_21_routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels(
         edit(&gateway, old, new, "ok").await;
         is_reset(&mut kept).await;
         // The reset may come before the client has seen the connection.
-        if let Ok(mut stranger) = TcpStream::connect(net.address(1, ROUTES)).await {
-            is_reset(&mut stranger).await;
+        if let Ok(mut excluded) = TcpStream::connect(net.address(1, ROUTES)).await {
+            is_reset(&mut excluded).await;
         }
         let revoked = async || gateway.tunnels("revoked").await;
         until("revoked", revoked, |&now| now == 2.0).await;
@@ -393,16 +393,16 @@ fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
         let secret = lines.find(|line| line.contains("app/secret"));
         let secret = secret.expect("a line");
         assert!(!secret.contains("nobody"), "{secret}");
-        for said in [
+        for reported in [
             "anyone on port 80 through listener any (sni *)",
             "anyone from 10.0.0.0/8 on port 80 through listener narrow (sni x.example)",
         ] {
-            assert!(secret.contains(said), "{secret}");
+            assert!(secret.contains(reported), "{secret}");
         }
         let (_, echo, _) = gateway.run_command(&["status", "echo"]).await;
-        let said = "exposed to anyone on port 80 through listener istio (server name in Istio's \
+        let reported = "exposed to anyone on port 80 through listener istio (server name in Istio's \
                     format)";
-        assert!(echo.contains(said), "{echo}");
+        assert!(echo.contains(reported), "{echo}");
 
         let page = page(&gateway).await;
         let row = &page["listeners"][2];

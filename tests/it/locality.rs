@@ -55,9 +55,9 @@ fn record(zone: &str) -> Address {
     })
 }
 
-async fn is_in(gateway: &Gateway, said: &str) {
+async fn is_in(gateway: &Gateway, reported: &str) {
     let status = async || gateway.http(15000, "GET", "/status").await.1;
-    until(said, status, |page| page.contains(said)).await;
+    until(reported, status, |page| page.contains(reported)).await;
 }
 
 /// Returns the number of [`TUNNELS`] tunnels that reach the endpoint in zone a.

@@ -23,8 +23,8 @@ fn a_good_path_is_whole_for_both_sides() {
             Plan::both(u64::MAX, 16 * 1024),
         ] {
             let (near, far) = duplex(1000);
-            let (client, (told, endpoint)) = tokio::join!(drive(near, plan), answer(far));
-            assert_eq!(told.map(|told| told.id), Some(plan.id));
+            let (client, (plan_read, endpoint)) = tokio::join!(drive(near, plan), answer(far));
+            assert_eq!(plan_read.map(|plan_read| plan_read.id), Some(plan.id));
             assert_eq!(client, SideResult::complete(plan.down));
             assert_eq!(endpoint, SideResult::complete(plan.up));
             assert!(is_consistent(client, endpoint));

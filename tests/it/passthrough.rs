@@ -163,7 +163,7 @@ fn the_client_meets_its_endpoints_own_certificate_at_the_target_port() {
 }
 
 #[test]
-fn what_a_stranger_may_not_reach_is_refused_alike() {
+fn what_an_unverified_client_may_not_reach_is_refused_alike() {
     run(async {
         let net = Net::new();
         let mut settings = settings(net, &[(11, 1, "TCP")]);
@@ -387,7 +387,7 @@ fn a_reset_of_one_side_is_a_reset_of_the_other_and_never_an_end() {
     run(async {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
-        let (tell, mut told) = tokio::sync::mpsc::channel(1);
+        let (tell, mut received) = tokio::sync::mpsc::channel(1);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
             let tell = tell.clone();
             async move {
@@ -435,7 +435,7 @@ fn a_reset_of_one_side_is_a_reset_of_the_other_and_never_an_end() {
             }
             reset(stream);
             assert_eq!(
-                told.recv().await,
+                received.recv().await,
                 Some(Err(ErrorKind::ConnectionReset)),
                 "{word:?}"
             );
@@ -450,7 +450,7 @@ fn what_was_sent_before_an_end_is_delivered_though_a_reset_follows() {
     run(async {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
-        let (tell, mut told) = tokio::sync::mpsc::channel(1);
+        let (tell, mut received) = tokio::sync::mpsc::channel(1);
         let (go, goes) = tokio::sync::watch::channel(false);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
             let (tell, mut goes) = (tell.clone(), goes.clone());
@@ -479,7 +479,10 @@ fn what_was_sent_before_an_end_is_delivered_though_a_reset_follows() {
         until("all bytes", counted, |&counted| counted == total).await;
         reset(stream);
         go.send_replace(true);
-        assert_eq!(told.recv().await, Some((hello.len() + bytes.len(), Ok(()))));
+        assert_eq!(
+            received.recv().await,
+            Some((hello.len() + bytes.len(), Ok(())))
+        );
         gateway.wait_until_open(0, 0).await;
     });
 }

@@ -27,9 +27,9 @@ fn a_pod_gets_its_certificate_and_services_and_carries_tunnels_without_a_file() 
         let ignored = "ignored arguments: --domain --serviceCluster --proxyComponentLogLevel";
         gateway.logged(ignored).await;
         let calls = istiod.calls();
-        let said = |name| calls[0].get(name).and_then(|value| value.to_str().ok());
+        let reported = |name| calls[0].get(name).and_then(|value| value.to_str().ok());
         assert_eq!(
-            (said("clusterid"), said("x-tenant")),
+            (reported("clusterid"), reported("x-tenant")),
             (Some("east"), Some("blue"))
         );
         let node = istiod
@@ -76,31 +76,31 @@ fn the_file_over_a_pod_is_watched() {
 }
 
 #[test]
-fn istiod_is_told_what_the_file_over_a_pod_says() {
+fn istiod_receives_what_the_file_over_a_pod_says() {
     run(async {
         let net = Net::new();
         let istiod = Istiod::default();
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let file = "gateway: {cluster: mine}\nidentity: {namespace: app, service_account: other}\n";
         let _gateway = pod::spawn(net, file);
-        let told = async || {
+        let received = async || {
             istiod
                 .requests()
                 .into_iter()
                 .find_map(|request| request.node)
         };
-        let node = until("a node", told, Option::is_some)
+        let node = until("a node", received, Option::is_some)
             .await
             .expect("a node");
         assert!(node.id.contains(".app~app.svc."), "{}", node.id);
         let metadata = node.metadata.expect("metadata").fields;
-        let said = |key: &str| match metadata.get(key).and_then(|value| value.kind.as_ref()) {
+        let reported = |key: &str| match metadata.get(key).and_then(|value| value.kind.as_ref()) {
             Some(Kind::StringValue(text)) => text.clone(),
             other => panic!("{key}: {other:?}"),
         };
-        assert_eq!(said("CLUSTER_ID"), "mine");
+        assert_eq!(reported("CLUSTER_ID"), "mine");
         assert_eq!(
-            (said("NAMESPACE"), said("SERVICE_ACCOUNT")),
+            (reported("NAMESPACE"), reported("SERVICE_ACCOUNT")),
             ("app".into(), "other".into())
         );
         let calls = istiod.calls();

@@ -182,8 +182,11 @@ fn nothing_is_let_in_while_the_policies_are_withheld() {
         istiod.put(ADDRESS, SERVICE, &service());
         istiod.put(ADDRESS, "a", &selected(net, &[]));
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
-        let told = async || gateway.http(15000, "GET", "/config_dump").await.1;
-        until("addresses", told, |dump| dump.contains("\"uid\": \"a\"")).await;
+        let received = async || gateway.http(15000, "GET", "/config_dump").await.1;
+        until("addresses", received, |dump| {
+            dump.contains("\"uid\": \"a\"")
+        })
+        .await;
         let (status, pending) = gateway.readiness().await;
         assert!(
             status == 500 && pending.contains("authorizations"),
@@ -262,15 +265,15 @@ fn istiod_11_a_deny_resets_tunnels_of_a_workload_whose_number_of_addresses_chang
             })
         };
         let single = |policies: &[&str]| selected(mesh.net, policies);
-        let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
+        let received = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
         for (before, after) in [
             (single(&[]), dual(&["app/q"])),
             (dual(&[]), single(&["app/q"])),
         ] {
             mesh.istiod.put(ADDRESS, "a", &before);
             let is_dual = before == dual(&[]);
-            let is_told = |dump: &String| dump.contains("127.255.0.1") == is_dual;
-            until("the workload", told, is_told).await;
+            let is_received = |dump: &String| dump.contains("127.255.0.1") == is_dual;
+            until("the workload", received, is_received).await;
             let tunnel = async || mesh.tunnel(CLIENT).await;
             let opened = until("a tunnel", tunnel, Result::is_ok).await;
             let mut lost = opened.expect("a tunnel");

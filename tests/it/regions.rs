@@ -91,8 +91,11 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
         // No endpoint remains then, and the operator sees the reason.
         let order = ["drain", "region", "us-west"];
         let forced = [&order[..], &["--force"]].concat();
-        let (code, said, _) = gateway.run_command(&forced).await;
-        assert!(code == 0 && said.contains("no endpoint is left"), "{said}");
+        let (code, reported, _) = gateway.run_command(&forced).await;
+        assert!(
+            code == 0 && reported.contains("no endpoint is left"),
+            "{reported}"
+        );
         assert!(status(&gateway).await.contains("us-west is evacuated"));
         assert!(client.tunnel(ECHO).await.is_err());
         assert_eq!(gateway.tunnels("no_endpoint").await, 1.0);
@@ -151,10 +154,10 @@ fn review_22_a_region_that_the_mesh_does_not_name_is_an_error_that_lists_the_kno
         let gateway = Gateway::start(&settings(net, weights)).await;
         for more in [&[][..], &["--dry-run"], &["--force"]] {
             let order = [&["drain", "region", "us-esat"], more].concat();
-            let (code, said, error) = gateway.run_command(&order).await;
+            let (code, reported, error) = gateway.run_command(&order).await;
             let want = "us-esat cannot be evacuated: no workload is there; write one of us-east, \
                         us-west\n";
-            assert_eq!((code, &*said, &*error), (1, "", want), "{more:?}");
+            assert_eq!((code, &*reported, &*error), (1, "", want), "{more:?}");
         }
         assert!(!status(&gateway).await.contains("evacuated"));
         assert_eq!(
@@ -162,9 +165,9 @@ fn review_22_a_region_that_the_mesh_does_not_name_is_an_error_that_lists_the_kno
             0
         );
         let undo = ["drain", "region", "us-esat", "--undo"];
-        let (code, said, error) = gateway.run_command(&undo).await;
+        let (code, reported, error) = gateway.run_command(&undo).await;
         let want = "us-esat was not evacuated by an operator; these are: us-east\n";
-        assert_eq!((code, &*said, &*error), (1, "", want));
+        assert_eq!((code, &*reported, &*error), (1, "", want));
         assert!(status(&gateway).await.contains("us-east is evacuated"));
     });
 }
@@ -182,20 +185,20 @@ fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_
         let client = gateway.client(identities()).await;
         // The services still have endpoints in us-west, and no alias is for us-east.
         let east = ["drain", "region", "us-east"];
-        let (code, said, _) = gateway
+        let (code, reported, _) = gateway
             .run_command(&[&east[..], &["--dry-run"]].concat())
             .await;
         assert!(
-            code == 0 && said.ends_with("nothing was changed\n"),
-            "{said}"
+            code == 0 && reported.ends_with("nothing was changed\n"),
+            "{reported}"
         );
         assert!(!status(&gateway).await.contains("is evacuated"));
         assert_eq!(gateway.run_command(&east).await.0, 0);
 
         let west = ["drain", "region", "us-west"];
         for more in [&[][..], &["--dry-run"]] {
-            let (code, said, error) = gateway.run_command(&[&west[..], more].concat()).await;
-            assert_eq!((code, &*said), (1, ""), "{more:?}");
+            let (code, reported, error) = gateway.run_command(&[&west[..], more].concat()).await;
+            assert_eq!((code, &*reported), (1, ""), "{more:?}");
             for part in [
                 "us-west is not evacuated: no endpoint would be left for ",
                 "alias west.echo:80@us-west, ",
@@ -206,11 +209,14 @@ fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_
             }
         }
         assert_eq!(tunnel(&client).await.0, 12);
-        let (code, said, _) = gateway
+        let (code, reported, _) = gateway
             .run_command(&[&west[..], &["--force"]].concat())
             .await;
-        assert_eq!(code, 0, "{said}");
-        assert!(said.contains("app/echo.app.svc.cluster.local"), "{said}");
+        assert_eq!(code, 0, "{reported}");
+        assert!(
+            reported.contains("app/echo.app.svc.cluster.local"),
+            "{reported}"
+        );
         assert!(client.tunnel(ECHO).await.is_err());
     });
 }

@@ -208,8 +208,8 @@ fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
         echoes(&mut tunnel).await;
 
         let before = served(&gateway).await;
-        let stranger = Identities::new().leaf(GATEWAY);
-        replace(&gateway.file("..3/gateway.key"), &stranger.key_pem);
+        let foreign = Identities::new().leaf(GATEWAY);
+        replace(&gateway.file("..3/gateway.key"), &foreign.key_pem);
         reloads(&gateway, "certificates", "error", 1.0).await;
         assert_eq!(
             served(&gateway).await,

@@ -162,14 +162,14 @@ fn review_23_tunnels_are_counted_by_the_cluster_of_their_peer() {
         let client = gateway.client_as(identities(), east).await;
         client.tunnel(ECHO).await.expect_err("a service for west");
         // A peer of a TLS listener has no client certificate.
-        let stranger = TcpStream::connect(net.address(1, 15443)).await;
-        let mut stranger = stranger.expect("a connection");
+        let client = TcpStream::connect(net.address(1, 15443)).await;
+        let mut client = client.expect("a connection");
         let name = "outbound_.80_._.nothing.app.svc.cluster.local";
-        stranger
+        client
             .write_all(&client_hello(name, &["istio"]))
             .await
             .expect("a hello");
-        stranger.read_to_end(&mut Vec::new()).await.expect("an end");
+        client.read_to_end(&mut Vec::new()).await.expect("an end");
         for (reason, cluster) in [
             ("completed", "west"),
             ("not_for_peer", "east"),

@@ -23,12 +23,12 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
         let client = gateway.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
 
-        let mut strangers = Vec::new();
+        let mut unverified = Vec::new();
         for _ in 0..CLIENTS {
             // The kernel rejects connections beyond its own queue.
             let connect = TcpStream::connect(gateway.address);
             if let Ok(Ok(stream)) = timeout(Duration::from_millis(100), connect).await {
-                strangers.push(stream);
+                unverified.push(stream);
             }
         }
         let shed = async || {
@@ -49,7 +49,7 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
         let accepted = async || gateway.metric("strait_accept_pauses_total").await;
         assert_eq!(accepted().await, 0.0, "there is always room to accept");
 
-        drop(strangers);
+        drop(unverified);
         let again = async || {
             let tls = identities().client(crate::support::CLIENT, crate::support::GATEWAY);
             let connect = strait::tools::hbone::Client::connect(gateway.address, &tls);
@@ -70,18 +70,18 @@ async fn silent(net: Net, from: u8, gateway: &Gateway) -> TcpStream {
 }
 
 #[test]
-fn strangers_of_many_sources_who_hold_every_handshake_keep_no_client_out() {
+fn unverified_clients_of_many_sources_that_hold_every_handshake_keep_no_client_out() {
     run(async {
         raise_descriptor_limit();
         let net = Net::new();
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
         let gateway = Gateway::start(&settings).await;
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
-        let mut strangers = Vec::new();
+        let mut unverified = Vec::new();
         // Eleven sources with a hundred each are more than the 1,024 places.
         for source in 100..111 {
             for _ in 0..100 {
-                strangers.push(silent(net, source, &gateway).await);
+                unverified.push(silent(net, source, &gateway).await);
             }
         }
         for _ in 0..10 {

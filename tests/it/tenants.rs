@@ -305,8 +305,8 @@ fn review_1_a_mistake_in_an_object_of_a_tenant_stops_neither_the_start_nor_a_rel
         write(gateway.folder.path(), "all.yaml", &changed);
         let answers = async || answering(&client, THIEVES).await;
         until("the other objects", answers, |all| *all == [THIEF]).await;
-        let told = async || status().await.contains("224.0.0.1");
-        until("the other mistake", told, |told| *told).await;
+        let received = async || status().await.contains("224.0.0.1");
+        until("the other mistake", received, |received| *received).await;
 
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
         replace(

@@ -329,10 +329,10 @@ fn review_16_a_root_without_a_list_is_logged_and_a_problem_until_it_has_one() {
         let tls = world.client(&world.identities.leaf(CLIENT));
         refused(&gateway, &tls, "unknown_revocation").await;
         let page = async || gateway.run_command(&["status"]).await.1;
-        let said = "peers below CN=Strait development root";
-        until(said, page, |page| page.contains(said)).await;
+        let reported = "peers below CN=Strait development root";
+        until(reported, page, |page| page.contains(reported)).await;
         replace(&gateway.file("crl.pem"), &world.lists(2, &[], &[]));
-        until("no problem", page, |page| !page.contains(said)).await;
+        until("no problem", page, |page| !page.contains(reported)).await;
         assert!(serves(&gateway, &tls).await);
     });
 }
@@ -370,7 +370,7 @@ fn review_16_a_stale_list_is_shown_and_refused_or_accepted_as_configured() {
 }
 
 #[test]
-fn review_16_lists_of_equally_named_issuers_are_told_apart_by_their_keys() {
+fn review_16_lists_of_equally_named_issuers_are_distinguished_by_their_keys() {
     run(async {
         let world = World::new();
         let twin = world.authority.intermediate("west").expect("a twin");
@@ -442,11 +442,9 @@ fn review_17_without_validation_the_shared_root_decides_and_names_are_clusters()
             "{page}"
         );
         // The root is still verified.
-        let stranger = Authority::new().and_then(|other| other.intermediate("north"));
-        let stranger = stranger
-            .and_then(|other| other.leaf(north))
-            .expect("a leaf");
-        refused(&gateway, &world.client(&stranger), "unknown_issuer").await;
+        let foreign = Authority::new().and_then(|other| other.intermediate("north"));
+        let foreign = foreign.and_then(|other| other.leaf(north)).expect("a leaf");
+        refused(&gateway, &world.client(&foreign), "unknown_issuer").await;
 
         let (_client, mut open) = connect(&gateway, &tls).await;
         edit(

@@ -287,7 +287,7 @@ fn a_strict_tunnel_waits_for_a_name_of_its_service_and_sends_nothing_before() {
     run(async {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net)).await;
-        let (tell, mut told) = tokio::sync::mpsc::channel(16);
+        let (tell, mut received) = tokio::sync::mpsc::channel(16);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
             let tell = tell.clone();
             async move {
@@ -310,7 +310,7 @@ fn a_strict_tunnel_waits_for_a_name_of_its_service_and_sends_nothing_before() {
             let hello = client_hello(name.trim_end_matches('.'), &[]);
             let tunnel = sent(&client, authority, &hello).await;
             assert_eq!(echoed(tunnel).await, hello, "{authority} {name}");
-            assert_eq!(told.recv().await, Some((hello.len(), true)));
+            assert_eq!(received.recv().await, Some((hello.len(), true)));
         }
         let bad = [
             "echo.app.svc.cluster.local",
@@ -322,7 +322,7 @@ fn a_strict_tunnel_waits_for_a_name_of_its_service_and_sends_nothing_before() {
         for (count, name) in (1..).zip(bad) {
             let mut tunnel = sent(&client, STRICT, &client_hello(name, &[])).await;
             assert_eq!(broken(&mut tunnel).await, CONNECT_ERROR, "{name}");
-            assert_eq!(told.recv().await, Some((0, false)), "RST, not one byte");
+            assert_eq!(received.recv().await, Some((0, false)), "RST, not one byte");
             ended(&gateway, "sni_mismatch", f64::from(count)).await;
         }
     });

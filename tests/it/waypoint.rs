@@ -266,7 +266,7 @@ fn istiod_1_a_service_port_15008_with_another_target_opens_no_port_of_a_plain_po
 }
 
 #[test]
-fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work() {
+fn a_tunnel_goes_by_the_waypoint_unless_a_trusted_one_has_done_its_work() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         for (id, words, want) in [
@@ -302,7 +302,7 @@ fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work()
 }
 
 #[test]
-fn istiod_8_a_waypoint_of_another_cluster_is_believed_only_if_it_is_configured() {
+fn istiod_8_a_waypoint_of_another_cluster_is_trusted_only_if_it_is_configured() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         // If clusters share a network, istiod sends the waypoints of both.
@@ -314,9 +314,9 @@ fn istiod_8_a_waypoint_of_another_cluster_is_believed_only_if_it_is_configured()
             workload.capacity = Some(0);
         }
         mesh.istiod.put(ADDRESS, "remote", &remote);
-        let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
-        let is_told = |dump: &String| dump.contains("\"uid\": \"remote\"");
-        until("the waypoint", told, is_told).await;
+        let received = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
+        let is_received = |dump: &String| dump.contains("\"uid\": \"remote\"");
+        until("the waypoint", received, is_received).await;
         assert_eq!(mesh.asks(WAYPOINT, &["waypoint"]).await, Ok(OWN));
         assert_eq!(mesh.asks(REMOTE, &["waypoint"]).await, Ok(ONE));
         let arguments = [
@@ -336,7 +336,7 @@ fn istiod_8_a_waypoint_of_another_cluster_is_believed_only_if_it_is_configured()
 }
 
 #[test]
-fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_believed() {
+fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_trusted() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         let mut lost = mesh.tunnel(WAYPOINT, &["waypoint"]).await.expect("past");
@@ -353,9 +353,12 @@ fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_believ
         let arguments = [
             "explain", "--from", WAYPOINT, "--to", ECHO, "--origin", "waypoint",
         ];
-        let (_, said, _) = mesh.gateway.run_command(&arguments).await;
-        let why = said.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(why.contains("clusters cannot be distinguished"), "{said}");
+        let (_, reported, _) = mesh.gateway.run_command(&arguments).await;
+        let why = reported.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            why.contains("clusters cannot be distinguished"),
+            "{reported}"
+        );
 
         let waypoints = format!("  waypoints: [\"{WAYPOINT}\"]\nlisteners:");
         replace(&file, &text.replace("listeners:", &waypoints));
@@ -364,7 +367,7 @@ fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_believ
 }
 
 #[test]
-fn a_tunnel_that_went_past_a_waypoint_ends_when_its_word_is_believed_no_more() {
+fn a_tunnel_that_went_past_a_waypoint_ends_when_its_header_is_trusted_no_more() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
         let mut kept = mesh.tunnel(CLIENT, &[]).await.expect("a tunnel");
@@ -456,7 +459,7 @@ fn waypoints_share_by_weight_and_without_one_nothing_goes_past() {
 }
 
 #[test]
-fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
+fn review_5_only_waypoints_of_the_requested_service_are_trusted() {
     run(async {
         // Both are used: `two` is the waypoint of another service.
         let mesh = Mesh::start(&[("one", 1)]).await;
@@ -475,8 +478,8 @@ fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
             workload.capacity = Some(0);
         }
         mesh.istiod.put(ADDRESS, "labelled", &labelled);
-        let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
-        until("all of it", told, |dump| {
+        let received = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
+        until("all of it", received, |dump| {
             dump.contains("\"uid\": \"labelled\"") && dump.contains("other.app.svc")
         })
         .await;
@@ -520,8 +523,8 @@ fn review_6_policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
         // Open tunnels are evaluated again by the same rule.
         let deny = policy("deny", Scope::Namespace, Action::Deny, "shop");
         mesh.istiod.put(AUTHORIZATION, "app/deny", &deny);
-        let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
-        until("the policy", told, |dump| dump.contains("\"deny\"")).await;
+        let received = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
+        until("the policy", received, |dump| dump.contains("\"deny\"")).await;
         assert_eq!(mesh.asks(CLIENT, &[]).await, Ok(ONE));
         assert!(mesh.gateway.tunnels("revoked").await < 0.5);
         // Without its waypoint, the service has its own workloads again, with their policies.

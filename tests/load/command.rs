@@ -27,14 +27,8 @@ fn folder(leaf: &Leaf, root: &str) -> TempDir {
 const FILES: &[&str] = &["--chain=tls.crt", "--key=tls.key", "--roots=root.crt"];
 
 fn strait(folder: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_strait"));
-    command
-        .current_dir(folder.path())
-        .arg("load")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
+    let mut command = crate::support::process::strait();
+    command.current_dir(folder.path()).arg("load");
     command
 }
 

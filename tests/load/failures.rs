@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::Child;
+use rustix::process::Signal;
 use tokio::time::{Instant, timeout};
 
 use crate::command::{Load, LoadResult, Serve, ended};
+use crate::support::process::send_signal;
 use crate::support::{
     ECHO, Gateway, Identities, Net, Settings, endpoint_port, identities, run, until,
 };
@@ -26,8 +26,8 @@ async fn start_in(net: Net) -> (Gateway, Serve) {
 fn assert_failed(done: &LoadResult, kind: &str) {
     assert_eq!(done.code, Some(1), "{done:?}");
     let kinds = done.report["failures_by_kind"].as_object();
-    let told = kinds.is_some_and(|kinds| kinds.keys().any(|key| key.contains(kind)));
-    assert!(told, "{kind}: {done:?}");
+    let received = kinds.is_some_and(|kinds| kinds.keys().any(|key| key.contains(kind)));
+    assert!(received, "{kind}: {done:?}");
     assert!(done.stderr.contains(kind), "{kind}: {done:?}");
 }
 
@@ -36,14 +36,8 @@ async fn tunnels_open(gateway: &Gateway, tunnels: f64) {
     until("open tunnels", open, |&open| open == tunnels).await;
 }
 
-fn interrupt(child: &Child) {
-    let id = child.id().expect("a running process");
-    let pid = Pid::from_raw(id.try_into().expect("a pid")).expect("a pid");
-    kill_process(pid, Signal::INT).expect("a signal");
-}
-
 #[test]
-fn a_refused_authority_is_told_with_its_status_before_the_time_is_over() {
+fn a_refused_authority_is_reported_with_its_status_before_the_time_is_over() {
     run(async {
         let (gateway, _endpoint) = start().await;
         let load = Load::new(gateway.address);
@@ -74,8 +68,8 @@ fn of_two_authorities_each_has_its_turn() {
 fn certificates_of_another_mesh_and_a_port_without_a_listener_are_no_connection() {
     run(async {
         let (gateway, _endpoint) = start().await;
-        let stranger = Load::of(gateway.address, &Identities::new());
-        let done = stranger.run(ECHO, "rr --seconds 30").await;
+        let foreign = Load::of(gateway.address, &Identities::new());
+        let done = foreign.run(ECHO, "rr --seconds 30").await;
         assert_failed(
             &done,
             "connection failed: invalid peer certificate: UnknownIssuer",
@@ -132,7 +126,7 @@ fn an_interrupt_ends_it_with_the_report_so_far() {
         let requests = load.start(ECHO, "churn --streams 2 --seconds 30");
         let completed = async || gateway.tunnels("completed").await;
         until("a tunnel", completed, |&count| count > 0.0).await;
-        interrupt(&requests);
+        send_signal(&requests, Signal::INT);
         let done = ended(requests).await.expect_success();
         assert_eq!(done.report["interrupted"], true);
         // Operations under way were completed.

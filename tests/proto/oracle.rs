@@ -304,7 +304,7 @@ fn an_assignment_is_read_alike() {
 
 #[test]
 #[expect(deprecated, reason = "what is old is told from what is not there, too")]
-fn other_places_for_endpoints_are_told_from_none() {
+fn other_places_for_endpoints_are_distinguished_from_none() {
     use endpoint::locality_lb_endpoints::LbConfig as Ours;
     use their_endpoint::locality_lb_endpoints::{LbConfig as Theirs, LbEndpointList};
     let of = |config| their_endpoint::LocalityLbEndpoints {

@@ -22,4 +22,6 @@ mod shape;
 #[cfg(test)]
 mod tree;
 #[cfg(test)]
+mod vocabulary;
+#[cfg(test)]
 mod words;

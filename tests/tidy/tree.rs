@@ -164,7 +164,7 @@ pub(crate) fn is_test_code(attributes: &[Attribute]) -> bool {
 const ROOTS: &[&str] = &["lib", "main"];
 
 #[test]
-fn test_code_is_told_from_the_rest() {
+fn test_code_is_distinguished_from_the_rest() {
     let file = syn::parse_file(
         "#[cfg(test)] mod a {} #[cfg(all(test, unix))] mod b {} #[tokio::test] fn c() {}
          #[cfg(not(test))] mod d {} #[cfg(unix)] mod e {} #[derive(Debug)] struct F;",

@@ -407,8 +407,8 @@ mod tests {
             (good.replace(&own, &other), "does not match the certificate"),
         ] {
             fs::write(&file, text).unwrap();
-            let said = refused(&cache, SystemTime::now());
-            assert!(said.contains(why), "{said}");
+            let reported = refused(&cache, SystemTime::now());
+            assert!(reported.contains(why), "{reported}");
         }
     }
 }

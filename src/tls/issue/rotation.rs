@@ -240,21 +240,21 @@ mod tests {
             let up = is_up.get().then(|| material(&issuer, now(), 24 * HOUR));
             async move { up.map(Arc::new).ok_or_else(|| anyhow::anyhow!("no answer")) }
         };
-        let (news, mut told) = mpsc::channel(1);
+        let (news, mut received) = mpsc::channel(1);
         let listen = async {
             assert!(matches!(
-                told.recv().await,
+                received.recv().await,
                 Some(CertificateEvent::Restored(_))
             ));
             // Long enough for the longest waits.
             let fails =
-                async { while let Some(CertificateEvent::Failed(_)) = told.recv().await {} };
+                async { while let Some(CertificateEvent::Failed(_)) = received.recv().await {} };
             assert!(timeout(Duration::from_secs(601), fails).await.is_err());
             let last = asked.borrow().last().copied().expect("a try");
             assert!(began.elapsed() - last <= Duration::from_secs(15));
             is_up.set(true);
             back.notify_one();
-            let at_once = timeout(Duration::from_millis(600), told.recv()).await;
+            let at_once = timeout(Duration::from_millis(600), received.recv()).await;
             assert!(
                 matches!(at_once, Ok(Some(CertificateEvent::Issued(_)))),
                 "{at_once:?}"
@@ -327,10 +327,10 @@ mod tests {
             };
             async { got }
         };
-        let (news, mut told) = mpsc::channel(1);
+        let (news, mut received) = mpsc::channel(1);
         let mut heard = Vec::new();
         let listen = async {
-            while let Some(news) = told.recv().await {
+            while let Some(news) = received.recv().await {
                 heard.push(matches!(news, CertificateEvent::Issued(_)));
             }
         };

@@ -158,7 +158,7 @@ fn a_chain_ends_with_the_first_certificate_on_its_way_to_the_root() {
 }
 
 #[test]
-fn a_new_verifier_has_believed_nobody_yet() {
+fn a_new_verifier_has_trusted_nobody_yet() {
     let (root, chain) = short_lived();
     for root in [
         root.as_str(),

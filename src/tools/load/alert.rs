@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alert_is_told_from_its_beginning_and_from_other_bytes() {
+    fn an_alert_is_distinguished_from_its_beginning_and_from_other_bytes() {
         let alert = [21, 3, 3, 0, 2, 2, 112];
         for length in 0..ALERT_BYTES {
             assert_eq!(

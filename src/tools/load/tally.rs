@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_told_once_and_with_its_context() {
+    fn an_error_is_reported_once_and_with_its_context() {
         let refused = ConnectError::Io(io::Error::other("refused"));
         let error = anyhow::Error::from(refused).context("inner");
         assert_eq!(describe(&error), "inner: connection failed: refused");

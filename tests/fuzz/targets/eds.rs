@@ -24,8 +24,8 @@ pub fn eds(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else {
         return;
     };
-    let said = ("legacy".to_owned(), ("old.app".to_owned(), 70));
-    let mut clusters = ClusterStore::new([said]);
+    let reported = ("legacy".to_owned(), ("old.app".to_owned(), 70));
+    let mut clusters = ClusterStore::new([reported]);
     let (type_url, name, cluster) = if kind & 1 == 1 {
         let name = ClusterLoadAssignment::decode(body).map(|of| of.cluster_name);
         let name = name.ok().filter(|name| !name.is_empty());

@@ -42,7 +42,7 @@ fn deep(root: &Authority, depth: usize) -> Shown {
 fn issuers(pki: &Pki) -> Vec<Case> {
     let (root, west) = (&pki.root, &pki.west);
     let twin = Authority::root("root of these tests", |_| ());
-    let other_west = pki.stranger.below("west");
+    let other_west = pki.foreign.below("west");
     let (other, by_twin) = (other_west.client(), twin.client());
     let leaf = other.chain[0].clone();
     let posing = other.clone().chain([leaf, west.der.clone()]);
@@ -55,7 +55,7 @@ fn issuers(pki: &Pki) -> Vec<Case> {
         case(
             "another root, sent along",
             UNKNOWN,
-            other.and([&pki.stranger]),
+            other.and([&pki.foreign]),
         ),
         case("self-signed", UNKNOWN, self_signed()),
         case("a root of the same name", "bad_signature", by_twin.clone()),
@@ -131,7 +131,7 @@ fn order(pki: &Pki) -> Vec<Case> {
         case(
             "a stranger's authority too",
             ADMITTED,
-            good.clone().and([&pki.stranger]),
+            good.clone().and([&pki.foreign]),
         ),
         case(
             "the leaf last",
@@ -144,13 +144,13 @@ fn order(pki: &Pki) -> Vec<Case> {
 /// Returns authorities each of which could, by the names, have signed all those of the previous
 /// name. With a single name, each could have signed all others. Many paths lead up, and none to a
 /// root.
-fn maze(stranger: &Authority, names: &[&str]) -> Shown {
-    let mut above = stranger.below(names[names.len() - 1]);
+fn maze(foreign: &Authority, names: &[&str]) -> Shown {
+    let mut above = foreign.below(names[names.len() - 1]);
     let mut shown = None;
     let mut found = Vec::new();
     for (index, name) in names.iter().enumerate().rev() {
         if names.get(index + 1).is_some_and(|next| next != name) {
-            above = stranger.below(names[index + 1]);
+            above = foreign.below(names[index + 1]);
         }
         let authority = above.below(name);
         shown = Some(authority.client());
@@ -165,7 +165,7 @@ fn maze(stranger: &Authority, names: &[&str]) -> Shown {
 fn crossed(pki: &Pki) -> Vec<Case> {
     let name = "an authority of two roots";
     let ours = pki.root.below(name);
-    let theirs = pki.stranger.cross_signs(name, &ours);
+    let theirs = pki.foreign.cross_signs(name, &ours);
     let shown = ours.client();
     let with = |issuers: &[&Authority]| {
         let leaf = shown.chain[0].clone();
@@ -182,12 +182,12 @@ fn crossed(pki: &Pki) -> Vec<Case> {
         let signed = others.map(|(_, other)| signer.cross_signs("one of a ring", other).der);
         web.chain.extend(signed);
     }
-    let crowd = |number| maze(&pki.stranger, &vec!["one of many"; number]);
+    let crowd = |number| maze(&pki.foreign, &vec!["one of many"; number]);
     let levels = [
         "level 1", "level 2", "level 3", "level 4", "level 5", "level 6",
     ];
     let levels: Vec<_> = levels.into_iter().flat_map(|name| [name; 16]).collect();
-    let levels = maze(&pki.stranger, &levels);
+    let levels = maze(&pki.foreign, &levels);
     vec![
         case(
             "cross-signed, ours first",
@@ -203,7 +203,7 @@ fn crossed(pki: &Pki) -> Vec<Case> {
         case(
             "cross-signed, theirs with its root",
             UNKNOWN,
-            with(&[&theirs, &pki.stranger]),
+            with(&[&theirs, &pki.foreign]),
         ),
         case("a ring that signed itself", UNKNOWN, web),
         case("six authorities of one name", UNKNOWN, crowd(6)),
@@ -278,7 +278,7 @@ fn limits(pki: &Pki) -> Vec<Case> {
     let crowded = |more: usize| {
         pki.west
             .client()
-            .and(std::iter::repeat_n(&pki.stranger, more))
+            .and(std::iter::repeat_n(&pki.foreign, more))
     };
     vec![
         case("four intermediates", ADMITTED, deep(root, 4)),

@@ -12,7 +12,7 @@ const UNTRUSTED: &str = "untrusted_domain";
 const MANY: &str = "many_uri_sans";
 const NO_URI: &str = "no_uri_san";
 
-const STRANGER: &str = "spiffe://stranger.example/ns/shop/sa/checkout";
+const FOREIGN: &str = "spiffe://foreign.example/ns/shop/sa/checkout";
 
 /// Single URIs, with their results.
 const URIS: &[(&str, &str, &str)] = &[
@@ -22,7 +22,7 @@ const URIS: &[(&str, &str, &str)] = &[
         ADMITTED,
         "spiffe://west.local/ns/a-b_c.d/sa/E.9",
     ),
-    ("another domain", UNTRUSTED, STRANGER),
+    ("another domain", UNTRUSTED, FOREIGN),
     ("an empty URI", BAD, ""),
     ("https", BAD, "https://west.local/ns/shop/sa/checkout"),
     (
@@ -324,7 +324,7 @@ const SEVERAL: &[(&str, &str, &[Name<'_>])] = &[
 ];
 
 const ID: Name<'static> = (URI, CLIENT.as_bytes());
-const OTHER: Name<'static> = (URI, STRANGER.as_bytes());
+const OTHER: Name<'static> = (URI, FOREIGN.as_bytes());
 const HTTPS: Name<'static> = (URI, b"https://west.local/ns/shop/sa/checkout");
 
 pub fn cases(pki: &Pki) -> Vec<Case> {
@@ -372,7 +372,7 @@ pub fn cases(pki: &Pki) -> Vec<Case> {
             "another id as common name",
             ADMITTED,
             west.client_but(|params| {
-                params.distinguished_name.push(DnType::CommonName, STRANGER);
+                params.distinguished_name.push(DnType::CommonName, FOREIGN);
             }),
         ),
         case(

@@ -22,7 +22,7 @@ use world::{BY_NAME, ISTIO, NARROW, ROUTES, WAYPOINT, World};
 const TELLER: &str = "spiffe://west.local/ns/bank/sa/teller";
 const OWN: &str = "spiffe://east.local/ns/shop/sa/checkout";
 const UNLINKED: &str = "spiffe://south.local/ns/shop/sa/checkout";
-const STRANGER: &str = "spiffe://north.local/ns/shop/sa/checkout";
+const FOREIGN: &str = "spiffe://north.local/ns/shop/sa/checkout";
 
 /// Tunnel: the listener, by its name and port, and the peer's input.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ impl Seen {
         }
     }
 
-    fn is_told_by(&self, answer: &Answer) -> bool {
+    fn is_reported_by(&self, answer: &Answer) -> bool {
         answer
             .outcome
             .all()
@@ -77,9 +77,9 @@ impl Seen {
 /// Returns random tunnels, over both kinds of HBONE listeners and all of TLS.
 fn asks(rng: &mut Rng, world: &World) -> Vec<TunnelRequest> {
     let mut asks = Vec::new();
-    for from in [CLIENT, TELLER, OWN, WAYPOINT, UNLINKED, STRANGER] {
+    for from in [CLIENT, TELLER, OWN, WAYPOINT, UNLINKED, FOREIGN] {
         for to in &world.authorities {
-            let few = [STRANGER, UNLINKED].contains(&from);
+            let few = [FOREIGN, UNLINKED].contains(&from);
             if few && rng.u8(..8) > 0 {
                 continue;
             }
@@ -310,7 +310,7 @@ async fn compared(seed: u64) -> BTreeMap<String, usize> {
         let answer = explained(&world, &ask).await;
         let seen = made(&world, &clients, &ask).await;
         assert!(
-            seen.is_told_by(&answer),
+            seen.is_reported_by(&answer),
             "seed {seed}: {ask:?}\n{seen:?}\n{answer:#?}\n{}",
             world.gateway.log().lines().last().unwrap_or_default()
         );
@@ -319,7 +319,7 @@ async fn compared(seed: u64) -> BTreeMap<String, usize> {
             seen.opened || !answer.outcome.or.is_empty()
         );
         count += 1;
-        wrong += usize::from(!seen.is_told_by(&last));
+        wrong += usize::from(!seen.is_reported_by(&last));
         certain += usize::from(answer.outcome.or.is_empty());
         let reason = seen.reason.unwrap_or_else(|| "opened".to_owned());
         *reasons.entry(reason).or_default() += 1;
@@ -332,7 +332,7 @@ async fn compared(seed: u64) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn every_refusal_and_every_opening_is_foretold() {
+fn every_refusal_and_every_opening_is_predicted() {
     run(async {
         let mut all = BTreeMap::<String, usize>::new();
         for seed in [1, 2] {

@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use strait::tools::hbone::Client;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
 
 use super::identities::{CLIENT, GATEWAY, Identities};
-use super::{ECHO, Net, memory, until};
+use super::process::{WAIT_MAX, http, send_signal, strait, until};
+use super::{ECHO, Net, memory};
 
-const READY_DEADLINE: Duration = Duration::from_secs(10);
 /// Limit of the time in which a restarted container is ready from its cache on disk: a second in a
 /// release build on an otherwise idle machine. A debug build beside other tests is slower. A wait
 /// for an answer of istiod is 15 s.
@@ -184,7 +182,7 @@ impl Gateway {
 
     /// Waits until the gateway is ready.
     pub async fn ready(&mut self) {
-        self.ready_within(READY_DEADLINE).await;
+        self.ready_within(WAIT_MAX).await;
     }
 
     /// Waits for `time` at most, for gateways that first back off from a failure.
@@ -310,12 +308,8 @@ impl Gateway {
     /// and stderr.
     pub async fn run_command(&self, args: &[&str]) -> (i32, String, String) {
         let admin = SocketAddr::new(self.address.ip(), 15000).to_string();
-        let output = Command::new(env!("CARGO_BIN_EXE_strait"))
-            .args(args)
-            .args(["--admin", &admin])
-            .stdin(Stdio::null())
-            .output();
-        let output = timeout(Duration::from_secs(10), output).await;
+        let output = strait().args(args).args(["--admin", &admin]).output();
+        let output = timeout(WAIT_MAX, output).await;
         let output = output.expect("an end in time").expect("its output");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         let code = output.status.code().expect("an exit code");
@@ -324,9 +318,7 @@ impl Gateway {
 
     /// Sends a signal.
     pub fn signal(&self, signal: rustix::process::Signal) {
-        let id = self.process.id().expect("a running gateway");
-        let pid = rustix::process::Pid::from_raw(id.try_into().expect("a pid")).expect("a pid");
-        rustix::process::kill_process(pid, signal).expect("a signal");
+        send_signal(&self.process, signal);
     }
 
     /// Returns whether the process still runs.
@@ -359,28 +351,6 @@ pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).expect("a new file");
     std::fs::rename(new, path).expect("a rename");
-}
-
-/// Sends one HTTP request. Returns the status, 0 if nothing listens, and the body.
-pub async fn http(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
-    let ask = async {
-        let mut stream = TcpStream::connect(address).await?;
-        let request = format!("{method} {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        std::io::Result::Ok(answer)
-    };
-    let answer = timeout(Duration::from_secs(10), ask)
-        .await
-        .expect("an answer in time");
-    let answer = answer.unwrap_or_default();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
-    let status = head
-        .split(' ')
-        .nth(1)
-        .and_then(|status| status.parse().ok());
-    (status.unwrap_or(0), body.to_owned())
 }
 
 /// Returns the configuration of a gateway on host 1 of its net.

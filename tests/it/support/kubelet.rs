@@ -19,8 +19,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use super::gateway::http;
 use super::istiod::TOKEN;
+use super::process::{http, send_signal};
 use super::{identities, until};
 
 /// Variable that marks a test process in its own namespaces.
@@ -388,13 +388,7 @@ impl Pod {
 
     /// Sends a signal to the container.
     pub fn signal(&self, signal: rustix::process::Signal) {
-        let id = self
-            .process
-            .as_ref()
-            .and_then(Child::id)
-            .expect("a process");
-        let pid = rustix::process::Pid::from_raw(id.try_into().expect("a pid")).expect("a pid");
-        rustix::process::kill_process(pid, signal).expect("a signal");
+        send_signal(self.process.as_ref().expect("a process"), signal);
     }
 
     /// Waits for the end of the container. Returns true if it succeeded.

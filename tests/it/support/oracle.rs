@@ -299,7 +299,8 @@ impl Oracle {
     pub async fn answer(&self, stream: TcpStream) {
         let address = stream.local_addr().expect("an open connection");
         let (plan, side) = answer(stream).await;
-        self.0.send_modify(|told| told.add(plan, (address, side)));
+        self.0
+            .send_modify(|outcomes| outcomes.add(plan, (address, side)));
     }
 
     /// Returns the endpoint's side of a tunnel, once it has ended.
@@ -309,16 +310,17 @@ impl Oracle {
 
     /// Returns the address at which a tunnel arrived, and the endpoint's side, once it has ended.
     pub async fn ended(&self, id: u64) -> (SocketAddr, SideResult) {
-        let mut told = self.0.subscribe();
-        let told = told
-            .wait_for(|told| !told.unattributed_errors.is_empty() || told.sides.contains_key(&id));
-        let told = told.await.expect("an oracle");
+        let mut outcomes = self.0.subscribe();
+        let outcomes = outcomes.wait_for(|outcomes| {
+            !outcomes.unattributed_errors.is_empty() || outcomes.sides.contains_key(&id)
+        });
+        let outcomes = outcomes.await.expect("an oracle");
         assert!(
-            told.unattributed_errors.is_empty(),
+            outcomes.unattributed_errors.is_empty(),
             "{:?}",
-            told.unattributed_errors
+            outcomes.unattributed_errors
         );
-        told.sides[&id]
+        outcomes.sides[&id]
     }
 
     /// Asserts that a tunnel was complete: every byte of both directions, and two clean ends.

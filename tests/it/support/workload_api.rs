@@ -120,13 +120,16 @@ impl ServerStreamingService<()> for WorkloadApi {
                 "the security header is missing",
             )));
         }
-        let (told, responses) = mpsc::channel(1);
+        let (received, responses) = mpsc::channel(1);
         let mut answers = self.0.subscribe();
         tokio::spawn(async move {
             loop {
                 let answer = answers.borrow_and_update().clone();
                 let is_last = answer.is_err();
-                if told.send(answer).await.is_err() || is_last || answers.changed().await.is_err() {
+                if received.send(answer).await.is_err()
+                    || is_last
+                    || answers.changed().await.is_err()
+                {
                     return;
                 }
             }

@@ -1,0 +1,57 @@
+"""Runs `cargo test`, and prints the duration of each test binary and of the slowest tests.
+
+libtest reports no durations on stable Rust. It starts tests in the order of `--list`, one whenever
+a thread is free, and prints a line at the end of each. So the first tests start at once, and each
+of these lines is the start of the next test.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+SLOWEST = 15
+BINARY = re.compile(r"^ +Running (?:unittests )?(\S+) \((.+)\)$")
+TEST = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. (?:ok|FAILED|ignored)")
+RESULT = re.compile(r"^test result: ")
+
+
+def listed(path):
+    output = subprocess.run([path, "--list", "--format", "terse"],
+                            stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [line.removesuffix(": test") for line in output.splitlines()]
+
+
+def main():
+    threads = len(os.sched_getaffinity(0))
+    os.environ.setdefault("RUST_TEST_THREADS", str(threads))
+    threads = int(os.environ["RUST_TEST_THREADS"])
+    command = ["cargo", "test", "--locked", *sys.argv[1:]]
+    # The build alone has the terminal, so that cargo shows its progress.
+    built = subprocess.run([*command, "--no-run"]).returncode
+    if built != 0:
+        return built
+    cargo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    name, binaries, tests = "doc-tests", [], []
+    begun, waiting, started = time.monotonic(), iter([]), {}
+    for line in cargo.stdout:
+        print(line, end="", flush=True)
+        now = time.monotonic()
+        if found := BINARY.match(line):
+            name, order = found[1], listed(found[2])
+            begun, waiting = now, iter(order[threads:])
+            started = dict.fromkeys(order[:threads], now)
+        elif found := TEST.match(line):
+            tests.append((now - started.pop(found[1], now), f"{name} {found[1]}"))
+            started[next(waiting, None)] = now
+        elif RESULT.match(line):
+            binaries.append((now - begun, name))
+            name, begun = "doc-tests", now
+    print("\nduration of each test binary, and of the slowest tests")
+    for seconds, what in sorted(binaries, reverse=True) + sorted(tests, reverse=True)[:SLOWEST]:
+        print(f"{seconds:8.1f} s  {what}")
+    return cargo.wait()
+
+
+sys.exit(main())
