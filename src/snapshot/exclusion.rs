@@ -267,8 +267,8 @@ mod tests {
         for ports in [[(80, 8080), (15008, 8080)], [(80, 15008), (15008, 5432)]] {
             gateway.services = [("app/echo.app".into(), ports.into())].into();
             for port in [80, 15008] {
-                let said = reason_for(&service, &gateway, true, port);
-                assert_eq!(said, Some(ExclusionReason::NoHbone), "{ports:?} {port}");
+                let reported = reason_for(&service, &gateway, true, port);
+                assert_eq!(reported, Some(ExclusionReason::NoHbone), "{ports:?} {port}");
             }
         }
     }

@@ -400,8 +400,8 @@ fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
             assert!(secret.contains(reported), "{secret}");
         }
         let (_, echo, _) = gateway.run_command(&["status", "echo"]).await;
-        let reported = "exposed to anyone on port 80 through listener istio (server name in Istio's \
-                    format)";
+        let reported = "exposed to anyone on port 80 through listener istio (server name in \
+                        Istio's format)";
         assert!(echo.contains(reported), "{echo}");
 
         let page = page(&gateway).await;

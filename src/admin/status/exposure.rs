@@ -13,7 +13,7 @@ use crate::wire::{Authority, Host};
 /// Describes the peers that may reach a service, by the rules of `exposure` and of TLS listeners.
 pub(super) fn exposed_to(
     snapshot: &Snapshot,
-    strangers: &AnonymousAccess<'_>,
+    unverified: &AnonymousAccess<'_>,
     service: &Service,
 ) -> Vec<String> {
     if let Some(namespace) = snapshot.required_namespace(&service.hostname)
@@ -23,11 +23,11 @@ pub(super) fn exposed_to(
             "nobody: `exposure` selects the service of namespace {namespace}"
         )];
     }
-    let (by_rules, by_listeners) = (by_exposure(snapshot, service), strangers.of(service));
+    let (by_rules, by_listeners) = (by_exposure(snapshot, service), unverified.of(service));
     match (by_rules, by_listeners.is_empty()) {
-        (Ok(mut said), _) => {
-            said.extend(by_listeners);
-            said
+        (Ok(mut reported), _) => {
+            reported.extend(by_listeners);
+            reported
         }
         (Err(nobody), true) => vec![nobody],
         (Err(_), false) => by_listeners,
@@ -45,11 +45,11 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     }
     let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
     if !entries.is_empty() {
-        let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
-        if said.is_empty() {
+        let reported: Vec<_> = entries.iter().flat_map(of_entry).collect();
+        if reported.is_empty() {
             return Err("nobody: its `to` is empty".to_owned());
         }
-        return Ok(said);
+        return Ok(reported);
     }
     let mut audiences = Vec::new();
     let ports = service.ports.keys();

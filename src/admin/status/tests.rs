@@ -310,7 +310,7 @@ async fn holders_are_a_table() {
 fn exposure_says_to_whom_and_by_which_rule() {
     use crate::snapshot::builder::Change;
     use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, Publisher};
-    let said = |table: ExposureTable, exports: &[(&str, u16)]| {
+    let reported = |table: ExposureTable, exports: &[(&str, u16)]| {
         let publisher = Publisher::new();
         publisher.update(Change {
             mesh: Some((crate::admin::tests::mesh(), "east".into())),
@@ -322,13 +322,13 @@ fn exposure_says_to_whom_and_by_which_rule() {
         let access = AnonymousAccess::new(&snapshot, &[]);
         exposed_to(&snapshot, &access, snapshot.mesh.services.sorted()[0])
     };
-    assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
+    assert_eq!(reported(ExposureTable::new(false), &[]), ["nobody"]);
     assert_eq!(
-        said(ExposureTable::new(true), &[]),
+        reported(ExposureTable::new(true), &[]),
         ["the trust set (exposure.default)"]
     );
     assert_eq!(
-        said(
+        reported(
             ExposureTable::new(false),
             &[("echo.app", 81), ("echo.app", 99)]
         ),
@@ -357,13 +357,13 @@ fn exposure_says_to_whom_and_by_which_rule() {
         table
     };
     assert_eq!(
-        said(entry(to), &[("echo.app", 81)]),
+        reported(entry(to), &[("echo.app", 81)]),
         [
             "cluster west, namespace a or b, account a/x on port 80",
             "every peer of the trust set on port 80"
         ]
     );
-    assert_eq!(said(entry(vec![]), &[]), ["nobody: its `to` is empty"]);
+    assert_eq!(reported(entry(vec![]), &[]), ["nobody: its `to` is empty"]);
     let mut of_other = ExposureTable::new(true);
     let entry = Exposure {
         namespace: Some("other".into()),
@@ -375,7 +375,7 @@ fn exposure_says_to_whom_and_by_which_rule() {
     };
     of_other.add_entry("echo.app", &entry, []);
     assert_eq!(
-        said(of_other, &[]),
+        reported(of_other, &[]),
         ["nobody: `exposure` selects the service of namespace other"]
     );
 }

@@ -436,7 +436,7 @@ async fn the_status_has_all_services_or_one_and_refuses_what_it_does_not_know() 
 }
 
 #[tokio::test]
-async fn a_denied_address_and_a_namesake_are_said_to_be_so() {
+async fn a_denied_address_and_a_namesake_are_reported() {
     let Fixture {
         state,
         publisher,
