@@ -6,6 +6,8 @@ pub mod connect;
 pub mod tunnel;
 
 pub mod buffered_tls;
+pub mod hpack;
 pub mod keepalive;
 pub mod meter;
+pub mod request;
 pub mod window;
