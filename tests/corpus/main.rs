@@ -152,6 +152,11 @@ mod replay {
     }
 
     #[test]
+    fn header_blocks() {
+        replay("hpack", targets::hpack, 1000);
+    }
+
+    #[test]
     fn connections() {
         replay("http2", targets::http2, 50);
     }

@@ -230,8 +230,7 @@ fn is_value(value: &[u8]) -> bool {
 
 /// Returns true if `text` is a token (RFC 9110 section 5.6.2).
 fn is_token(text: &[u8]) -> bool {
-    let is_octet =
-        |octet: &u8| octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(octet);
+    let is_octet = |octet: &u8| octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(octet);
     !text.is_empty() && text.iter().all(is_octet)
 }
 
@@ -240,4 +239,307 @@ fn parse_length(value: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(value).ok()?;
     let is_plain = text.bytes().all(|octet| octet.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Field<'a> = (&'a [u8], &'a [u8]);
+
+    const METHOD: Field<'_> = (b":method", b"CONNECT");
+    const AUTHORITY: Field<'_> = (b":authority", b"echo.app:80");
+    const GET: [Field<'_>; 3] = [
+        (b":method", b"GET"),
+        (b":scheme", b"https"),
+        (b":path", b"/"),
+    ];
+
+    /// Returns a header block of literals without indexing.
+    fn block(fields: &[Field<'_>]) -> Vec<u8> {
+        let mut block = Vec::new();
+        for (name, value) in fields {
+            block.push(0);
+            for text in [name, value] {
+                let length = text.len();
+                if length < 127 {
+                    block.push(u8::try_from(length).unwrap());
+                } else {
+                    let rest = length - 127;
+                    let low = u8::try_from(rest % 128).unwrap();
+                    block.extend([127, 0x80 | low, u8::try_from(rest / 128).unwrap()]);
+                }
+                block.extend(*text);
+            }
+        }
+        block
+    }
+
+    fn decode(fields: &[Field<'_>]) -> Result<Request, RequestError> {
+        super::decode(&mut Decoder::new(), &block(fields)).unwrap()
+    }
+
+    /// Decodes a CONNECT with further fields.
+    fn connect_with(fields: &[Field<'_>]) -> Result<Request, RequestError> {
+        decode(&[&[METHOD, AUTHORITY], fields].concat())
+    }
+
+    /// Returns the rejection of a request.
+    fn rejection(request: Result<Request, RequestError>) -> Result<Option<Reason>, RequestError> {
+        request.map(|request| request.target.err())
+    }
+
+    #[test]
+    fn a_connect_has_a_target_and_the_fields_that_the_gateway_needs() {
+        let baggage = b"k8s.namespace.name=shop,k8s.cluster.name=west";
+        let request = connect_with(&[
+            (b"forwarded", b"for=\"10.0.0.1:80\""),
+            (b"baggage", b"service.name=a"),
+            (b"baggage", baggage),
+            (b"baggage", b"k8s.cluster.name=east"),
+            (b"x-istio-source", b"waypoint"),
+            (b"te", b"trailers"),
+        ])
+        .unwrap();
+        assert_eq!(&*request.authority, "echo.app:80");
+        assert_eq!(request.source_cluster.as_deref(), Some(&b"west"[..]));
+        let (authority, origin) = request.target.unwrap().into_parts();
+        assert_eq!(authority.to_string(), "echo.app:80");
+        assert_eq!(origin, Origin::Waypoint);
+    }
+
+    #[test]
+    fn only_one_known_value_is_the_origin_of_a_tunnel() {
+        for (values, want) in [
+            (&[][..], Origin::Workload),
+            (&["waypoint"], Origin::Waypoint),
+            (&["gateway"], Origin::Gateway),
+            (&["sidecar"], Origin::Workload),
+            (&["Waypoint"], Origin::Workload),
+            (&["waypoint,gateway"], Origin::Workload),
+            (&["waypoint", "waypoint"], Origin::Workload),
+            (&["waypoint", "waypoint", "waypoint"], Origin::Workload),
+            (&["sidecar", "waypoint"], Origin::Workload),
+        ] {
+            let field = |value: &&'static str| (SOURCE_HEADER, value.as_bytes());
+            let fields: Vec<Field<'_>> = values.iter().map(field).collect();
+            let target = connect_with(&fields).unwrap().target.unwrap();
+            assert_eq!(target.origin, want, "{values:?}");
+        }
+    }
+
+    #[test]
+    fn pseudo_header_fields_are_complete_unique_and_first() {
+        let [method, scheme, path] = GET;
+        let host = (&b":authority"[..], &b"echo.app"[..]);
+        let other = (&b"a"[..], &b"b"[..]);
+        for (fields, want) in [
+            (&[METHOD, AUTHORITY][..], Ok(None)),
+            (&[AUTHORITY, METHOD], Ok(None)),
+            (&[method, scheme, path], Ok(Some(Reason::NotConnect))),
+            (
+                &[path, host, scheme, method, other],
+                Ok(Some(Reason::NotConnect)),
+            ),
+            // RFC 9113 section 8.5.
+            (&[METHOD], Err(RequestError::Malformed)),
+            (&[METHOD, AUTHORITY, scheme], Err(RequestError::Malformed)),
+            (&[METHOD, AUTHORITY, path], Err(RequestError::Malformed)),
+            (
+                &[METHOD, AUTHORITY, scheme, path],
+                Err(RequestError::Malformed),
+            ),
+            // RFC 8441 section 4, which needs a setting that is not advertised.
+            (
+                &[
+                    METHOD,
+                    (b":protocol", b"websocket"),
+                    scheme,
+                    path,
+                    AUTHORITY,
+                ],
+                Err(RequestError::Malformed),
+            ),
+            // RFC 9113 section 8.3.1.
+            (&[], Err(RequestError::Malformed)),
+            (&[AUTHORITY], Err(RequestError::Malformed)),
+            (&[scheme, path, AUTHORITY], Err(RequestError::Malformed)),
+            (&[method, path], Err(RequestError::Malformed)),
+            (&[method, scheme], Err(RequestError::Malformed)),
+            (
+                &[method, scheme, (b":path", b"")],
+                Err(RequestError::Malformed),
+            ),
+            (
+                &[method, scheme, (b":path", b"/a b")],
+                Err(RequestError::Malformed),
+            ),
+            (
+                &[method, (b":scheme", b"1:"), path],
+                Err(RequestError::Malformed),
+            ),
+            (
+                &[(b":method", b""), scheme, path],
+                Err(RequestError::Malformed),
+            ),
+            (
+                &[(b":method", b"A B"), scheme, path],
+                Err(RequestError::Malformed),
+            ),
+            // RFC 9113 section 8.3: unknown, of a response, repeated, after others.
+            (
+                &[METHOD, AUTHORITY, (b":other", b"")],
+                Err(RequestError::Malformed),
+            ),
+            (
+                &[METHOD, AUTHORITY, (b":", b"")],
+                Err(RequestError::Malformed),
+            ),
+            (
+                &[METHOD, AUTHORITY, (b":status", b"200")],
+                Err(RequestError::Malformed),
+            ),
+            (&[METHOD, METHOD, AUTHORITY], Err(RequestError::Malformed)),
+            (
+                &[METHOD, AUTHORITY, AUTHORITY],
+                Err(RequestError::Malformed),
+            ),
+            (
+                &[method, scheme, scheme, path],
+                Err(RequestError::Malformed),
+            ),
+            (&[method, scheme, path, path], Err(RequestError::Malformed)),
+            (&[METHOD, other, AUTHORITY], Err(RequestError::Malformed)),
+            (&[other, METHOD, AUTHORITY], Err(RequestError::Malformed)),
+        ] {
+            assert_eq!(rejection(decode(fields)), want, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn a_field_has_only_valid_octets() {
+        for octet in 0..=255_u8 {
+            let is_token = octet.is_ascii_digit()
+                || octet.is_ascii_lowercase()
+                || b"!#$%&'*+-.^_`|~".contains(&octet);
+            let in_name = connect_with(&[(&[b'a', octet], b"b")]);
+            assert_eq!(in_name.is_ok(), is_token, "{octet} in a name");
+            let first = connect_with(&[(&[octet], b"b")]);
+            assert_eq!(first.is_ok(), is_token, "{octet} as a name");
+            let is_text = octet > b' ' && octet != 0x7f;
+            let is_inner = is_text || matches!(octet, b' ' | b'\t');
+            let inner = connect_with(&[(b"a", &[b'b', octet, b'c'])]);
+            assert_eq!(inner.is_ok(), is_inner, "{octet} in a value");
+            for ends in [[b'b', octet], [octet, b'b']] {
+                let ends = connect_with(&[(b"a", &ends)]);
+                assert_eq!(ends.is_ok(), is_text, "{octet} at an end of a value");
+            }
+        }
+        assert!(connect_with(&[(b"a", b"")]).is_ok());
+        assert!(connect_with(&[(b"", b"b")]).is_err());
+    }
+
+    #[test]
+    fn fields_of_a_connection_and_contradictory_lengths_are_malformed() {
+        for (fields, is_valid) in [
+            (&[(&b"connection"[..], &b"close"[..])][..], false),
+            (&[(b"proxy-connection", b"close")], false),
+            (&[(b"keep-alive", b"1")], false),
+            (&[(b"transfer-encoding", b"chunked")], false),
+            (&[(b"upgrade", b"h2c")], false),
+            (&[(b"te", b"trailers")], true),
+            (&[(b"te", b"gzip")], false),
+            (&[(b"te", b"trailers, gzip")], false),
+            (&[(b"te", b"")], false),
+            (&[(b"content-length", b"0")], true),
+            (&[(b"content-length", b"18446744073709551615")], true),
+            (&[(b"content-length", b"18446744073709551616")], false),
+            (&[(b"content-length", b"")], false),
+            (&[(b"content-length", b"+1")], false),
+            (&[(b"content-length", b"-1")], false),
+            (&[(b"content-length", b"1, 1")], false),
+            (
+                &[(b"content-length", b"7"), (b"content-length", b"7")],
+                true,
+            ),
+            (
+                &[(b"content-length", b"7"), (b"content-length", b"8")],
+                false,
+            ),
+        ] {
+            assert_eq!(connect_with(fields).is_ok(), is_valid, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn an_authority_is_malformed_by_rfc_3986_or_rejected_by_the_contract() {
+        let long = format!("{}:80", "a".repeat(253));
+        for (authority, want) in [
+            (&b"echo.app:80"[..], Ok(None)),
+            (b"[2001:db8::1]:80", Ok(None)),
+            (b"echo.app", Ok(Some(Reason::BadAuthority))),
+            (b"user@echo.app:80", Ok(Some(Reason::BadAuthority))),
+            (b"echo.app,other:80", Ok(Some(Reason::BadAuthority))),
+            (b"[fe80::1%25eth0]:80", Ok(Some(Reason::BadAuthority))),
+            (b":80", Ok(Some(Reason::BadAuthority))),
+            (long.as_bytes(), Ok(Some(Reason::BadAuthority))),
+            (b"", Err(RequestError::Malformed)),
+            (b"echo app:80", Err(RequestError::Malformed)),
+            (b"echo.app/x:80", Err(RequestError::Malformed)),
+            (b"echo.app:80:90", Err(RequestError::Malformed)),
+            (b"\xffcho.app:80", Err(RequestError::Malformed)),
+            ("\u{e9}cho.app:80".as_bytes(), Err(RequestError::Malformed)),
+        ] {
+            let request = decode(&[METHOD, (b":authority", authority)]);
+            if let Ok(request) = &request {
+                assert_eq!(request.authority.as_bytes(), authority);
+            }
+            assert_eq!(rejection(request), want, "{}", authority.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn a_header_list_is_bounded_in_fields_and_bytes() {
+        let field: Field<'_> = (b"a", b"b");
+        assert!(connect_with(&[field; 64]).unwrap().target.is_ok());
+        let many = Ok(Some(Reason::TooManyFields));
+        assert_eq!(rejection(connect_with(&[field; 65])), many);
+        assert_eq!(rejection(decode(&[&GET[..], &[field; 65]].concat())), many);
+        // `:method: CONNECT`, `:authority: echo.app:80` and the field take 32 bytes more each.
+        let rest = HEADER_LIST_BYTES_MAX - (7 + 7 + 32) - (10 + 11 + 32) - (1 + 32);
+        let value = vec![b'x'; rest + 1];
+        assert!(connect_with(&[(b"a", &value[1..])]).is_ok());
+        let large = connect_with(&[(b"a", &value), (b"A", b"ignored")]);
+        assert_eq!(rejection(large), Err(RequestError::TooLarge));
+        // One octet for each field: 46 bytes of the list for each `:method: GET`.
+        let references = [&block(&[METHOD, AUTHORITY])[..], &[0x90; 20_000]].concat();
+        let large = super::decode(&mut Decoder::new(), &references).unwrap();
+        assert_eq!(rejection(large), Err(RequestError::TooLarge));
+    }
+
+    #[test]
+    fn the_table_is_updated_by_a_header_list_that_is_malformed() {
+        let mut decoder = Decoder::new();
+        let insertion = [&[0x41, 11][..], AUTHORITY.1].concat();
+        let malformed = super::decode(&mut decoder, &insertion).unwrap();
+        assert_eq!(rejection(malformed), Err(RequestError::Malformed));
+        let connect = [&[0x02, 7][..], METHOD.1, &[0x80 | 62]].concat();
+        let request = super::decode(&mut decoder, &connect).unwrap().unwrap();
+        assert_eq!(&*request.authority, "echo.app:80");
+    }
+
+    #[test]
+    fn trailers_have_no_pseudo_header_fields() {
+        for (fields, want) in [
+            (&[][..], Ok(())),
+            (&[(&b"grpc-status"[..], &b"0"[..])][..], Ok(())),
+            (&[METHOD], Err(RequestError::Malformed)),
+            (&[(b"connection", b"close")], Err(RequestError::Malformed)),
+            (&[(b"A", b"b")], Err(RequestError::Malformed)),
+            (&[(b"a", &[b'x'; 16_383])], Err(RequestError::TooLarge)),
+        ] {
+            let got = decode_trailers(&mut Decoder::new(), &block(fields)).unwrap();
+            assert_eq!(got, want, "{fields:?}");
+        }
+    }
 }

@@ -111,3 +111,16 @@ pub(super) fn decode(mut text: &[u8], out: &mut Vec<u8>) -> Result<(), HpackErro
         count -= length;
     }
 }
+
+/// Returns the code of an octet, and its length in bits.
+#[cfg(test)]
+pub(super) fn code(octet: u8) -> (u32, usize) {
+    let position = CODE
+        .symbols
+        .iter()
+        .position(|symbol| *symbol == u16::from(octet));
+    let length = usize::from(LENGTHS[usize::from(octet)]);
+    let codes = CODE.by_length[length];
+    let offset = u32::try_from(position.unwrap() - codes.position).unwrap();
+    ((codes.first >> (32 - length)) + offset, length)
+}

@@ -53,6 +53,11 @@ impl DynamicTable {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
     /// Returns the name and value of an index in either table.
     pub(super) fn get(&self, index: usize) -> Result<(&[u8], &[u8]), HpackError> {
         let index = index.checked_sub(1).ok_or(HpackError::Index)?;
