@@ -1,13 +1,22 @@
-//! HTTP/2 stage: the connection of a peer, and its CONNECT streams.
+//! Stage 4: the HTTP/2 server for CONNECT, and the owner of each connection with its tunnels.
 //!
-//! [`connect`] is the stage. The other modules are its mechanisms, and depend on no stage.
+//! [`server`] is the protocol without input and output. [`turn`] moves bytes between the peer and
+//! the endpoints. [`connection`] owns both, and handles events from outside.
 
-pub mod connect;
+pub mod connection;
+pub mod turn;
+
 pub mod tunnel;
 
-pub mod buffered_tls;
+pub mod frame;
+mod headers;
 pub mod hpack;
-pub mod keepalive;
 pub mod meter;
+mod receive;
 pub mod request;
-pub mod window;
+pub mod server;
+pub mod slots;
+pub mod streams;
+
+pub mod input;
+pub mod output;

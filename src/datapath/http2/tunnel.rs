@@ -1,31 +1,26 @@
-//! CONNECT stream: its target, its answer, and the tunnel that it becomes.
+//! Streams of CONNECT requests until their tunnel is open.
 //!
-//! The types wrap h2's handles so that a stream can only end in ways that its peer interprets
-//! correctly. A handle that is dropped too early resets the stream with INTERNAL_ERROR, which no
-//! peer takes for a clean end.
+//! The task that opens a tunnel and the connection that owns its stream share a [`Setup`]. The
+//! task answers by commands, which the connection carries out in its next turn.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::mem::take;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 
-use bytes::Bytes;
-use h2::server::SendResponse;
-use h2::{RecvStream, SendStream};
-use http::Response;
+use atomic_waker::AtomicWaker;
+use bytes::{Bytes, BytesMut};
 
-use crate::datapath::io::buffer::compact;
-use crate::datapath::limits::budget::{BufferAccount, ChargedBytes};
+use crate::datapath::forward::open::Open;
+use crate::datapath::limits::budget::BufferAccount;
 use crate::reason::Reason;
 use crate::wire::Authority;
+
+use super::streams::StreamKey;
 
 /// Limit of bytes that a peer may send before it is answered: the first flight of an inner TLS
 /// connection.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
-
-/// Payload of a DATA frame that fills a TLS record: 16 KiB (RFC 8446 section 5.1) without the
-/// frame's head.
-pub const RECORD_DATA_BYTES: usize = 16 * 1024 - 9;
 
 /// Reset code of a tunnel that was answered and then rejected. It is the same for all reasons, to
 /// disclose nothing to the peer (RFC 9113 section 8.5, docs/wire-contract.md 1.5).
@@ -57,381 +52,347 @@ pub enum Origin {
     Gateway,
 }
 
+/// Command of a task to the connection that owns its stream.
+#[derive(Debug)]
+pub enum Command {
+    /// Answers with this status. 200 opens the tunnel; any other ends the stream.
+    Respond(StreamKey, u16),
+    /// Resets the stream.
+    Reset(StreamKey, h2::Reason),
+    /// Hands an open tunnel over.
+    Open(StreamKey, Box<Open>),
+}
+
+/// Commands to one connection, and its tunnels that were woken.
+#[derive(Debug)]
+pub struct Mailbox {
+    /// None once the connection has ended.
+    commands: Mutex<Option<Vec<Command>>>,
+    woken: Mutex<Vec<StreamKey>>,
+    task: AtomicWaker,
+}
+
+impl Mailbox {
+    /// Creates the mailbox of a new connection.
+    pub fn new() -> Self {
+        Self {
+            commands: Mutex::new(Some(Vec::new())),
+            woken: Mutex::default(),
+            task: AtomicWaker::new(),
+        }
+    }
+
+    /// Registers the task of the connection for all later commands and wake-ups.
+    pub fn register(&self, cx: &Context<'_>) {
+        self.task.register(cx.waker());
+    }
+
+    /// Sends a command. Returns it if the connection has ended.
+    fn send(&self, command: Command) -> Result<(), Command> {
+        match &mut *lock(&self.commands) {
+            Some(commands) => commands.push(command),
+            None => return Err(command),
+        }
+        self.task.wake();
+        Ok(())
+    }
+
+    /// Takes the commands that were sent, in order.
+    pub fn take_commands(&self) -> Vec<Command> {
+        lock(&self.commands).as_mut().map(take).unwrap_or_default()
+    }
+
+    /// Rejects all later commands. Returns those that were not taken.
+    pub fn close(&self) -> Vec<Command> {
+        lock(&self.commands).take().unwrap_or_default()
+    }
+
+    /// Moves the streams that were woken to `ready`.
+    pub fn take_woken(&self, ready: &mut impl Extend<StreamKey>) {
+        ready.extend(lock(&self.woken).drain(..));
+    }
+}
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Waker of one open tunnel, which wakes its connection.
+#[derive(Debug)]
+pub struct TunnelWaker {
+    key: StreamKey,
+    mailbox: Arc<Mailbox>,
+}
+
+impl TunnelWaker {
+    /// Creates the waker of a tunnel.
+    pub fn create(key: StreamKey, mailbox: &Arc<Mailbox>) -> Waker {
+        let mailbox = Arc::clone(mailbox);
+        Waker::from(Arc::new(Self { key, mailbox }))
+    }
+}
+
+impl Wake for TunnelWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        lock(&self.mailbox.woken).push(self.key);
+        self.mailbox.task.wake();
+    }
+}
+
+/// State of a stream whose tunnel is not open yet.
+#[derive(Debug)]
+pub struct Setup {
+    state: Mutex<SetupState>,
+    /// Account of the bytes that are held.
+    pub account: Arc<BufferAccount>,
+}
+
+#[derive(Debug, Default)]
+struct SetupState {
+    /// Bytes of the peer, which keep their window.
+    early: BytesMut,
+    has_ended: bool,
+    failed: Option<Reason>,
+    task: Option<Waker>,
+}
+
+impl Setup {
+    /// Creates the state of a new stream.
+    pub fn new(account: Arc<BufferAccount>, has_ended: bool) -> Self {
+        let state = SetupState {
+            has_ended,
+            ..SetupState::default()
+        };
+        Self {
+            state: Mutex::new(state),
+            account,
+        }
+    }
+
+    /// Keeps bytes of the peer.
+    pub fn receive(&self, bytes: &[u8]) {
+        self.account.charge(bytes.len());
+        self.update(|state| state.early.extend_from_slice(bytes));
+    }
+
+    /// Notes END_STREAM.
+    pub fn end(&self) {
+        self.update(|state| state.has_ended = true);
+    }
+
+    /// Notes that the stream or its connection has ended.
+    pub fn fail(&self, reason: Reason) {
+        self.update(|state| state.failed = Some(reason));
+    }
+
+    /// Takes the bytes that are kept; true if END_STREAM follows them.
+    pub fn take_early(&self) -> (BytesMut, bool) {
+        let mut state = lock(&self.state);
+        let early = take(&mut state.early);
+        self.account.release(early.len());
+        (early, state.has_ended)
+    }
+
+    fn update(&self, change: impl FnOnce(&mut SetupState)) {
+        let mut state = lock(&self.state);
+        change(&mut state);
+        if let Some(task) = state.task.take() {
+            task.wake();
+        }
+    }
+
+    /// Polls the state. Completes if the stream has failed, the tunnel is evicted, or `poll`
+    /// completes.
+    fn poll<R>(
+        &self,
+        cx: &Context<'_>,
+        poll: impl FnOnce(&mut SetupState) -> Poll<R>,
+    ) -> Poll<Result<R, Reason>> {
+        let mut state = lock(&self.state);
+        if let Some(reason) = state.failed {
+            return Poll::Ready(Err(reason));
+        }
+        if let Poll::Ready(done) = poll(&mut state) {
+            return Poll::Ready(Ok(done));
+        }
+        state.task = Some(cx.waker().clone());
+        drop(state);
+        let evicted = self.account.poll_gated(cx, |_| Poll::<()>::Pending);
+        evicted.map(|_| Err(Reason::BuffersFull))
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        let held = lock(&self.state).early.len();
+        self.account.release(held);
+    }
+}
+
+/// Locks state that one thread uses. A panic under the lock ends the connection.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Stream without an open tunnel. Resets the stream if it is dropped.
+#[derive(Debug)]
+struct SetupStream {
+    key: StreamKey,
+    setup: Arc<Setup>,
+    mailbox: Arc<Mailbox>,
+    /// True once the stream was answered finally or handed over.
+    is_done: bool,
+}
+
+impl SetupStream {
+    fn reset(&mut self, code: h2::Reason) {
+        self.is_done = true;
+        // A connection that has ended has no stream to reset.
+        let _ = self.mailbox.send(Command::Reset(self.key, code));
+    }
+
+    async fn cancelled(&self, most: usize) -> Reason {
+        let setup = &self.setup;
+        let failed = poll_fn(|cx| {
+            setup.poll(cx, |state| match state.early.len() > most {
+                true => Poll::Ready(Reason::EarlyData),
+                false => Poll::Pending,
+            })
+        });
+        failed.await.unwrap_or_else(|reason| reason)
+    }
+}
+
+impl Drop for SetupStream {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.reset(h2::Reason::INTERNAL_ERROR);
+        }
+    }
+}
+
 /// CONNECT that was not answered yet. Resets the stream if dropped without an answer.
 #[derive(Debug)]
-pub struct PendingConnect {
-    incoming: ReceiveHalf,
-    respond: ResponseHalf,
-}
-
-/// Receiving half of a stream. Its bytes are on the tunnel's account until they are released.
-#[derive(Debug)]
-struct ReceiveHalf {
-    receive: RecvStream,
-    account: Arc<BufferAccount>,
-    unreleased: usize,
-    /// Bytes received before the answer.
-    unread: VecDeque<Bytes>,
-}
-
-impl ReceiveHalf {
-    /// Receives the next bytes, on the account; none at END_STREAM or trailers.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
-        self.receive.poll_data(cx).map(|data| match data {
-            Some(Ok(bytes)) => {
-                self.unreleased += bytes.len();
-                self.account.charge(bytes.len());
-                Ok(Some(bytes))
-            }
-            Some(Err(error)) => Err(reason_of(&error)),
-            None => Ok(None),
-        })
-    }
-
-    fn release(&mut self, bytes: usize) -> Result<(), h2::Error> {
-        self.unreleased -= bytes;
-        self.account.release(bytes);
-        self.receive.flow_control().release_capacity(bytes)
-    }
-
-    /// Receives the bytes that the peer sends before there is an endpoint. Completes once they
-    /// exceed `most`, or if memory runs short.
-    fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Reason> {
-        // The end of the stream and errors are returned again once the stream is a tunnel.
-        while let Poll::Ready(Ok(Some(bytes))) = self.poll(cx) {
-            self.unread.push_back(bytes);
-            compact(&mut self.unread);
-            if self.unreleased > most {
-                return Poll::Ready(Reason::EarlyData);
-            }
-        }
-        let evicted = self.account.poll_gated(cx, |_| Poll::<()>::Pending);
-        evicted.map(|_| Reason::BuffersFull)
-    }
-}
-
-impl Drop for ReceiveHalf {
-    fn drop(&mut self) {
-        self.account.release(self.unreleased);
-    }
-}
-
-/// Answering half of a CONNECT, which resets the stream if it is dropped too early.
-#[derive(Debug)]
-struct ResponseHalf {
-    respond: SendResponse<ChargedBytes>,
-    answered: bool,
-}
-
-impl Drop for ResponseHalf {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.respond.send_reset(h2::Reason::INTERNAL_ERROR);
-        }
-    }
-}
+pub struct PendingConnect(SetupStream);
 
 impl PendingConnect {
-    /// Wraps a CONNECT whose headers were read, with the account of its tunnel.
-    pub fn new(
-        receive: RecvStream,
-        respond: SendResponse<ChargedBytes>,
-        account: Arc<BufferAccount>,
-    ) -> Self {
-        Self {
-            incoming: ReceiveHalf {
-                receive,
-                account,
-                unreleased: 0,
-                unread: VecDeque::new(),
-            },
-            respond: ResponseHalf {
-                respond,
-                answered: false,
-            },
-        }
+    /// Creates the task's handle of a stream.
+    pub fn new(key: StreamKey, setup: Arc<Setup>, mailbox: Arc<Mailbox>) -> Self {
+        Self(SetupStream {
+            key,
+            setup,
+            mailbox,
+            is_done: false,
+        })
     }
 
     /// Answers 200. From here on the stream is a tunnel.
     ///
     /// # Errors
     /// The stream is closed.
-    pub fn accept(mut self) -> Result<Tunnel, Reason> {
-        self.respond.answered = true;
-        match self.respond.respond.send_response(Response::new(()), false) {
-            Ok(send) => Ok(Tunnel {
-                send,
-                incoming: self.incoming,
-                sent_all: false,
-                received_all: false,
-                received_trailers: false,
-            }),
-            Err(error) => Err(reason_of(&error)),
+    pub fn accept(self) -> Result<Tunnel, Reason> {
+        let stream = self.0;
+        if let Some(reason) = lock(&stream.setup.state).failed {
+            return Err(reason);
+        }
+        let answer = Command::Respond(stream.key, 200);
+        match stream.mailbox.send(answer) {
+            Ok(()) => Ok(Tunnel(stream)),
+            Err(_) => Err(Reason::DownstreamLost),
         }
     }
 
     /// Rejects with an empty body, or by a reset: REFUSED_STREAM if the drain left no time to
     /// try, ENHANCE_YOUR_CALM if the peer sent too much early data. Returns the reason.
     pub fn reject(mut self, reason: Reason) -> Reason {
-        self.respond.answered = true;
-        let reset = match reason {
-            Reason::DrainDeadline => Some(h2::Reason::REFUSED_STREAM),
-            Reason::EarlyData => Some(h2::Reason::ENHANCE_YOUR_CALM),
-            _ => None,
-        };
-        if let Some(code) = reset {
-            self.respond.respond.send_reset(code);
-            return reason;
+        match reason {
+            Reason::DrainDeadline => self.0.reset(h2::Reason::REFUSED_STREAM),
+            Reason::EarlyData => self.0.reset(h2::Reason::ENHANCE_YOUR_CALM),
+            _ => {
+                self.0.is_done = true;
+                let status = reason.status().as_u16();
+                // A stream that is closed needs no answer.
+                let _ = self.0.mailbox.send(Command::Respond(self.0.key, status));
+            }
         }
-        let mut response = Response::new(());
-        *response.status_mut() = reason.status();
-        // A stream that is closed needs no answer.
-        let _ = self.respond.respond.send_response(response, true);
         reason
+    }
+
+    /// Resets a stream that was never processed, so that the peer may try it elsewhere.
+    pub fn refuse_stream(mut self) {
+        self.0.reset(h2::Reason::REFUSED_STREAM);
     }
 
     /// Waits until the stream has to end: the peer has reset it, lost its connection or sent too
     /// much early data, or memory runs short.
-    pub async fn cancelled(&mut self) -> Reason {
-        poll_fn(|cx| {
-            if let Poll::Ready(reset) = self.respond.respond.poll_reset(cx) {
-                return Poll::Ready(match reset {
-                    Ok(code) => reason_of_code(code),
-                    Err(error) => reason_of(&error),
-                });
-            }
-            self.incoming.poll_early(cx, EARLY_BYTES_MAX)
-        })
-        .await
+    pub async fn cancelled(&self) -> Reason {
+        self.0.cancelled(EARLY_BYTES_MAX).await
     }
 }
 
-/// CONNECT that was answered 200. If it is dropped before both directions have ended, it resets
-/// the stream with a code that no peer takes for a clean end.
+/// CONNECT that was answered 200 and has no endpoint yet. Resets the stream if it is dropped, with
+/// a code that no peer takes for a clean end.
 #[derive(Debug)]
-pub struct Tunnel {
-    send: SendStream<ChargedBytes>,
-    incoming: ReceiveHalf,
-    sent_all: bool,
-    received_all: bool,
-    /// True once trailers were received, which h2 returns only once.
-    received_trailers: bool,
-}
+pub struct Tunnel(SetupStream);
 
 impl Tunnel {
     /// Receives the next bytes from the peer; none at its END_STREAM.
     ///
     /// # Errors
-    /// The stream or its connection has failed, or the peer has sent trailers.
-    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
-        let early = &mut self.incoming.unread;
-        if let Some(bytes) = early.pop_front() {
-            if early.is_empty() {
-                // An empty queue would keep its memory while the tunnel is idle.
-                *early = VecDeque::new();
-            }
-            return Poll::Ready(Ok(Some(bytes)));
-        }
-        match ready!(self.incoming.poll(cx)) {
-            Ok(None) => self.poll_end(cx).map_ok(|()| None),
-            received => Poll::Ready(received),
-        }
-    }
-
-    /// Distinguishes END_STREAM from trailers after the last bytes. Trailers are not a clean
-    /// end: RFC 9113 section 8.5 allows only DATA on a tunnel and makes any other frame a stream
-    /// error.
-    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Reason>> {
-        if !self.received_trailers {
-            let trailers = ready!(self.incoming.receive.poll_trailers(cx));
-            self.received_trailers = trailers.map_err(|error| reason_of(&error))?.is_some();
-        }
-        if self.received_trailers {
-            return Poll::Ready(Err(Reason::Malformed));
-        }
-        self.received_all = true;
-        Poll::Ready(Ok(()))
-    }
-
-    /// Receives the next bytes from the peer before the copy starts; none at its END_STREAM.
-    ///
-    /// # Errors
     /// The stream or its connection has failed, or memory runs short.
-    pub async fn receive(&mut self) -> Result<Option<Bytes>, Reason> {
-        let account = Arc::clone(&self.incoming.account);
+    pub async fn receive(&self) -> Result<Option<Bytes>, Reason> {
+        let setup = &self.0.setup;
         poll_fn(|cx| {
-            if let Poll::Ready(received) = self.poll_receive(cx) {
-                return Poll::Ready(received);
-            }
-            let evicted = account.poll_gated(cx, |_| Poll::<()>::Pending);
-            evicted.map(|_| Err(Reason::BuffersFull))
+            setup.poll(cx, |state| match state.early.is_empty() {
+                false => Poll::Ready(Some(state.early.split().freeze())),
+                true if state.has_ended => Poll::Ready(None),
+                true => Poll::Pending,
+            })
         })
         .await
     }
 
-    /// Puts back bytes that were received last and not released, so that they are received
-    /// again.
-    pub fn unread(&mut self, bytes: Bytes) {
-        if !bytes.is_empty() {
-            self.incoming.unread.push_front(bytes);
-        }
+    /// Puts back bytes that were received last, so that they are received again.
+    pub fn unread(&self, bytes: &[u8]) {
+        let mut state = lock(&self.0.setup.state);
+        let mut early = BytesMut::from(bytes);
+        early.extend_from_slice(&state.early);
+        state.early = early;
     }
 
     /// As [`PendingConnect::cancelled`], for a tunnel without an endpoint yet. The peer may send as
     /// much as its window permits: the answer 200 allowed it, and the bytes are on its account.
-    pub async fn cancelled(&mut self) -> Reason {
-        poll_fn(|cx| {
-            if let Poll::Ready(reason) = self.poll_reset(cx) {
-                return Poll::Ready(reason);
-            }
-            self.incoming.poll_early(cx, usize::MAX)
-        })
-        .await
+    pub async fn cancelled(&self) -> Reason {
+        self.0.cancelled(usize::MAX).await
     }
 
     /// Resets a tunnel that was rejected after its answer: by [`REJECTED_TUNNEL_RESET`], unless the
     /// peer violated HTTP/2. Returns the reason.
     pub fn refuse(mut self, reason: Reason) -> Reason {
-        self.send.send_reset(match reason {
+        self.0.reset(match reason {
             Reason::Malformed => reason.reset_code(),
             _ => REJECTED_TUNNEL_RESET,
         });
-        (self.sent_all, self.received_all) = (true, true);
         reason
     }
 
-    /// Releases receive window, once the other side has taken the bytes.
-    ///
-    /// # Errors
-    /// The stream or its connection has failed.
-    pub fn release(&mut self, bytes: usize) -> Result<(), Reason> {
-        self.incoming
-            .release(bytes)
-            .map_err(|error| self.reason_of_failure(&error))
-    }
-
-    /// Returns the number of bytes that may be sent now, at most `most`; waits for window if it
-    /// is 0.
-    ///
-    /// # Errors
-    /// The stream or its connection has failed.
-    pub fn poll_capacity(
-        &mut self,
-        cx: &mut Context<'_>,
-        most: usize,
-    ) -> Poll<Result<usize, Reason>> {
-        self.send.reserve_capacity(most);
-        loop {
-            let capacity = self.send.capacity().min(most);
-            if capacity > 0 {
-                return Poll::Ready(Ok(capacity));
-            }
-            match ready!(self.send.poll_capacity(cx)) {
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Poll::Ready(Err(self.reason_of_failure(&error))),
-                None => return Poll::Ready(Err(self.reset_by_peer())),
-            }
+    /// Hands the open tunnel over to its connection. Returns it if the connection has ended.
+    pub fn open(mut self, open: Box<Open>) -> Result<(), Box<Open>> {
+        self.0.is_done = true;
+        match self.0.mailbox.send(Command::Open(self.0.key, open)) {
+            Err(Command::Open(_, open)) => Err(open),
+            _ => Ok(()),
         }
-    }
-
-    /// Cancels a reservation: on an idle tunnel it would take window from busy ones.
-    pub fn release_capacity(&mut self) {
-        self.send.reserve_capacity(0);
-    }
-
-    /// Sends bytes for which [`Tunnel::poll_capacity`] returned capacity. They keep `size` bytes
-    /// of memory alive, which are charged until the last of them is written.
-    ///
-    /// # Errors
-    /// The stream or its connection has failed.
-    pub fn send(&mut self, mut bytes: Bytes, size: usize) -> Result<(), Reason> {
-        while !bytes.is_empty() {
-            let frame = bytes.split_to(bytes.len().min(RECORD_DATA_BYTES));
-            // Frames are written in order and share one buffer, so the last one carries the
-            // charge.
-            let size = if bytes.is_empty() { size } else { 0 };
-            let frame = self.incoming.account.charge_bytes(frame, size);
-            self.send
-                .send_data(frame, false)
-                .map_err(|error| self.reason_of_failure(&error))?;
-        }
-        Ok(())
-    }
-
-    /// Ends the sending direction with END_STREAM.
-    ///
-    /// # Errors
-    /// The stream or its connection has failed.
-    pub fn finish(&mut self) -> Result<(), Reason> {
-        self.send.reserve_capacity(0);
-        let end = self.incoming.account.charge_bytes(Bytes::new(), 0);
-        self.send
-            .send_data(end, true)
-            .map_err(|error| self.reason_of_failure(&error))?;
-        self.sent_all = true;
-        Ok(())
-    }
-
-    /// Waits for a reset by the peer. It shares its waker with [`Tunnel::poll_capacity`]: both
-    /// have to be polled from one task.
-    pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
-        self.send.poll_reset(cx).map(|reset| match reset {
-            Ok(code) => reason_of_code(code),
-            Err(error) => reason_of(&error),
-        })
     }
 
     /// Returns the account of the tunnel's memory.
     pub fn account(&self) -> &Arc<BufferAccount> {
-        &self.incoming.account
-    }
-
-    /// Returns the cause of a failed operation. h2's error for a reset stream only states that
-    /// it is closed.
-    fn reason_of_failure(&mut self, error: &h2::Error) -> Reason {
-        match reason_of(error) {
-            Reason::DownstreamLost => self.reset_by_peer(),
-            reason => reason,
-        }
-    }
-
-    /// Returns the reset by which the peer closed the stream, or `DownstreamLost` if it did not.
-    fn reset_by_peer(&mut self) -> Reason {
-        match self
-            .send
-            .poll_reset(&mut Context::from_waker(Waker::noop()))
-        {
-            Poll::Ready(Ok(code)) => reason_of_code(code),
-            Poll::Ready(Err(_)) | Poll::Pending => Reason::DownstreamLost,
-        }
-    }
-
-    /// Resets a tunnel that did not end by itself.
-    pub fn reset(mut self, reason: Reason) {
-        self.send.send_reset(reason.reset_code());
-        (self.sent_all, self.received_all) = (true, true);
-    }
-}
-
-impl Drop for Tunnel {
-    fn drop(&mut self) {
-        if !(self.sent_all && self.received_all) {
-            self.send.send_reset(h2::Reason::INTERNAL_ERROR);
-        }
-    }
-}
-
-fn reason_of(error: &h2::Error) -> Reason {
-    match error.reason() {
-        Some(code) if error.is_reset() => reason_of_code(code),
-        _ => Reason::DownstreamLost,
-    }
-}
-
-/// Peers reset by CANCEL or NO_ERROR when they abandon a tunnel (docs/wire-contract.md 1.6).
-fn reason_of_code(code: h2::Reason) -> Reason {
-    match code {
-        h2::Reason::CANCEL | h2::Reason::NO_ERROR => Reason::DownstreamCancelled,
-        _ => Reason::DownstreamReset,
+        &self.0.setup.account
     }
 }
