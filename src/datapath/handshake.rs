@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -10,7 +11,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
-use crate::tls::{ALPN_H2, explain_error};
+use crate::tls::record::{ContentType, HEADER_BYTES, RecordLayer, TRAILER_BYTES};
+use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
@@ -22,6 +24,21 @@ use super::limits::admission::HandshakeSlot;
 pub struct Session {
     /// Decrypted stream. Boxed: it is large and moves through many functions.
     pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
+    /// Resources that the connection holds while it lives.
+    pub resources: ConnectionResources,
+}
+
+/// A TLS connection of an HBONE listener after its handshake. The peer's chain was verified.
+#[derive(Debug)]
+pub struct HboneSession {
+    /// Socket, with `layer` above it.
+    pub socket: TcpStream,
+    /// Record protection.
+    pub layer: RecordLayer,
+    /// Sealed bytes received after the handshake.
+    pub rest: Vec<u8>,
+    /// Chain of the peer.
+    pub peer_certificates: Vec<CertificateDer<'static>>,
     /// Resources that the connection holds while it lives.
     pub resources: ConnectionResources,
 }
@@ -113,6 +130,73 @@ pub async fn run(
             ))
         }
     }
+}
+
+/// Performs the handshake with the current TLS configuration, for a connection that frames its
+/// records itself.
+///
+/// # Errors
+/// Returns the refusal, with the socket if an alert may have been sent.
+pub async fn accept(
+    gateway: &DataPath,
+    accepted: AcceptedConnection,
+) -> Result<HboneSession, HandshakeError> {
+    let mut socket = TcpStream::from_std(accepted.stream)
+        .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
+    let (slot, resources) = (accepted.handshake, accepted.resources);
+    let handshake = tls::accept(gateway.tls.config(), &mut socket);
+    let done = tokio::select! {
+        done = timeout(HANDSHAKE_DEADLINE, handshake) => done,
+        () = slot.evicted() => return Err(HandshakeError::new(
+            HandshakeRefusal::Evicted,
+            &"the oldest handshake of the source with most, while all places were taken",
+        )),
+    };
+    let (refusal, detail) = match done {
+        Err(_) => {
+            return Err(HandshakeError::new(
+                HandshakeRefusal::Timeout,
+                &"no handshake within 5 s",
+            ));
+        }
+        Ok(Ok(session)) if session.alpn.as_deref() == Some(ALPN_H2) => {
+            return Ok(HboneSession {
+                socket,
+                layer: session.layer,
+                rest: session.rest,
+                peer_certificates: session.peer_certificates,
+                resources,
+            });
+        }
+        Ok(Ok(mut session)) => {
+            // rustls refuses a wrong ALPN offer but accepts a missing one.
+            let close = close(&mut socket, &mut session.layer);
+            let _ = timeout(ALERT_DEADLINE, close).await;
+            let detail = "the peer did not offer ALPN h2".to_owned();
+            (HandshakeRefusal::NoAlpn, detail)
+        }
+        Ok(Err(AcceptError::Tls(error))) => (gateway.tls.refusal(&error), explain_error(&error)),
+        Ok(Err(AcceptError::Io(error))) => (HandshakeRefusal::Other, error.to_string()),
+    };
+    Err(HandshakeError {
+        refusal,
+        detail,
+        alerted: Some((socket, slot, resources)),
+    })
+}
+
+/// Sends close_notify and the end of the stream.
+async fn close(socket: &mut TcpStream, layer: &mut RecordLayer) -> io::Result<()> {
+    // Level warning, alert close_notify (RFC 8446 6.1).
+    const ALERT: [u8; 2] = [1, 0];
+    let mut record = [0; HEADER_BYTES + ALERT.len() + TRAILER_BYTES];
+    for (byte, of_alert) in record.iter_mut().skip(HEADER_BYTES).zip(ALERT) {
+        *byte = of_alert;
+    }
+    let sealed = layer.seal(ContentType::Alert, &mut record);
+    sealed.map_err(io::Error::other)?;
+    socket.write_all(&record).await?;
+    socket.shutdown().await
 }
 
 fn explain_failure(gateway: &DataPath, error: &io::Error) -> (HandshakeRefusal, String) {

@@ -68,7 +68,9 @@ async fn authenticate(
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let from = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
-    let mut peer = identity::run(&session, from, &gateway.tls, &gateway.reader.load())
+    let certificates = session.stream.get_ref().1.peer_certificates();
+    let certificates = certificates.unwrap_or_default();
+    let mut peer = identity::run(certificates, from, &gateway.tls, &gateway.reader.load())
         .map_err(|refusal| HandshakeError::new(refusal, &refusal))?;
     let (source, descriptor) = (&peer.source, &mut session.resources.descriptor);
     let holder = descriptor.holder();
