@@ -215,3 +215,6 @@ pub fn server_verifier(
     let roots = &material.roots;
     Arc::new(verifier::ServerVerifier::new(expected, roots, &provider()))
 }
+
+#[cfg(test)]
+mod tests;

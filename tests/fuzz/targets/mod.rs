@@ -9,6 +9,7 @@ mod frames;
 mod hello;
 mod http2;
 mod objects;
+mod record;
 mod script;
 mod wds;
 
@@ -28,6 +29,7 @@ pub use eds::eds;
 pub use hello::hello;
 pub use http2::http2;
 pub use objects::objects;
+pub use record::record;
 pub use wds::wds;
 
 /// Checks that an accepted authority reads the same after printing.
