@@ -31,135 +31,66 @@ fn opened(mut input: Vec<u8>) -> Result<Vec<(Content, Vec<u8>)>, RecordError> {
     open(&mut RecordLayer::plaintext(), &mut input)
 }
 
-fn alert(input: Vec<u8>) -> Option<u8> {
-    opened(input).unwrap_err().alert()
+/// Checks the alert of each input.
+fn check<const ROWS: usize>(rows: [(&str, Vec<u8>, u8); ROWS]) {
+    for (name, input, expected) in rows {
+        let error = opened(input).unwrap_err();
+        assert_eq!(error.alert(), Some(expected), "{name}: {error}");
+    }
 }
 
 #[test]
-fn each_violation_has_the_alert_of_rfc_8446() {
+fn a_record_that_breaks_a_rule_of_its_form_has_the_alert_of_rfc_8446() {
     let full = vec![1; PLAINTEXT_MAX];
-    let key_update = |request: u8| record(HANDSHAKE, &[24, 0, 0, 1, request], 0);
-    let part = record(HANDSHAKE, &[24, 0], 0);
-    let rows = [
-        (
-            "change_cipher_spec",
-            vec![20, 3, 3, 0, 1, 1],
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "cleartext alert",
-            vec![21, 3, 3, 0, 2, 2, 40],
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "cleartext message",
-            vec![22, 3, 3, 0, 1, 1],
-            UNEXPECTED_MESSAGE,
-        ),
+    let above = [&full[..], &[1]].concat();
+    let wrong_tag = [&[1, DATA][..], &[1; 16]].concat();
+    check([
+        ("CCS", vec![20, 3, 3, 0, 1, 1], UNEXPECTED_MESSAGE),
+        ("alert", vec![21, 3, 3, 0, 2, 2, 40], UNEXPECTED_MESSAGE),
+        ("message", vec![22, 3, 3, 0, 1, 1], UNEXPECTED_MESSAGE),
         ("no TLS", b"PRI * HTTP/2.0".to_vec(), UNEXPECTED_MESSAGE),
-        (
-            "header above the limit",
-            vec![23, 3, 3, 0x41, 0x01],
-            RECORD_OVERFLOW,
-        ),
+        ("header", vec![23, 3, 3, 0x41, 0x01], RECORD_OVERFLOW),
         (
             "largest header",
             vec![23, 3, 3, 0xff, 0xff],
             RECORD_OVERFLOW,
         ),
-        ("no protected part", raw(&[]), BAD_RECORD_MAC),
+        ("nothing", raw(&[]), BAD_RECORD_MAC),
         ("half a tag", raw(&[0; 15]), BAD_RECORD_MAC),
-        (
-            "wrong tag",
-            raw(&[1, DATA, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
-            BAD_RECORD_MAC,
-        ),
+        ("wrong tag", raw(&wrong_tag), BAD_RECORD_MAC),
         ("only a tag", raw(&[0; 16]), UNEXPECTED_MESSAGE),
         ("only padding", raw(&[0; 500]), UNEXPECTED_MESSAGE),
-        (
-            "payload above the limit",
-            record(DATA, &[&full[..], &[1]].concat(), 0),
-            RECORD_OVERFLOW,
-        ),
-        (
-            "padding above the limit",
-            record(DATA, &full, 1),
-            RECORD_OVERFLOW,
-        ),
-        (
-            "all of the expansion",
-            raw(&vec![0; PROTECTED_MAX]),
-            RECORD_OVERFLOW,
-        ),
-        (
-            "inner change_cipher_spec",
-            record(20, &[1], 0),
-            UNEXPECTED_MESSAGE,
-        ),
+        ("payload", record(DATA, &above, 0), RECORD_OVERFLOW),
+        ("padding", record(DATA, &full, 1), RECORD_OVERFLOW),
+        ("expansion", raw(&[0; PROTECTED_MAX]), RECORD_OVERFLOW),
+        ("inner CCS", record(20, &[1], 0), UNEXPECTED_MESSAGE),
         ("heartbeat", record(24, &[1], 0), UNEXPECTED_MESSAGE),
-        ("empty alert", record(ALERT, &[], 0), UNEXPECTED_MESSAGE),
-        ("half an alert", record(ALERT, &[2], 0), DECODE_ERROR),
-        ("two alerts", record(ALERT, &[1, 90, 1, 0], 0), DECODE_ERROR),
-        (
-            "empty message",
-            record(HANDSHAKE, &[], 0),
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "ClientHello",
-            record(HANDSHAKE, &[1, 0, 0, 0], 0),
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "Finished",
-            record(HANDSHAKE, &[20, 0, 0, 1, 0], 0),
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "KeyUpdate without request",
-            record(HANDSHAKE, &[24, 0, 0, 0], 0),
-            DECODE_ERROR,
-        ),
-        (
-            "long KeyUpdate",
-            record(HANDSHAKE, &[24, 0, 0, 2, 0, 0], 0),
-            DECODE_ERROR,
-        ),
-        (
-            "huge KeyUpdate",
-            record(HANDSHAKE, &[24, 1, 0, 1, 0], 0),
-            DECODE_ERROR,
-        ),
-        ("unknown request", key_update(2), ILLEGAL_PARAMETER),
-        (
-            "two messages",
-            record(HANDSHAKE, &[24, 0, 0, 1, 0, 24, 0, 0, 1, 0], 0),
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "data within a message",
-            [part.clone(), record(DATA, &[], 0)].concat(),
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "alert within a message",
-            [part.clone(), record(ALERT, &[1, 0], 0)].concat(),
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "empty part",
-            [part.clone(), record(HANDSHAKE, &[], 0)].concat(),
-            UNEXPECTED_MESSAGE,
-        ),
-        (
-            "a part begins again",
-            [part.clone(), part].concat(),
-            DECODE_ERROR,
-        ),
-    ];
-    for (name, input, expected) in rows {
-        assert_eq!(alert(input), Some(expected), "{name}");
-    }
+    ]);
+}
+
+#[test]
+fn a_message_or_alert_that_is_not_allowed_has_the_alert_of_rfc_8446() {
+    let message = |payload: &[u8]| record(HANDSHAKE, payload, 0);
+    let alert = |payload: &[u8]| record(ALERT, payload, 0);
+    let within = |other: Vec<u8>| [record(HANDSHAKE, &[24, 0], 0), other].concat();
+    let two = [24, 0, 0, 1, 0, 24, 0, 0, 1, 0];
+    check([
+        ("empty alert", alert(&[]), UNEXPECTED_MESSAGE),
+        ("half an alert", alert(&[2]), DECODE_ERROR),
+        ("two alerts", alert(&[1, 90, 1, 0]), DECODE_ERROR),
+        ("empty message", message(&[]), UNEXPECTED_MESSAGE),
+        ("ClientHello", message(&[1, 0, 0, 0]), UNEXPECTED_MESSAGE),
+        ("Finished", message(&[20, 0, 0, 1, 0]), UNEXPECTED_MESSAGE),
+        ("no request", message(&[24, 0, 0, 0]), DECODE_ERROR),
+        ("long", message(&[24, 0, 0, 2, 0, 0]), DECODE_ERROR),
+        ("huge", message(&[24, 1, 0, 1, 0]), DECODE_ERROR),
+        ("unknown", message(&[24, 0, 0, 1, 2]), ILLEGAL_PARAMETER),
+        ("two messages", message(&two), UNEXPECTED_MESSAGE),
+        ("data", within(record(DATA, &[], 0)), UNEXPECTED_MESSAGE),
+        ("an alert", within(alert(&[1, 0])), UNEXPECTED_MESSAGE),
+        ("empty part", within(message(&[])), UNEXPECTED_MESSAGE),
+        ("new message", within(message(&[24, 0])), DECODE_ERROR),
+    ]);
 }
 
 #[test]
