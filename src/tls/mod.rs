@@ -2,8 +2,8 @@
 //!
 //! This module owns certificates from disk ([`files`], `crl`) or from an authority ([`issue`]), and
 //! the chains of open connections (`inbound`). It verifies peers (`verifier`) and their issuers
-//! (`issuers`), and parses identities ([`leaf_identity`]). It performs handshakes of HBONE listeners
-//! ([`accept()`]) over the data path's sockets, and protects records after them ([`record`]).
+//! (`issuers`), and parses identities ([`leaf_identity`]). It performs the handshakes of HBONE
+//! listeners ([`accept()`]) and protects their records ([`record`]).
 
 mod accept;
 mod chains;
@@ -215,3 +215,6 @@ pub fn server_verifier(
     let roots = &material.roots;
     Arc::new(verifier::ServerVerifier::new(expected, roots, &provider()))
 }
+
+#[cfg(test)]
+mod tests;

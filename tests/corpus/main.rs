@@ -147,6 +147,11 @@ mod replay {
     }
 
     #[test]
+    fn records() {
+        replay("record", targets::record, 2000);
+    }
+
+    #[test]
     fn answers_of_an_authority() {
         replay("ca_answer", targets::ca_answer, 2000);
     }

@@ -308,3 +308,6 @@ fn read_key_update(part: &[u8], head_bytes: &mut usize) -> Result<Option<bool>, 
     *head_bytes = 0;
     Ok(Some(requested))
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ mod hello;
 mod hpack;
 mod http2;
 mod objects;
+mod record;
 mod script;
 mod wds;
 
@@ -30,6 +31,7 @@ pub use hello::hello;
 pub use hpack::hpack;
 pub use http2::http2;
 pub use objects::objects;
+pub use record::record;
 pub use wds::wds;
 
 /// Checks that an accepted authority reads the same after printing.
