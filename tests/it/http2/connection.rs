@@ -1,6 +1,12 @@
 //! Sections 3.4, 4.1, 4.2 and 5.5, and the frames of a connection: 6.5 to 6.8.
 
-use super::*;
+use crate::support::raw::{self, Frame};
+use crate::support::{Net, run};
+
+use super::{
+    CONNECT, Closed, Connection, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, Ignored, Outcome,
+    PROTOCOL_ERROR, Peer, State, Stream, case, check, data, frames, start, status,
+};
 
 /// Returns SETTINGS with these parameters.
 fn settings(parameters: &[(u16, u32)]) -> Vec<u8> {

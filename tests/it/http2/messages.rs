@@ -1,6 +1,11 @@
 //! Sections 4.3, 8.1 to 8.3 and 8.5: header blocks, malformed requests, CONNECT.
 
-use super::*;
+use crate::support::{Net, raw, run};
+
+use super::{
+    AUTHORITY, COMPRESSION_ERROR, CONNECT, Case, Connection, METHOD, Outcome, PROTOCOL_ERROR, Peer,
+    REJECTED, State, Stream, case, check, data, frames, start, status,
+};
 
 fn line(section: &'static str, name: &str, frames: Vec<u8>, expected: &[Outcome]) -> Case {
     case(section, name, State::Idle, frames, expected)

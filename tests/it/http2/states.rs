@@ -1,6 +1,11 @@
 //! Section 5.1: each state of a stream and each type of frame.
 
-use super::*;
+use crate::support::raw;
+
+use super::{
+    CONNECT, Connection, Ignored, Outcome, PROTOCOL_ERROR, STREAM_CLOSED, State, Stream, case,
+    check, data, status,
+};
 
 /// Frames on stream 1, one of each type.
 const DATA: &str = "DATA";

@@ -1,6 +1,11 @@
 //! Section 5.1.1, and the frames of streams: 6.1 to 6.4, 6.9 and 6.10.
 
-use super::*;
+use crate::support::raw;
+
+use super::{
+    CONNECT, Case, Connection, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, Ignored, Outcome,
+    PROTOCOL_ERROR, REJECTED, STREAM_CLOSED, State, Stream, case, check, data, frames, status,
+};
 
 /// Returns a padded payload.
 fn padded(padding: u8, payload: &[u8]) -> Vec<u8> {

@@ -1,6 +1,11 @@
 //! Sections 5.2, 6.5.3 and 6.9.2: windows while bytes are in flight.
 
-use super::*;
+use std::time::Duration;
+
+use crate::support::raw::{self, Frame};
+use crate::support::{Endpoint, Gateway, Net, Settings, identities, run};
+
+use super::{Connection, FLOW_CONTROL_ERROR, Ignored, Peer, Stream, start};
 
 const INITIAL_WINDOW_SIZE: u8 = 4;
 /// Limit of a window (section 6.9.1).
