@@ -29,14 +29,13 @@ fn section_3_4_the_preface() {
     let unconnected = |name: &str, parts: [&[u8]; 2], expected: &[Outcome]| {
         case("3.4", name, State::Unconnected, parts.concat(), expected)
     };
-    let protocol = Connection(PROTOCOL_ERROR);
     let settings = settings(&[]);
     let ping = raw::frame(raw::PING, 0, 0, &[0; 8]);
     let ack = raw::frame(raw::SETTINGS, raw::ACK, 0, &[]);
     let headers = raw::headers(1, &CONNECT);
     let http1: &[u8] = b"GET / HTTP/1.1\r\nHost: echo.global\r\n\r\n";
     // GOAWAY may be omitted if the preface is invalid.
-    let either = [protocol.clone(), Closed];
+    let either = [Connection(PROTOCOL_ERROR), Closed];
     check(vec![
         unconnected("preface", [raw::PREFACE, &settings], &[Ignored]),
         unconnected("HTTP/1.1", [http1, &[]], &either),
@@ -125,7 +124,7 @@ fn section_4_2_the_size_of_a_frame() {
     let line = |name: &str, state, frames, expected: &[Outcome]| {
         case("4.2", name, state, frames, expected)
     };
-    let size = Connection(FRAME_SIZE_ERROR);
+    let size = [Connection(FRAME_SIZE_ERROR)];
     let of = |kind, stream, length| raw::frame(kind, 0, stream, &vec![b'x'; length]);
     // For the bytes that the endpoint returns.
     let window = |stream| raw::frame(raw::WINDOW_UPDATE, 0, stream, &[0, 0, 0, 1]);
@@ -140,25 +139,25 @@ fn section_4_2_the_size_of_a_frame() {
             "DATA above the advertised size",
             State::Open,
             of(raw::DATA, 1, ADVERTISED + 1),
-            &[size.clone(), Stream(FRAME_SIZE_ERROR)],
+            &[Connection(FRAME_SIZE_ERROR), Stream(FRAME_SIZE_ERROR)],
         ),
         line(
             "HEADERS above the advertised size",
             State::Idle,
             of(raw::HEADERS, 1, ADVERTISED + 1),
-            &[size.clone()],
+            &size,
         ),
         line(
             "unknown frame above the advertised size",
             State::Idle,
             of(0xbe, 0, ADVERTISED + 1),
-            &[size.clone()],
+            &size,
         ),
         line(
             "SETTINGS of 2^24 - 1 bytes",
             State::Idle,
             of(raw::SETTINGS, 0, (1 << 24) - 1),
-            &[size],
+            &size,
         ),
     ]);
 }
