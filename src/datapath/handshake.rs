@@ -7,8 +7,6 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
 use crate::tls::record::{ContentType, HEADER_BYTES, RecordLayer, TRAILER_BYTES};
@@ -16,27 +14,14 @@ use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
-use super::io::readahead::ReadAhead;
+use super::http2::turn::Transport;
 use super::limits::admission::HandshakeSlot;
-
-/// A TLS session with a peer whose certificate chain was verified.
-#[derive(Debug)]
-pub struct Session {
-    /// Decrypted stream. Boxed: it is large and moves through many functions.
-    pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
-    /// Resources that the connection holds while it lives.
-    pub resources: ConnectionResources,
-}
 
 /// A TLS connection of an HBONE listener after its handshake. The peer's chain was verified.
 #[derive(Debug)]
-pub struct HboneSession {
-    /// Socket, with `layer` above it.
-    pub socket: TcpStream,
-    /// Record protection.
-    pub layer: RecordLayer,
-    /// Sealed bytes received after the handshake.
-    pub rest: Vec<u8>,
+pub struct Session {
+    /// Socket with its record protection.
+    pub transport: Transport<TcpStream>,
     /// Chain of the peer.
     pub peer_certificates: Vec<CertificateDer<'static>>,
     /// Resources that the connection holds while it lives.
@@ -71,7 +56,8 @@ impl HandshakeError {
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// Deadline for an alert to be written.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
-/// Performs the handshake with the current TLS configuration.
+/// Performs the handshake with the current TLS configuration, for a connection that frames its
+/// records itself.
 ///
 /// # Errors
 /// Returns the refusal, with the socket if an alert may have been sent.
@@ -79,68 +65,6 @@ pub async fn run(
     gateway: &DataPath,
     accepted: AcceptedConnection,
 ) -> Result<Session, HandshakeError> {
-    let stream = TcpStream::from_std(accepted.stream)
-        .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
-    let acceptor = TlsAcceptor::from(gateway.tls.config());
-    let handshake = acceptor.accept(ReadAhead::new(stream)).into_fallible();
-    let (slot, held) = (accepted.handshake, accepted.resources);
-    let refused_with_alert = |refusal, detail: &dyn ToString, socket, slot, held| HandshakeError {
-        alerted: Some((socket, slot, held)),
-        ..HandshakeError::new(refusal, detail)
-    };
-    let done = tokio::select! {
-        done = timeout(HANDSHAKE_DEADLINE, handshake) => done,
-        () = slot.evicted() => return Err(HandshakeError::new(
-            HandshakeRefusal::Evicted,
-            &"the oldest handshake of the source with most, while all places were taken",
-        )),
-    };
-    match done {
-        Err(_) => Err(HandshakeError::new(
-            HandshakeRefusal::Timeout,
-            &"no handshake within 5 s",
-        )),
-        Ok(Err((error, socket))) => {
-            let (refusal, detail) = explain_failure(gateway, &error);
-            Err(refused_with_alert(
-                refusal,
-                &detail,
-                socket.into_inner(),
-                slot,
-                held,
-            ))
-        }
-        Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
-            let stream = Box::new(stream);
-            Ok(Session {
-                stream,
-                resources: held,
-            })
-        }
-        Ok(Ok(mut stream)) => {
-            // rustls refuses a wrong ALPN offer but accepts a missing one.
-            let _ = timeout(ALERT_DEADLINE, stream.shutdown()).await;
-            let socket = stream.into_inner().0.into_inner();
-            Err(refused_with_alert(
-                HandshakeRefusal::NoAlpn,
-                &"the peer did not offer ALPN h2",
-                socket,
-                slot,
-                held,
-            ))
-        }
-    }
-}
-
-/// Performs the handshake with the current TLS configuration, for a connection that frames its
-/// records itself.
-///
-/// # Errors
-/// Returns the refusal, with the socket if an alert may have been sent.
-pub async fn accept(
-    gateway: &DataPath,
-    accepted: AcceptedConnection,
-) -> Result<HboneSession, HandshakeError> {
     let mut socket = TcpStream::from_std(accepted.stream)
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let (slot, resources) = (accepted.handshake, accepted.resources);
@@ -160,10 +84,12 @@ pub async fn accept(
             ));
         }
         Ok(Ok(session)) if session.alpn.as_deref() == Some(ALPN_H2) => {
-            return Ok(HboneSession {
-                socket,
-                layer: session.layer,
-                rest: session.rest,
+            return Ok(Session {
+                transport: Transport {
+                    socket,
+                    layer: session.layer,
+                    received: session.rest,
+                },
                 peer_certificates: session.peer_certificates,
                 resources,
             });
@@ -197,14 +123,4 @@ async fn close(socket: &mut TcpStream, layer: &mut RecordLayer) -> io::Result<()
     sealed.map_err(io::Error::other)?;
     socket.write_all(&record).await?;
     socket.shutdown().await
-}
-
-fn explain_failure(gateway: &DataPath, error: &io::Error) -> (HandshakeRefusal, String) {
-    let tls = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match tls {
-        Some(tls) => (gateway.tls.refusal(tls), explain_error(tls)),
-        None => (HandshakeRefusal::Other, error.to_string()),
-    }
 }

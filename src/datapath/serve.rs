@@ -11,7 +11,7 @@ use crate::telemetry::handshake_refused;
 
 use super::accept::AcceptedConnection;
 use super::handshake::{HandshakeError, Session};
-use super::http2::connect;
+use super::http2::connection;
 use super::identity::Peer;
 use super::io::linger;
 use super::{DataPath, handshake, identity, passthrough};
@@ -51,7 +51,7 @@ async fn serve_hbone(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     let served = async {
         // Boxed: a handshake needs far more memory than the connection that follows.
         let (session, peer) = Box::pin(authenticate(&gateway, accepted)).await?;
-        connect::run(&gateway, session, peer).await
+        connection::run(&gateway, session, peer).await
     };
     if let Err(refused) = served.await {
         handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
@@ -68,8 +68,7 @@ async fn authenticate(
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let from = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
-    let certificates = session.stream.get_ref().1.peer_certificates();
-    let certificates = certificates.unwrap_or_default();
+    let certificates = session.peer_certificates.as_slice();
     let mut peer = identity::run(certificates, from, &gateway.tls, &gateway.reader.load())
         .map_err(|refusal| HandshakeError::new(refusal, &refusal))?;
     let (source, descriptor) = (&peer.source, &mut session.resources.descriptor);

@@ -24,7 +24,8 @@ use super::http2::tunnel::{PendingConnect, Target, Tunnel};
 use super::identity::Peer;
 use super::io::linger;
 use super::limits::budget::Evicted;
-use super::{DataPath, authorize, balance, copy, policy, route};
+use super::{DataPath, authorize, balance, policy, route};
+use open::{End, Open};
 
 /// Deadline for a slot among the connection's tunnels. As a rule the tunnel that ended last
 /// frees its slot within a round trip to its endpoint.

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
 use crate::datapath::DataPath;
@@ -86,7 +86,6 @@ where
         Poll::Pending if turns.server.is_established() => Poll::Ready(Ok(())),
         Poll::Pending => Poll::Pending,
     });
-    let open = gateway.metrics.connection_opened();
     match timeout(PREFACE_DEADLINE, established).await {
         Ok(Ok(())) => {}
         Ok(Err(end)) => return Err(HandshakeError::new(HandshakeRefusal::Other, &describe(&end))),
@@ -95,6 +94,7 @@ where
             return Err(HandshakeError::new(HandshakeRefusal::Timeout, late));
         }
     }
+    let open = gateway.metrics.connection_opened();
     let owner = Owner {
         gateway,
         // The peer is older than this connection: the first tunnel looks up its cluster again.
@@ -187,6 +187,7 @@ impl Owner<'_> {
     {
         let gate = Arc::new(WakeGate::default());
         let mut events = self.events();
+        turns.generation = *self.generation.borrow();
         loop {
             let wake = poll_fn(|cx| {
                 // Events come before requests, which may arrive without a pause.
@@ -241,7 +242,6 @@ impl Owner<'_> {
             ConnectionEvent::GoAwayDue => {
                 self.goaway_at = Some(Instant::now());
                 turns.server.shut_down_gracefully();
-                events.0.push(self.wait_for_drain_deadline());
             }
             ConnectionEvent::DrainDeadline => {
                 turns.end_all(Reason::DrainDeadline);
@@ -325,6 +325,7 @@ impl Owner<'_> {
             }
             ConnectionEvent::GoAwayDue
         }));
+        events.0.push(self.wait_for_drain_deadline());
         events.0.push(self.wait_for_change());
         if let Some(chain) = self.peer.chain.clone() {
             events.0.push(Box::pin(async move {

@@ -8,9 +8,8 @@ use super::frame::{
     self, DEFAULT_FRAME_BYTES, FrameHeader, HEADER_BYTES, PREFACE, WINDOW_MAX, flag, kind, setting,
 };
 use super::meter::CreditExhausted;
-use super::request::{self, RequestError};
 use super::server::{ConnectionError, DataFrame, Event, FRAME_BYTES_MAX, Read, Server};
-use super::streams::{STREAMS_MAX, StreamKey};
+use super::streams::StreamKey;
 
 /// Size of a DATA frame up to which a part of it is not forwarded: an alert of the TLS inside
 /// then arrives as a whole.

@@ -201,6 +201,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                 return open.end(End::before_copy(Reason::DownstreamLost));
             }
         };
+        if open.generation != self.generation
+            && let Err(why) = open.reevaluate(&open.gateway.reader.load())
+        {
+            let mut open = open;
+            open.record.set_detail(why);
+            self.server.reset(key, Reason::Revoked.reset_code());
+            self.server.remove(key);
+            return open.end(End::before_copy(Reason::Revoked));
+        }
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
         let (early, has_ended) = setup.take_early();

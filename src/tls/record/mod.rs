@@ -5,6 +5,7 @@
 
 mod error;
 mod key;
+pub mod plain;
 
 use std::fmt;
 use std::ops::Range;
