@@ -21,7 +21,7 @@ use super::limits::admission::HandshakeSlot;
 #[derive(Debug)]
 pub struct Session {
     /// Socket with its record protection.
-    pub transport: Transport<TcpStream>,
+    pub transport: Box<Transport<TcpStream>>,
     /// Chain of the peer.
     pub peer_certificates: Vec<CertificateDer<'static>>,
     /// Resources that the connection holds while it lives.
@@ -85,11 +85,11 @@ pub async fn run(
         }
         Ok(Ok(session)) if session.alpn.as_deref() == Some(ALPN_H2) => {
             return Ok(Session {
-                transport: Transport {
+                transport: Box::new(Transport {
                     socket,
                     layer: session.layer,
                     received: session.rest,
-                },
+                }),
                 peer_certificates: session.peer_certificates,
                 resources,
             });

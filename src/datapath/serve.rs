@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_connection_stays_small() {
-        // Excludes h2's connection and the TLS session, which are boxed.
+        // Excludes the HTTP/2 connection with its TLS session, which is boxed.
         let size = future_size(serve_hbone);
         // A task adds a header of 152 bytes, and is rounded up to a multiple of 128.
         assert!(size <= 2128, "{size}");

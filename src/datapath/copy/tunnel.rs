@@ -61,6 +61,8 @@ struct Flags {
     endpoint_ended: bool,
     /// The last read of the endpoint filled all of its room.
     reads_much: bool,
+    /// A write to the endpoint has failed.
+    has_failed: bool,
     /// The endpoint has bytes that the window does not admit.
     has_unread: bool,
 }
@@ -259,6 +261,10 @@ impl TunnelCopy {
             }
             Err(_) => return Err(Reason::UpstreamReset),
         };
+        if read.bytes == 0 && self.flags.has_failed {
+            // The write has taken the error of the socket, so that the read finds an end.
+            return Err(Reason::UpstreamReset);
+        }
         if read.bytes == 0 {
             self.flags.endpoint_ended = true;
             let ended = sink.output.append_end(self.key.id, sink.layer);
@@ -266,7 +272,8 @@ impl TunnelCopy {
             sink.server.sent_data(self.key, 0, 1, true);
             return self.finish_upload();
         }
-        sink.server.sent_data(self.key, read.bytes, read.frames, false);
+        sink.server
+            .sent_data(self.key, read.bytes, read.frames, false);
         self.open.record.add_sent(read.bytes as u64);
         self.loop_entry = None;
         self.last_output = sink.output.written_position();
@@ -296,17 +303,19 @@ impl TunnelCopy {
             false => 1,
         };
         let limits = (capacity, records);
-        sink.output.read_from(self.key.id, limits, sink.layer, |slices| {
-            let count = read_vectored(stream, slices)?;
-            if let Some(last) = last_bytes(slices, count) {
-                progress.record_endpoint_bytes(last);
-            }
-            Ok(count)
-        })
+        sink.output
+            .read_from(self.key.id, limits, sink.layer, |slices| {
+                let count = read_vectored(stream, slices)?;
+                if let Some(last) = last_bytes(slices, count) {
+                    progress.record_endpoint_bytes(last);
+                }
+                Ok(count)
+            })
     }
 
     /// Reads what an endpoint sent before it failed. Returns the reason of the failure.
     fn read_last(&mut self, sink: &mut Sink<'_>) -> Reason {
+        self.flags.has_failed = true;
         for _ in 0..LAST_READS {
             if !sink.output.has_room() || !matches!(self.read(sink), Ok(Step::HasMore)) {
                 break;

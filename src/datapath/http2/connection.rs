@@ -73,7 +73,7 @@ pub async fn run(
 /// Fails if the HTTP/2 preface is invalid or late.
 pub async fn serve_stream<S>(
     gateway: &Arc<DataPath>,
-    transport: Transport<S>,
+    transport: Box<Transport<S>>,
     held: &ConnectionResources,
     peer: Arc<Peer>,
 ) -> Result<S, HandshakeError>
@@ -86,14 +86,21 @@ where
         Poll::Pending if turns.server.is_established() => Poll::Ready(Ok(())),
         Poll::Pending => Poll::Pending,
     });
-    match timeout(PREFACE_DEADLINE, established).await {
-        Ok(Ok(())) => {}
-        Ok(Err(end)) => return Err(HandshakeError::new(HandshakeRefusal::Other, &describe(&end))),
+    let established = timeout(PREFACE_DEADLINE, established).await;
+    let end = match established {
+        Ok(Ok(())) => None,
+        Ok(Err(end)) if turns.server.has_preface() => Some(end),
+        Ok(Err(end)) => {
+            return Err(HandshakeError::new(
+                HandshakeRefusal::Other,
+                &describe(&end),
+            ));
+        }
         Err(_) => {
             let late = &"no HTTP/2 preface within 5 s";
             return Err(HandshakeError::new(HandshakeRefusal::Timeout, late));
         }
-    }
+    };
     let open = gateway.metrics.connection_opened();
     let owner = Owner {
         gateway,
@@ -107,7 +114,10 @@ where
         goaway_at: None,
         ping_at: Instant::now(),
     };
-    let socket = owner.run(turns).await;
+    let socket = match end {
+        None => owner.run(turns).await,
+        end => owner.close(turns, end).await,
+    };
     drop(open);
     Ok(socket)
 }
@@ -297,6 +307,7 @@ impl Owner<'_> {
                 Some(code) => alert = [FATAL, code],
                 None => return turns.into_socket(Reason::DownstreamLost),
             },
+            Some(ConnectionEnd::Evicted) => return turns.into_socket(Reason::BuffersFull),
             Some(ConnectionEnd::Lost(_) | ConnectionEnd::Silent) => {
                 return turns.into_socket(Reason::DownstreamLost);
             }
@@ -369,7 +380,9 @@ impl Owner<'_> {
         } = new;
         self.is_used = true;
         let requested = PendingConnect::new(key, setup, Arc::clone(&turns.mailbox));
-        let is_late = self.goaway_at.is_some_and(|at| at.elapsed() >= GOAWAY_GRACE);
+        let is_late = self
+            .goaway_at
+            .is_some_and(|at| at.elapsed() >= GOAWAY_GRACE);
         // GOAWAY was sent, but the peer may not have received it yet.
         let is_expired = self.peer.not_after <= SystemTime::now();
         if is_late || is_expired || self.peer.lost_trust().is_some() {
@@ -410,6 +423,7 @@ impl Owner<'_> {
 fn describe(end: &ConnectionEnd) -> String {
     match end {
         ConnectionEnd::Closed => "the peer has closed it".to_owned(),
+        ConnectionEnd::Evicted => "the peer does not read, and buffers are full".to_owned(),
         ConnectionEnd::Silent => "no answer to PING".to_owned(),
         ConnectionEnd::Lost(error) => error.to_string(),
         ConnectionEnd::Record(error) => error.to_string(),

@@ -8,7 +8,6 @@ use super::frame::{FrameHeader, flag};
 use super::receive::{frame_size_error, is_self_dependent, protocol_error};
 use super::request::{self, RequestError};
 use super::server::{ConnectionError, Event, Server};
-use super::streams::STREAMS_MAX;
 
 /// Limit of an encoded header block. Decoded lists may have 16 KiB; encoders rarely expand them.
 const HEADER_BLOCK_BYTES: usize = 32 * 1024;
@@ -97,7 +96,7 @@ impl Server {
         if self.is_after_goaway(id) {
             return Ok(());
         }
-        if self.streams.len() >= STREAMS_MAX as usize {
+        if self.streams.is_full() {
             self.push_reset(id, ErrorCode::REFUSED_STREAM);
             return Ok(());
         }

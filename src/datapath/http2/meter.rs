@@ -203,11 +203,11 @@ mod tests {
         for _ in 0..100_000 {
             meter.received(frame(HEADERS, 4, 100)).expect("a CONNECT");
             meter.sent(HEADERS, 4, 10);
-            meter
-                .received(frame(DATA, 0, 500))
-                .expect("an inner hello");
+            meter.received(frame(DATA, 0, 500)).expect("an inner hello");
             meter.sent(DATA, 0, 500);
-            meter.received(frame(kind::RST_STREAM, 0, 4)).expect("its end");
+            meter
+                .received(frame(kind::RST_STREAM, 0, 4))
+                .expect("its end");
         }
     }
 
@@ -219,7 +219,9 @@ mod tests {
             meter.sent(HEADERS, 4, 10);
             meter.received(frame(DATA, 0, 100)).expect("a request");
             meter.sent(DATA, 0, 100);
-            meter.received(frame(kind::RST_STREAM, 0, 4)).expect("its end");
+            meter
+                .received(frame(kind::RST_STREAM, 0, 4))
+                .expect("its end");
             tokio::time::advance(Duration::from_millis(1)).await;
         }
     }

@@ -139,7 +139,9 @@ impl Output {
         layer: &mut RecordLayer,
         read: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
     ) -> io::Result<ReadBytes> {
-        let first = self.open_record(READ_MIN, layer).map_err(io::Error::other)?;
+        let first = self
+            .open_record(READ_MIN, layer)
+            .map_err(io::Error::other)?;
         let mut capacities = [first - HEADER_BYTES, 0, 0];
         let full = PLAINTEXT_MAX - HEADER_BYTES;
         let (mut wanted, mut end) = (most, self.end + first + TRAILER_BYTES);
@@ -233,7 +235,11 @@ impl Output {
     ///
     /// # Errors
     /// A record could not be sealed.
-    pub fn append_alert(&mut self, alert: [u8; 2], layer: &mut RecordLayer) -> Result<(), RecordError> {
+    pub fn append_alert(
+        &mut self,
+        alert: [u8; 2],
+        layer: &mut RecordLayer,
+    ) -> Result<(), RecordError> {
         self.seal(layer)?;
         let mut record = [0; RECORD_HEADER + 2 + TRAILER_BYTES];
         record[RECORD_HEADER..RECORD_HEADER + 2].copy_from_slice(&alert);

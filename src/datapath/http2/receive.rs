@@ -113,11 +113,11 @@ impl Server {
         header: FrameHeader,
         events: &mut Vec<Event>,
     ) -> Result<(), ConnectionError> {
-        let charged = self.meter.received(header);
-        charged.map_err(|CreditExhausted| ConnectionError::EXHAUSTED)?;
         if header.length > FRAME_BYTES_MAX {
             return Err(frame_size_error("frame above SETTINGS_MAX_FRAME_SIZE"));
         }
+        let charged = self.meter.received(header);
+        charged.map_err(|CreditExhausted| ConnectionError::EXHAUSTED)?;
         if !self.has_settings && (header.kind != kind::SETTINGS || header.has(flag::ACK)) {
             return Err(protocol_error("no SETTINGS after the preface"));
         }
@@ -150,7 +150,9 @@ impl Server {
             kind::SETTINGS if !header.length.is_multiple_of(6) => {
                 return Err(frame_size_error("SETTINGS with half an entry"));
             }
-            kind::PING if header.length != 8 => return Err(frame_size_error("PING not of 8 bytes")),
+            kind::PING if header.length != 8 => {
+                return Err(frame_size_error("PING not of 8 bytes"));
+            }
             kind::RST_STREAM | kind::WINDOW_UPDATE if header.length != 4 => {
                 return Err(frame_size_error("frame not of 4 bytes"));
             }
@@ -461,7 +463,9 @@ impl Server {
 
 /// Returns the first four bytes as a number, or 0.
 fn first_u32(payload: &[u8]) -> u32 {
-    payload.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
+    payload
+        .first_chunk()
+        .map_or(0, |bytes| u32::from_be_bytes(*bytes))
 }
 
 /// Returns true if a stream's priority makes it depend on itself.

@@ -11,8 +11,8 @@ use h2::Reason as ErrorCode;
 
 use crate::reason::Reason;
 
-use super::frame::{self, DEFAULT_WINDOW, FrameHeader, HEADER_BYTES, WINDOW_MAX, flag, kind};
 use super::frame::setting;
+use super::frame::{self, DEFAULT_WINDOW, FrameHeader, HEADER_BYTES, WINDOW_MAX, flag, kind};
 use super::hpack;
 use super::meter::FrameMeter;
 use super::request::{HEADER_LIST_BYTES_MAX, Request};
@@ -187,6 +187,11 @@ impl Server {
             is_ping_unanswered: false,
             control,
         }
+    }
+
+    /// Returns true once the preface was received.
+    pub fn has_preface(&self) -> bool {
+        !matches!(self.read, Read::Preface(_))
     }
 
     /// Returns true once the preface and the first SETTINGS were received.

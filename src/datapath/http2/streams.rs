@@ -68,6 +68,16 @@ impl Streams {
         self.index.is_empty()
     }
 
+    /// Returns true if [`STREAMS_MAX`] streams are open. Streams that have ended do not count.
+    pub fn is_full(&self) -> bool {
+        let limit = STREAMS_MAX as usize;
+        if self.len() < limit {
+            return false;
+        }
+        let open = |stream: &&Stream| !stream.is_reset && !(stream.sent_end && stream.received_end);
+        self.slots.iter().flatten().filter(open).count() >= limit
+    }
+
     /// Inserts a stream whose identifier is above all others.
     pub fn insert(&mut self, id: u32, peer_window: i64) -> StreamKey {
         let stream = Stream {
@@ -174,7 +184,8 @@ impl Streams {
 
     /// Returns the size of the receive window of a stream.
     pub fn window(&self, key: StreamKey) -> u32 {
-        self.get(key).map_or(STREAM_WINDOW_MIN, |stream| stream.window)
+        self.get(key)
+            .map_or(STREAM_WINDOW_MIN, |stream| stream.window)
     }
 
     fn fitting_window(&self) -> u32 {

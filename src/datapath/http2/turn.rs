@@ -13,7 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::datapath::copy::tunnel::{Sink, Step, TunnelCopy};
 use crate::datapath::forward::open::{End, Open};
-use crate::datapath::limits::budget::BufferBudget;
+use crate::datapath::io::buffer::BUFFER_BYTES;
+use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
 use crate::reason::Reason;
 use crate::tls::record::{Content, RecordError, RecordLayer};
 
@@ -41,6 +42,8 @@ pub enum ConnectionEnd {
     Closed,
     /// The peer does not answer PING.
     Silent,
+    /// The peer does not read, and memory runs short.
+    Evicted,
     /// The socket has failed.
     Lost(io::Error),
     /// The peer has violated TLS.
@@ -98,6 +101,11 @@ pub struct Turns<S> {
     /// Generation of the snapshot that the tunnels were last checked against.
     pub generation: u64,
     budget: Arc<BufferBudget>,
+    /// Account of the send buffer while the peer does not read, created when that happens first.
+    unsent: Option<Arc<BufferAccount>>,
+    is_unsent_charged: bool,
+    /// The bytes that came with the handshake were processed.
+    is_started: bool,
     owes_key_update: bool,
     /// The peer has sent close_notify or FIN.
     is_read_closed: bool,
@@ -105,12 +113,12 @@ pub struct Turns<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Creates a connection after its handshake.
-    pub fn new(session: Transport<S>, budget: &Arc<BufferBudget>) -> Self {
+    pub fn new(transport: Box<Transport<S>>, budget: &Arc<BufferBudget>) -> Self {
         let Transport {
             socket,
             layer,
             received,
-        } = session;
+        } = *transport;
         Self {
             socket,
             layer,
@@ -124,6 +132,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             requests: Vec::new(),
             generation: u64::MAX,
             budget: Arc::clone(budget),
+            unsent: None,
+            is_unsent_charged: false,
+            is_started: false,
             owes_key_update: false,
             is_read_closed: false,
         }
@@ -133,6 +144,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// follows.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         self.mailbox.register(cx);
+        if !std::mem::replace(&mut self.is_started, true)
+            && let Err(end) = self.receive()
+        {
+            return Poll::Ready(end);
+        }
         for _ in 0..ROUNDS {
             match self.poll_round(cx) {
                 Ok(true) => {}
@@ -333,13 +349,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     }
 
     /// Forwards DATA of a stream, together with its DATA in later events.
-    fn forward(
-        &mut self,
-        key: StreamKey,
-        bytes: Range<usize>,
-        later: &mut [Event],
-        input: &[u8],
-    ) {
+    fn forward(&mut self, key: StreamKey, bytes: Range<usize>, later: &mut [Event], input: &[u8]) {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         slices[0] = IoSlice::new(&input[bytes]);
         let mut count = 1;
@@ -361,8 +371,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         self.receive_data(key, &slices[..count]);
     }
 
+    /// Passes DATA to the tunnel of a stream. A reset may follow it in the same input.
     fn receive_data(&mut self, key: StreamKey, slices: &[IoSlice<'_>]) {
-        if !self.server.is_open(key) {
+        if self.server.find(key.id) != Some(key) {
             return;
         }
         match self.tunnels.get_mut(key.slot) {
@@ -477,10 +488,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Returns the open tunnels.
     pub fn open_tunnels(&mut self) -> impl Iterator<Item = &mut TunnelCopy> {
-        self.tunnels.iter_mut().flatten().filter_map(|tunnel| match tunnel {
-            Tunnel::Open(copy) => Some(&mut **copy),
-            Tunnel::Setup(_) => None,
-        })
+        self.tunnels
+            .iter_mut()
+            .flatten()
+            .filter_map(|tunnel| match tunnel {
+                Tunnel::Open(copy) => Some(&mut **copy),
+                Tunnel::Setup(_) => None,
+            })
     }
 
     /// Appends control frames to the output as far as it has room.
@@ -508,12 +522,35 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                 updated.map_err(ConnectionEnd::Record)?;
             }
             let output = &mut self.output;
-            match output.poll_flush(cx, &mut self.socket, &mut self.layer) {
+            let flushed = output.poll_flush(cx, &mut self.socket, &mut self.layer);
+            self.charge_unsent(cx)?;
+            match flushed {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
                 Poll::Ready(Ok(())) if self.server.control.is_empty() => return Ok(true),
                 Poll::Ready(Ok(())) => {}
             }
+        }
+    }
+
+    /// Charges the send buffer to an account while the peer does not read.
+    fn charge_unsent(&mut self, cx: &Context<'_>) -> Result<(), ConnectionEnd> {
+        if !self.output.is_blocked() && !self.is_unsent_charged {
+            return Ok(());
+        }
+        let budget = &self.budget;
+        let account = self.unsent.get_or_insert_with(|| budget.account());
+        if self.output.is_blocked() != self.is_unsent_charged {
+            self.is_unsent_charged = self.output.is_blocked();
+            if self.is_unsent_charged {
+                account.charge(BUFFER_BYTES);
+            } else {
+                account.release(BUFFER_BYTES);
+            }
+        }
+        match account.poll_gated(cx, |_| Poll::<()>::Pending) {
+            Poll::Ready(_) => Err(ConnectionEnd::Evicted),
+            Poll::Pending => Ok(()),
         }
     }
 
@@ -527,7 +564,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Appends an alert as the last record.
     pub fn append_alert(&mut self, alert: [u8; 2]) {
-        // A layer that has failed cannot seal an alert either.
+        // A connection that has failed can send neither frames nor an alert.
+        let _ = self.write_control();
         let _ = self.output.append_alert(alert, &mut self.layer);
     }
 

@@ -109,11 +109,11 @@ fn serve_by(
             load: WorkerLoad::default().add(),
             descriptor: descriptor(&gateway),
         };
-        let transport = Transport {
+        let transport = Box::new(Transport {
             socket: ours,
             layer: RecordLayer::plaintext(),
             received: Vec::new(),
-        };
+        });
         let served = connection::serve_stream(&gateway, transport, &held, peer(not_after));
         served.await.map(|_| ())
     });

@@ -115,18 +115,22 @@ fn serve(gateway: &Arc<DataPath>, stream: DuplexStream, has_expired: bool) -> Jo
             load: WorkerLoad::default().add(),
             descriptor,
         };
-        let transport = Transport {
+        let transport = Box::new(Transport {
             socket: stream,
             layer: RecordLayer::plaintext(),
             received: Vec::new(),
-        };
+        });
         // A rejection is a valid end like any other.
         drop(connection::serve_stream(&gateway, transport, &held, peer).await);
     })
 }
 
 /// Plays the script until its end or that of the connection. Returns the bytes sent.
-async fn send(mode: PeerFlags, steps: &[Step], write: &mut WriteHalf<PlainRecords<DuplexStream>>) -> usize {
+async fn send(
+    mode: PeerFlags,
+    steps: &[Step],
+    write: &mut WriteHalf<PlainRecords<DuplexStream>>,
+) -> usize {
     let mut sent = PREFACE.len();
     if write.write_all(PREFACE).await.is_err() {
         return sent;
