@@ -14,8 +14,18 @@ use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
-use super::http2::turn::Transport;
 use super::limits::admission::HandshakeSlot;
+
+/// Transport of a connection after its handshake.
+#[derive(Debug)]
+pub struct Transport<S> {
+    /// Socket.
+    pub socket: S,
+    /// Record protection.
+    pub layer: RecordLayer,
+    /// Bytes that were received and not opened.
+    pub received: Vec<u8>,
+}
 
 /// A TLS connection of an HBONE listener after its handshake. The peer's chain was verified.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use crate::reason::HandshakeRefusal;
 use crate::telemetry::handshake_refused;
 
 use super::accept::AcceptedConnection;
+use super::forward::connection;
 use super::handshake::{HandshakeError, Session};
-use super::http2::connection;
 use super::identity::Peer;
 use super::io::linger;
 use super::{DataPath, handshake, identity, passthrough};

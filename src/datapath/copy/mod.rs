@@ -3,7 +3,6 @@
 pub mod backlog;
 pub mod progress;
 pub mod raw;
-pub mod tunnel;
 
 use std::time::Duration;
 

@@ -1,8 +1,12 @@
 //! Stages 5 to 10 of an HBONE tunnel as one function: from a target to the end of its tunnel.
 
+pub mod connection;
 pub mod open;
 pub mod raw;
+pub mod setup;
 mod sni;
+pub mod tunnel_copy;
+pub mod turn;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +24,13 @@ use super::copy::CopyOutcome;
 use super::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
 use super::http2::slots::{StreamSlot, StreamSlots};
 use super::http2::streams::STREAMS_MAX;
-use super::http2::tunnel::{PendingConnect, Target, Tunnel};
+use super::http2::tunnel::Target;
 use super::identity::Peer;
 use super::io::linger;
 use super::limits::budget::Evicted;
 use super::{DataPath, authorize, balance, policy, route};
 use open::{End, Open};
+use setup::{PendingConnect, Tunnel};
 
 /// Deadline for a slot among the connection's tunnels. As a rule the tunnel that ended last
 /// frees its slot within a round trip to its endpoint.
@@ -89,9 +94,9 @@ async fn open(
         Some(slot) => slot,
         None => match Box::pin(wait_for_slot(&peer, &slots, &requested)).await {
             Ok(slot) => slot,
-            Err(reason) => {
-                if reason == Reason::Overloaded {
-                    record.set_detail(format!("the connection has {STREAMS_MAX} tunnels"));
+            Err((reason, detail)) => {
+                if !detail.is_empty() {
+                    record.set_detail(detail);
                 }
                 record.finish(requested.reject(reason));
                 return None;
@@ -153,11 +158,13 @@ async fn wait_for_slot(
     peer: &Peer,
     slots: &Arc<StreamSlots>,
     requested: &PendingConnect,
-) -> Result<StreamSlot, Reason> {
+) -> Result<StreamSlot, (Reason, String)> {
     tokio::select! {
-        slot = timeout(SLOT_DEADLINE, slots.take()) => slot.map_err(|_| Reason::Overloaded),
-        reason = requested.cancelled() => Err(reason),
-        () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
+        slot = timeout(SLOT_DEADLINE, slots.take()) => slot.map_err(|_| {
+            (Reason::Overloaded, format!("the connection has {STREAMS_MAX} tunnels"))
+        }),
+        reason = requested.cancelled() => Err((reason, String::new())),
+        () = peer.listener.drain.closing() => Err((Reason::DrainDeadline, String::new())),
     }
 }
 

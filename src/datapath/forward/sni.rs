@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::datapath::client_hello::{
     CLIENT_HELLO_BYTES_MAX, CLIENT_HELLO_DEADLINE, ClientHelloReader,
 };
-use crate::datapath::http2::tunnel::{PendingConnect, Target, Tunnel};
+use crate::datapath::http2::tunnel::Target;
 use crate::reason::Reason;
 use crate::telemetry::Record;
 use crate::wire::sni;
@@ -18,6 +18,7 @@ use super::super::DataPath;
 use super::super::dial::Upstream;
 use super::super::identity::Peer;
 use super::super::policy::{self, Permit};
+use super::setup::{PendingConnect, Tunnel};
 use super::{dial_and_answer, establish, resolve_and_evaluate};
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to

@@ -1,10 +1,7 @@
-//! Stage 4: the HTTP/2 server for CONNECT, and the owner of each connection with its tunnels.
+//! Stage 4: HTTP/2 for CONNECT.
 //!
-//! [`server`] is the protocol without input and output. [`turn`] moves bytes between the peer and
-//! the endpoints. [`connection`] owns both, and handles events from outside.
-
-pub mod connection;
-pub mod turn;
+//! [`server`] is the protocol without input and output. [`input`] and [`output`] are the buffers
+//! between it and TLS. The owner of each connection is in [`forward`](super::forward).
 
 pub mod tunnel;
 

@@ -107,12 +107,8 @@ impl Server {
         }
     }
 
-    /// Charges for a frame, and checks what its header alone decides.
-    fn start_frame(
-        &mut self,
-        header: FrameHeader,
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    /// Checks the rules for frames of all types, and charges for the frame.
+    fn check_frame(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
         if header.length > FRAME_BYTES_MAX {
             return Err(frame_size_error("frame above SETTINGS_MAX_FRAME_SIZE"));
         }
@@ -126,6 +122,16 @@ impl Server {
         {
             return Err(protocol_error("header block interrupted by another frame"));
         }
+        Ok(())
+    }
+
+    /// Charges for a frame, and checks what its header alone decides.
+    fn start_frame(
+        &mut self,
+        header: FrameHeader,
+        events: &mut Vec<Event>,
+    ) -> Result<(), ConnectionError> {
+        self.check_frame(header)?;
         match header.kind {
             kind::DATA => return self.start_data_frame(header, events),
             kind::HEADERS | kind::PRIORITY | kind::RST_STREAM | kind::CONTINUATION

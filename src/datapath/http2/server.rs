@@ -162,8 +162,14 @@ impl Server {
         let settings = [
             (setting::MAX_CONCURRENT_STREAMS, STREAMS_MAX),
             (setting::INITIAL_WINDOW_SIZE, STREAM_WINDOW_MIN),
-            (setting::MAX_FRAME_SIZE, FRAME_BYTES_MAX as u32),
-            (setting::MAX_HEADER_LIST_SIZE, HEADER_LIST_BYTES_MAX as u32),
+            (
+                setting::MAX_FRAME_SIZE,
+                frame::setting_value(FRAME_BYTES_MAX),
+            ),
+            (
+                setting::MAX_HEADER_LIST_SIZE,
+                frame::setting_value(HEADER_LIST_BYTES_MAX),
+            ),
         ];
         frame::push_settings(&mut control, &settings);
         let raised = i64::from(CONNECTION_WINDOW) - DEFAULT_WINDOW;

@@ -74,8 +74,11 @@ impl Streams {
         if self.len() < limit {
             return false;
         }
-        let open = |stream: &&Stream| !stream.is_reset && !(stream.sent_end && stream.received_end);
-        self.slots.iter().flatten().filter(open).count() >= limit
+        let is_open = |stream: &&Stream| {
+            let has_ended = stream.sent_end && stream.received_end;
+            !(stream.is_reset || has_ended)
+        };
+        self.slots.iter().flatten().filter(is_open).count() >= limit
     }
 
     /// Inserts a stream whose identifier is above all others.

@@ -21,9 +21,8 @@ use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
 use crate::tools::dev;
 
 use super::accept::{ConnectionResources, WorkerLoad};
-use super::handshake::HandshakeError;
-use super::http2::connection;
-use super::http2::turn::Transport;
+use super::forward::connection;
+use super::handshake::{HandshakeError, Transport};
 use super::identity::Peer;
 use super::limits::admission::Admission;
 use super::limits::budget::BufferBudget;

@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use strait::datapath::accept::{ConnectionResources, WorkerLoad};
-use strait::datapath::http2::connection;
-use strait::datapath::http2::turn::Transport;
+use strait::datapath::forward::connection;
+use strait::datapath::handshake::Transport;
 use strait::datapath::identity::Peer;
 use strait::datapath::limits::admission::Admission;
 use strait::datapath::limits::budget::BufferBudget;

@@ -1,4 +1,4 @@
-//! Stage 4: the owner of one HTTP/2 connection, which starts a task for each CONNECT and ends
+//! Owner of one HTTP/2 connection, which starts a task for each CONNECT and ends
 //! tunnels when an event from outside requires it.
 
 use std::future::poll_fn;
@@ -15,19 +15,19 @@ use tracing::debug;
 
 use crate::datapath::DataPath;
 use crate::datapath::accept::ConnectionResources;
-use crate::datapath::forward::{self, ConnectRequest, REVOKE_JITTER};
-use crate::datapath::handshake::{HandshakeError, Session};
+use crate::datapath::handshake::{HandshakeError, Session, Transport};
+use crate::datapath::http2::server::ConnectionError;
+use crate::datapath::http2::slots::StreamSlots;
+use crate::datapath::http2::streams::StreamKey;
 use crate::datapath::identity::Peer;
 use crate::datapath::io::gate::WakeGate;
 use crate::datapath::io::linger;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
 
-use super::server::ConnectionError;
-use super::slots::StreamSlots;
-use super::streams::StreamKey;
-use super::tunnel::PendingConnect;
-use super::turn::{ConnectionEnd, NewRequest, Transport, Turns};
+use super::setup::PendingConnect;
+use super::turn::{ConnectionEnd, NewRequest, Turns};
+use super::{ConnectRequest, REVOKE_JITTER};
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -80,7 +80,7 @@ pub async fn serve_stream<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut turns = Box::new(Turns::new(transport, &gateway.budget));
+    let mut turns = Box::new(Turns::new(*transport, &gateway.budget));
     let established = poll_fn(|cx| match turns.poll(cx) {
         Poll::Ready(end) => Poll::Ready(Err(end)),
         Poll::Pending if turns.server.is_established() => Poll::Ready(Ok(())),
@@ -207,7 +207,7 @@ impl Owner<'_> {
                 }
                 let end = turns.poll(cx);
                 for request in turns.take_requests() {
-                    self.accept(request, &mut turns);
+                    self.accept(request, &turns);
                 }
                 end.map(Wake::End)
             });
@@ -321,7 +321,7 @@ impl Owner<'_> {
     }
 
     /// Returns the initial events in the order of their priority.
-    fn events(&mut self) -> PendingEvents {
+    fn events(&self) -> PendingEvents {
         let listener = Arc::clone(&self.peer.listener);
         let not_after = self.peer.not_after;
         let mut events = PendingEvents(Vec::with_capacity(6));
@@ -372,7 +372,7 @@ impl Owner<'_> {
     }
 
     /// Starts the task that opens a tunnel, or resets the stream.
-    fn accept<S>(&mut self, new: NewRequest, turns: &mut Turns<S>) {
+    fn accept<S>(&mut self, new: NewRequest, turns: &Turns<S>) {
         let NewRequest {
             key,
             request,
@@ -403,7 +403,7 @@ impl Owner<'_> {
             load: self.held.load.add_tunnel(),
             slot: self.slots.try_take(),
         };
-        let forward = forward::run(Box::new(connect), request.target);
+        let forward = super::run(Box::new(connect), request.target);
         self.gateway.lifecycle.spawn(forward);
     }
 

@@ -11,20 +11,21 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::datapath::copy::tunnel::{Sink, Step, TunnelCopy};
-use crate::datapath::forward::open::{End, Open};
+use super::open::{End, Open};
+use super::tunnel_copy::{Sink, Step, TunnelCopy};
+use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
 use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
 use crate::reason::Reason;
 use crate::tls::record::{Content, RecordError, RecordLayer};
 
-use super::input::Input;
-use super::meter::CreditExhausted;
-use super::output::Output;
-use super::request::Request;
-use super::server::{ConnectionError, Event, Server};
-use super::streams::StreamKey;
-use super::tunnel::{Command, Mailbox, Setup, TunnelWaker};
+use super::setup::{Command, Mailbox, Setup, TunnelWaker};
+use crate::datapath::http2::input::Input;
+use crate::datapath::http2::meter::CreditExhausted;
+use crate::datapath::http2::output::Output;
+use crate::datapath::http2::request::Request;
+use crate::datapath::http2::server::{ConnectionError, Event, Server};
+use crate::datapath::http2::streams::StreamKey;
 
 /// Limit of rounds in one turn, after which other tasks of the worker run.
 const ROUNDS: usize = 4;
@@ -50,17 +51,6 @@ pub enum ConnectionEnd {
     Record(RecordError),
     /// The peer has violated HTTP/2.
     Http2(ConnectionError),
-}
-
-/// Transport of a connection after its handshake.
-#[derive(Debug)]
-pub struct Transport<S> {
-    /// Socket.
-    pub socket: S,
-    /// Record protection.
-    pub layer: RecordLayer,
-    /// Bytes that were received and not opened.
-    pub received: Vec<u8>,
 }
 
 /// New request for the connection's owner.
@@ -113,12 +103,12 @@ pub struct Turns<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Creates a connection after its handshake.
-    pub fn new(transport: Box<Transport<S>>, budget: &Arc<BufferBudget>) -> Self {
+    pub fn new(transport: Transport<S>, budget: &Arc<BufferBudget>) -> Self {
         let Transport {
             socket,
             layer,
             received,
-        } = *transport;
+        } = transport;
         Self {
             socket,
             layer,

@@ -14,7 +14,9 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::datapath::forward::open::{End, Open};
+use crate::datapath::copy::DELIVERY_DEADLINE;
+use crate::datapath::copy::backlog::Backlog;
+use crate::datapath::copy::progress::InnerProgress;
 use crate::datapath::http2::output::{Output, ReadBytes};
 use crate::datapath::http2::server::Server;
 use crate::datapath::http2::streams::StreamKey;
@@ -22,9 +24,7 @@ use crate::datapath::limits::hellos::{self, InFlight};
 use crate::reason::Reason;
 use crate::tls::record::RecordLayer;
 
-use super::DELIVERY_DEADLINE;
-use super::backlog::Backlog;
-use super::progress::InnerProgress;
+use super::open::{End, Open};
 
 /// Limit of reads of an endpoint that has reset its connection, for the bytes before the reset.
 const LAST_READS: usize = 8;
