@@ -14,7 +14,7 @@ ARGS ?=
 DIR ?= certs
 # For how long `make fuzz` runs each target, and which ones: make fuzz SECONDS=600 TARGET=http2
 SECONDS ?= 60
-TARGET  ?= authority identity mesh_file objects strait_yaml http2 wds eds ca_answer hello
+TARGET  ?= authority identity mesh_file objects strait_yaml http2 hpack wds eds ca_answer hello record
 
 # How often `make bench` measures each row
 ROUNDS ?= 11

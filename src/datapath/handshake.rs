@@ -3,25 +3,37 @@
 use std::io;
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
-use crate::tls::{ALPN_H2, explain_error};
+use crate::tls::record::{ContentType, HEADER_BYTES, RecordLayer, TRAILER_BYTES};
+use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
-use super::io::readahead::ReadAhead;
 use super::limits::admission::HandshakeSlot;
 
-/// A TLS session with a peer whose certificate chain was verified.
+/// Transport of a connection after its handshake.
+#[derive(Debug)]
+pub struct Transport<S> {
+    /// Socket.
+    pub socket: S,
+    /// Record protection.
+    pub layer: RecordLayer,
+    /// Bytes that were received and not opened.
+    pub received: Vec<u8>,
+}
+
+/// A TLS connection of an HBONE listener after its handshake. The peer's chain was verified.
 #[derive(Debug)]
 pub struct Session {
-    /// Decrypted stream. Boxed: it is large and moves through many functions.
-    pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
+    /// Socket with its record protection.
+    pub transport: Box<Transport<TcpStream>>,
+    /// Chain of the peer.
+    pub peer_certificates: Vec<CertificateDer<'static>>,
     /// Resources that the connection holds while it lives.
     pub resources: ConnectionResources,
 }
@@ -54,7 +66,8 @@ impl HandshakeError {
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// Deadline for an alert to be written.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
-/// Performs the handshake with the current TLS configuration.
+/// Performs the handshake with the current TLS configuration, for a connection that frames its
+/// records itself.
 ///
 /// # Errors
 /// Returns the refusal, with the socket if an alert may have been sent.
@@ -62,15 +75,10 @@ pub async fn run(
     gateway: &DataPath,
     accepted: AcceptedConnection,
 ) -> Result<Session, HandshakeError> {
-    let stream = TcpStream::from_std(accepted.stream)
+    let mut socket = TcpStream::from_std(accepted.stream)
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
-    let acceptor = TlsAcceptor::from(gateway.tls.config());
-    let handshake = acceptor.accept(ReadAhead::new(stream)).into_fallible();
-    let (slot, held) = (accepted.handshake, accepted.resources);
-    let refused_with_alert = |refusal, detail: &dyn ToString, socket, slot, held| HandshakeError {
-        alerted: Some((socket, slot, held)),
-        ..HandshakeError::new(refusal, detail)
-    };
+    let (slot, resources) = (accepted.handshake, accepted.resources);
+    let handshake = tls::accept(gateway.tls.config(), &mut socket);
     let done = tokio::select! {
         done = timeout(HANDSHAKE_DEADLINE, handshake) => done,
         () = slot.evicted() => return Err(HandshakeError::new(
@@ -79,49 +87,51 @@ pub async fn run(
               the most",
         )),
     };
-    match done {
-        Err(_) => Err(HandshakeError::new(
-            HandshakeRefusal::Timeout,
-            &"TLS handshake not completed within 5 s",
-        )),
-        Ok(Err((error, socket))) => {
-            let (refusal, detail) = explain_failure(gateway, &error);
-            Err(refused_with_alert(
-                refusal,
-                &detail,
-                socket.into_inner(),
-                slot,
-                held,
-            ))
+    let (refusal, detail) = match done {
+        Err(_) => {
+            return Err(HandshakeError::new(
+                HandshakeRefusal::Timeout,
+                &"TLS handshake not completed within 5 s",
+            ));
         }
-        Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
-            let stream = Box::new(stream);
-            Ok(Session {
-                stream,
-                resources: held,
-            })
+        Ok(Ok(session)) if session.alpn.as_deref() == Some(ALPN_H2) => {
+            return Ok(Session {
+                transport: Box::new(Transport {
+                    socket,
+                    layer: session.layer,
+                    received: session.rest,
+                }),
+                peer_certificates: session.peer_certificates,
+                resources,
+            });
         }
-        Ok(Ok(mut stream)) => {
+        Ok(Ok(mut session)) => {
             // rustls refuses a wrong ALPN offer but accepts a missing one.
-            let _ = timeout(ALERT_DEADLINE, stream.shutdown()).await;
-            let socket = stream.into_inner().0.into_inner();
-            Err(refused_with_alert(
-                HandshakeRefusal::NoAlpn,
-                &"the peer did not offer ALPN h2",
-                socket,
-                slot,
-                held,
-            ))
+            let close = close(&mut socket, &mut session.layer);
+            let _ = timeout(ALERT_DEADLINE, close).await;
+            let detail = "the peer did not offer ALPN h2".to_owned();
+            (HandshakeRefusal::NoAlpn, detail)
         }
-    }
+        Ok(Err(AcceptError::Tls(error))) => (gateway.tls.refusal(&error), explain_error(&error)),
+        Ok(Err(AcceptError::Io(error))) => (HandshakeRefusal::Other, error.to_string()),
+    };
+    Err(HandshakeError {
+        refusal,
+        detail,
+        alerted: Some((socket, slot, resources)),
+    })
 }
 
-fn explain_failure(gateway: &DataPath, error: &io::Error) -> (HandshakeRefusal, String) {
-    let tls = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match tls {
-        Some(tls) => (gateway.tls.refusal(tls), explain_error(tls)),
-        None => (HandshakeRefusal::Other, error.to_string()),
+/// Sends close_notify and the end of the stream.
+async fn close(socket: &mut TcpStream, layer: &mut RecordLayer) -> io::Result<()> {
+    // Level warning, alert close_notify (RFC 8446 6.1).
+    const ALERT: [u8; 2] = [1, 0];
+    let mut record = [0; HEADER_BYTES + ALERT.len() + TRAILER_BYTES];
+    for (byte, of_alert) in record.iter_mut().skip(HEADER_BYTES).zip(ALERT) {
+        *byte = of_alert;
     }
+    let sealed = layer.seal(ContentType::Alert, &mut record);
+    sealed.map_err(io::Error::other)?;
+    socket.write_all(&record).await?;
+    socket.shutdown().await
 }

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustls::pki_types::CertificateDer;
+
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, PeerCluster, Snapshot};
 use crate::telemetry::Source;
 use crate::tls::{Chain, Identity, InboundTls, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
-use super::handshake::Session;
 use super::limits::pool::Holder;
 use super::listener::Listener;
 
@@ -153,18 +154,16 @@ impl Peer {
 }
 
 /// Reads the identity of the peer from its certificate, by the same strict parser as the verifier.
-/// `from` is the address of the peer and its listener.
+/// `certificates` are its chain, and `from` its address and listener.
 ///
 /// # Errors
 /// Fails if the certificate is not one that the verifier accepts, or has just lost trust.
 pub fn run(
-    session: &Session,
+    certificates: &[CertificateDer<'_>],
     from: (SocketAddr, Arc<Listener>),
     tls: &InboundTls,
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
-    let certificates = session.stream.get_ref().1.peer_certificates();
-    let certificates = certificates.ok_or(HandshakeRefusal::NoCertificate)?;
     let leaf = certificates
         .first()
         .ok_or(HandshakeRefusal::NoCertificate)?;

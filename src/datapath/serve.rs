@@ -10,8 +10,8 @@ use crate::reason::HandshakeRefusal;
 use crate::telemetry::handshake_refused;
 
 use super::accept::AcceptedConnection;
+use super::forward::connection;
 use super::handshake::{HandshakeError, Session};
-use super::http2::connect;
 use super::identity::Peer;
 use super::io::linger;
 use super::{DataPath, handshake, identity, passthrough};
@@ -51,7 +51,7 @@ async fn serve_hbone(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     let served = async {
         // Boxed: a handshake needs far more memory than the connection that follows.
         let (session, peer) = Box::pin(authenticate(&gateway, accepted)).await?;
-        connect::run(&gateway, session, peer).await
+        connection::run(&gateway, session, peer).await
     };
     if let Err(refused) = served.await {
         handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
@@ -68,7 +68,8 @@ async fn authenticate(
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let from = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
-    let mut peer = identity::run(&session, from, &gateway.tls, &gateway.reader.load())
+    let certificates = session.peer_certificates.as_slice();
+    let mut peer = identity::run(certificates, from, &gateway.tls, &gateway.reader.load())
         .map_err(|refusal| HandshakeError::new(refusal, &refusal))?;
     let (source, descriptor) = (&peer.source, &mut session.resources.descriptor);
     let holder = descriptor.holder();
@@ -88,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_connection_stays_small() {
-        // Excludes h2's connection and the TLS session, which are boxed.
+        // Excludes the HTTP/2 connection with its TLS session, which is boxed.
         let size = future_size(serve_hbone);
         // A task adds a header of 152 bytes, and is rounded up to a multiple of 128.
         assert!(size <= 2128, "{size}");

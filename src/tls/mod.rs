@@ -2,9 +2,10 @@
 //!
 //! This module owns certificates from disk ([`files`], `crl`) or from an authority ([`issue`]), and
 //! the chains of open connections (`inbound`). It verifies peers (`verifier`) and their issuers
-//! (`issuers`), and parses identities ([`leaf_identity`]). It accesses no socket of the data path,
-//! which performs its own handshakes.
+//! (`issuers`), and parses identities ([`leaf_identity`]). It performs the handshakes of HBONE
+//! listeners ([`accept()`]) and protects their records ([`record`]).
 
+mod accept;
 mod chains;
 mod crl;
 mod error;
@@ -13,6 +14,7 @@ mod identity;
 mod inbound;
 pub mod issue;
 mod issuers;
+pub mod record;
 mod verifier;
 
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
+pub use accept::{AcceptError, Accepted, accept};
 pub use crl::Crls;
 pub use error::TlsError;
 pub use files::{Bundles, DomainRoots, IdentityMaterial, PeerTrust, TrustedDomain};
@@ -71,8 +74,11 @@ pub fn listener_server_config(
 ) -> Result<ServerTls, TlsError> {
     let provider = provider();
     let verifier = Arc::new(verifier::ClientVerifier::new(trust, material, &provider)?);
+    let mut config = server_config_with(material, provider, Arc::clone(&verifier) as _)?;
+    // For `record`. The secrets never leave it.
+    config.enable_secret_extraction = true;
     Ok(ServerTls {
-        config: server_config_with(material, provider, Arc::clone(&verifier) as _)?,
+        config: Arc::new(config),
         verifier,
     })
 }
@@ -90,7 +96,9 @@ pub fn endpoint_server_config(
         domains,
         ..PeerTrust::default()
     };
-    Ok(listener_server_config(material, &trust)?.config)
+    let provider = provider();
+    let verifier = verifier::ClientVerifier::new(&trust, material, &provider)?;
+    server_config_with(material, provider, Arc::new(verifier)).map(Arc::new)
 }
 
 /// Builds a configuration that fails every handshake, for a listener without a certificate yet.
@@ -132,14 +140,14 @@ pub fn server_config_any_client(
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
         .build()
         .map_err(TlsError::Verifier)?;
-    server_config_with(material, provider, verifier)
+    server_config_with(material, provider, verifier).map(Arc::new)
 }
 
 fn server_config_with(
     material: &IdentityMaterial,
     provider: Arc<CryptoProvider>,
     verifier: Arc<dyn ClientCertVerifier>,
-) -> Result<Arc<ServerConfig>, TlsError> {
+) -> Result<ServerConfig, TlsError> {
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsError::Provider)?
@@ -150,7 +158,7 @@ fn server_config_with(
     // ztunnel and Envoy peers never resume, and a ticket would survive a change of trust.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    Ok(Arc::new(config))
+    Ok(config)
 }
 
 /// Builds the configuration of an HBONE client. It presents `material` and sends no SNI. It
@@ -213,3 +221,6 @@ pub fn server_verifier(
         &provider(),
     ))
 }
+
+#[cfg(test)]
+mod tests;

@@ -147,8 +147,18 @@ mod replay {
     }
 
     #[test]
+    fn records() {
+        replay("record", targets::record, 2000);
+    }
+
+    #[test]
     fn answers_of_an_authority() {
         replay("ca_answer", targets::ca_answer, 2000);
+    }
+
+    #[test]
+    fn header_blocks() {
+        replay("hpack", targets::hpack, 1000);
     }
 
     #[test]

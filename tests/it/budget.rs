@@ -12,24 +12,26 @@ use crate::support::{
 
 const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
 const KIB: u64 = 1024;
-const STREAMS: u32 = 200;
+/// Streams of a peer that asks for more.
+pub const STREAMS: u32 = 200;
 
 /// Widest window of HTTP/2.
 pub const WIDEST: u32 = 0x7fff_ffff;
 
-/// A peer that asks for bytes on [`STREAMS`] streams with the widest windows, and reads none.
-async fn never_reads(gateway: &Gateway) -> RawPeer {
-    let mut peer = RawPeer::with_window(gateway, WIDEST).await;
-    ask_for_more(&mut peer).await;
-    peer
-}
+/// Number of peers that do not read. Each makes the gateway hold one buffer of 128 KiB, so that
+/// they exceed 4 MiB by a quarter.
+const STALLED_PEERS: usize = 40;
 
 /// Requests bytes on [`STREAMS`] streams.
 pub async fn ask_for_more(peer: &mut RawPeer) {
+    ask_for_bytes(peer, STREAMS).await;
+}
+
+async fn ask_for_bytes(peer: &mut RawPeer, streams: u32) {
     // The connection's window already has 65,535.
     let more = (WIDEST - 0xffff).to_be_bytes();
     let mut hello = raw::frame(raw::WINDOW_UPDATE, 0, 0, &more);
-    for stream in (0..STREAMS).map(|index| 1 + 2 * index) {
+    for stream in (0..streams).map(|index| 1 + 2 * index) {
         hello.extend(raw::headers(stream, &CONNECT));
         hello.extend(raw::frame(raw::DATA, 0, stream, &[ENDLESS]));
     }
@@ -49,7 +51,13 @@ fn past_the_budget_the_largest_stalled_tunnels_go_and_a_neighbour_notices_nothin
         let neighbour = gateway.client(identities()).await;
         let mut tunnel = neighbour.tunnel(ECHO).await.expect("a tunnel");
 
-        let peer = never_reads(&gateway).await;
+        let mut peers = Vec::new();
+        for _ in 0..STALLED_PEERS {
+            peers.push(RawPeer::with_window(&gateway, WIDEST).await);
+        }
+        for peer in &mut peers {
+            ask_for_bytes(peer, 1).await;
+        }
         let held = async || gateway.metric("strait_buffered_bytes").await;
         until("a full budget", held, |&held| held > max).await;
         let reset = async || gateway.tunnels("buffers_full").await;
@@ -70,7 +78,7 @@ fn past_the_budget_the_largest_stalled_tunnels_go_and_a_neighbour_notices_nothin
             "those that are not needed stay: {open} are open"
         );
 
-        drop(peer);
+        drop(peers);
         until("nothing is held", held, |&held| held == 0.0).await;
     });
 }

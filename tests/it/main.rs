@@ -53,6 +53,8 @@ mod faults;
 #[cfg(test)]
 mod floods;
 #[cfg(test)]
+mod http2;
+#[cfg(test)]
 mod identity;
 #[cfg(test)]
 mod identity_cache;

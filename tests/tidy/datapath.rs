@@ -25,7 +25,7 @@ const STAGES: &[&str] = &[
 const CALLERS: &[&str] = &["serve", "forward"];
 
 /// Callers of `forward`.
-const CALLERS_OF_FORWARD: &[&str] = &["serve", "http2", "passthrough"];
+const CALLERS_OF_FORWARD: &[&str] = &["serve", "passthrough"];
 
 fn check(source: &Source, helpers: &BTreeSet<String>) -> Vec<String> {
     let module = source.module();
@@ -57,14 +57,9 @@ fn check(source: &Source, helpers: &BTreeSet<String>) -> Vec<String> {
     findings
 }
 
-/// Returns the stage or mechanism of a path inside `datapath`: its first name, except for the
-/// mechanisms of `http2`, which no stage may hide.
+/// Returns the stage or mechanism of a path inside `datapath`: its first name.
 fn unit(path: &[String]) -> Option<&str> {
-    match path {
-        [stage, name, ..] if stage == "http2" && name != "connect" => Some(name),
-        [name, ..] => Some(name),
-        [] => None,
-    }
+    path.first().map(String::as_str)
 }
 
 fn objection(own: &str, target: &str, helpers: &BTreeSet<String>) -> Option<&'static str> {

@@ -212,7 +212,7 @@ Certificates
 
 Changes read
   SOURCE  READ       RESULT
-  config  1h 1m ago  refused, see Problems; what was read before is in use
+  config  1h 1m ago  rejected, see Problems; the previous state is in use
 
 Hostnames
   NAME        ANSWERED  LAST ERROR  ADDRESSES

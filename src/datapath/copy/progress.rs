@@ -9,7 +9,7 @@ use crate::reason::Reason;
 
 /// Exchanges of the inner connection, and the sides that have closed it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct InnerProgress(u8);
+pub struct InnerProgress(u8);
 
 /// Number of steps in two exchanges, each of them bytes of the peer and then bytes of the
 /// endpoint: the TLS 1.3 handshake, and one exchange after it.
@@ -26,12 +26,12 @@ const ALERT_BYTES: usize = ALERT_HEAD.len() + 19;
 
 impl InnerProgress {
     /// Records bytes of the peer.
-    pub(super) fn record_peer_bytes(&mut self, bytes: &[u8]) {
+    pub fn record_peer_bytes(&mut self, bytes: &[u8]) {
         self.record(0, bytes);
     }
 
     /// Records bytes of the endpoint.
-    pub(super) fn record_endpoint_bytes(&mut self, bytes: &[u8]) {
+    pub fn record_endpoint_bytes(&mut self, bytes: &[u8]) {
         self.record(1, bytes);
     }
 
@@ -55,7 +55,7 @@ impl InnerProgress {
     /// CANCEL and NO_ERROR are normal after two exchanges if nothing but the peer's alert is lost.
     /// A reset in the same flight overtakes that alert. Any other code is normal only after an
     /// alert.
-    pub(super) fn classify_end(self, reason: Reason, unsent: usize, is_lost: bool) -> Reason {
+    pub fn classify_end(self, reason: Reason, unsent: usize, is_lost: bool) -> Reason {
         let is_established = self.0 & STEP_MASK == ESTABLISHED_STEPS;
         let alert = match self.0 & PEER_CLOSED {
             0 => 0,

@@ -28,8 +28,11 @@ use crate::datapath::limits::hellos::InFlight;
 use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
-use super::{CopyOutcome, DELIVERY_DEADLINE, OPERATIONS_PER_TURN};
+use super::{CopyOutcome, DELIVERY_DEADLINE};
 
+/// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
+/// run.
+const OPERATIONS_PER_TURN: usize = 8;
 /// Size in bytes of a read that indicates more to come; a pipe carries the bytes after it.
 const BULK_READ_MIN: usize = BUFFER_BYTES / 2;
 /// Size in bytes below which a copy is faster than the hand-over of two pages.

@@ -1,15 +1,17 @@
 //! Stages 5 to 10 of an HBONE tunnel as one function: from a target to the end of its tunnel.
 
+pub mod connection;
+pub mod open;
 pub mod raw;
+pub mod setup;
 mod sni;
+pub mod tunnel_copy;
+pub mod turn;
 
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::reason::{Fault, Reason};
@@ -20,21 +22,21 @@ use crate::wire::sni::RouteBy;
 use super::accept::LoadGuard;
 use super::copy::CopyOutcome;
 use super::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
-use super::http2::tunnel::{PendingConnect, Target, Tunnel};
-use super::http2::window::{STREAMS_MAX, StreamSlot, StreamWindow};
+use super::http2::slots::{StreamSlot, StreamSlots};
+use super::http2::streams::STREAMS_MAX;
+use super::http2::tunnel::Target;
 use super::identity::Peer;
 use super::io::linger;
 use super::limits::budget::Evicted;
-use super::{DataPath, authorize, balance, copy, policy, route};
+use super::{DataPath, authorize, balance, policy, route};
+use open::{End, Open};
+use setup::{PendingConnect, Tunnel};
 
-/// Age of a tunnel below which a reset by the endpoint counts as a failure, if neither side has
-/// sent a byte.
-const EARLY_RESET_MAX_AGE: Duration = Duration::from_secs(1);
 /// Deadline for a slot among the connection's tunnels. As a rule the tunnel that ended last
 /// frees its slot within a round trip to its endpoint.
 const SLOT_DEADLINE: Duration = Duration::from_secs(1);
 /// Upper bound of the random delay before a revoked tunnel ends, so that not all end at once.
-const REVOKE_JITTER: Duration = Duration::from_secs(1);
+pub const REVOKE_JITTER: Duration = Duration::from_secs(1);
 
 /// Number of endpoints whose policies may refuse one tunnel before the tunnel is rejected.
 ///
@@ -50,8 +52,8 @@ pub struct ConnectRequest {
     pub gateway: Arc<DataPath>,
     /// Peer that sent the request.
     pub peer: Arc<Peer>,
-    /// Window of the connection's streams.
-    pub window: Arc<StreamWindow>,
+    /// Slots of the connection's tunnels.
+    pub slots: Arc<StreamSlots>,
     /// Stream, not answered yet.
     pub requested: PendingConnect,
     /// Telemetry record of the tunnel.
@@ -62,51 +64,46 @@ pub struct ConnectRequest {
     pub slot: Option<StreamSlot>,
 }
 
-/// Forwards one CONNECT: resolves, evaluates policy, picks, dials, answers, copies. All failures
-/// precede the answer, except where the TLS inside the tunnel takes part in routing.
-///
-/// Idle tunnels account for most of a gateway's memory. Therefore only `Open` and the state of
-/// the copy live as long as the tunnel; the state before and after is boxed and freed in
-/// between.
-pub fn run(
-    asked: Box<ConnectRequest>,
-    target: Result<Target, Reason>,
-) -> impl Future<Output = ()> + Send {
-    let opening = Box::pin(open(asked, target));
-    async move {
-        let Some(mut open) = opening.await else {
-            return;
-        };
-        let outcome = open.copy().await;
-        Box::pin(open.end(outcome)).await;
+/// Opens one CONNECT: resolves, evaluates policy, picks, dials, answers, and hands the open tunnel
+/// over to its connection, which copies. All failures precede the answer, except where the TLS
+/// inside the tunnel takes part in routing.
+pub async fn run(asked: Box<ConnectRequest>, target: Result<Target, Reason>) {
+    let Some((tunnel, open)) = open(asked, target).await else {
+        return;
+    };
+    if let Err(open) = tunnel.open(open) {
+        open.end(End::before_copy(Reason::DownstreamLost));
     }
 }
 
 /// Resolves, evaluates policy, dials and answers.
-async fn open(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> Option<Box<Open>> {
+async fn open(
+    asked: Box<ConnectRequest>,
+    target: Result<Target, Reason>,
+) -> Option<(Tunnel, Box<Open>)> {
     let ConnectRequest {
         gateway,
         peer,
-        window,
-        mut requested,
+        slots,
+        requested,
         mut record,
         load,
-        slot: place,
+        slot,
     } = *asked;
-    let place = match place {
-        Some(place) => place,
-        None => match Box::pin(wait_for_slot(&peer, &window, &mut requested)).await {
-            Ok(place) => place,
-            Err(reason) => {
-                if reason == Reason::Overloaded {
-                    record.set_detail(format!("the connection has {STREAMS_MAX} tunnels"));
+    let slot = match slot {
+        Some(slot) => slot,
+        None => match Box::pin(wait_for_slot(&peer, &slots, &requested)).await {
+            Ok(slot) => slot,
+            Err((reason, detail)) => {
+                if !detail.is_empty() {
+                    record.set_detail(detail);
                 }
                 record.finish(requested.reject(reason));
                 return None;
             }
         },
     };
-    let generation = gateway.reader.generation();
+    let generation = *gateway.reader.generation().borrow();
     let opened = match resolve_and_evaluate(&gateway, &peer, target, &mut record) {
         Err(reason) => Err(requested.reject(reason)),
         Ok((permit, own)) => match own.unwrap_or_else(|| peer.listener.rules().route_by()) {
@@ -135,17 +132,16 @@ async fn open(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> Opt
         Ok((tunnel, upstream)) => {
             let endpoint = upstream.grant.endpoint();
             record.set_open(destination(endpoint), endpoint.labels());
-            Some(Box::new(Open {
+            let open = Open {
                 gateway,
                 peer,
-                window,
                 generation,
-                tunnel,
                 upstream,
                 record,
                 since: Instant::now(),
-                counted: (load, place),
-            }))
+                counted: (load, slot),
+            };
+            Some((tunnel, Box::new(open)))
         }
         Err(reason) => {
             record.finish(reason);
@@ -156,17 +152,19 @@ async fn open(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> Opt
 
 /// Waits for a slot among the connection's tunnels.
 ///
-/// h2 frees its slot for a stream as soon as the stream is reset. A peer at the limit may
-/// therefore open the next stream before its previous tunnel has ended here.
+/// A stream that was reset no longer counts for HTTP/2. A peer at the limit may therefore open the
+/// next stream before its previous tunnel has ended here.
 async fn wait_for_slot(
     peer: &Peer,
-    window: &Arc<StreamWindow>,
-    requested: &mut PendingConnect,
-) -> Result<StreamSlot, Reason> {
+    slots: &Arc<StreamSlots>,
+    requested: &PendingConnect,
+) -> Result<StreamSlot, (Reason, String)> {
     tokio::select! {
-        place = timeout(SLOT_DEADLINE, window.take_slot()) => place.map_err(|_| Reason::Overloaded),
-        reason = requested.cancelled() => Err(reason),
-        () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
+        slot = timeout(SLOT_DEADLINE, slots.take()) => slot.map_err(|_| {
+            (Reason::Overloaded, format!("the connection has {STREAMS_MAX} tunnels"))
+        }),
+        reason = requested.cancelled() => Err((reason, String::new())),
+        () = peer.listener.drain.closing() => Err((Reason::DrainDeadline, String::new())),
     }
 }
 
@@ -199,7 +197,7 @@ fn resolve_and_evaluate(
 async fn dial_and_answer(
     gateway: &DataPath,
     peer: &Peer,
-    mut requested: PendingConnect,
+    requested: PendingConnect,
     permit: policy::Permit,
     record: &mut Record,
 ) -> Result<(Tunnel, Upstream), Reason> {
@@ -276,85 +274,6 @@ async fn establish(
         permit = failed.permit;
     }
     Err(reason)
-}
-
-/// Open tunnel.
-#[derive(Debug)]
-struct Open {
-    gateway: Arc<DataPath>,
-    peer: Arc<Peer>,
-    window: Arc<StreamWindow>,
-    generation: watch::Receiver<u64>,
-    tunnel: Tunnel,
-    upstream: Upstream,
-    record: Record,
-    since: Instant,
-    counted: (LoadGuard, StreamSlot),
-}
-
-impl Open {
-    /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked,
-    /// or memory runs short.
-    async fn copy(&mut self) -> CopyOutcome {
-        let account = Arc::clone(self.tunnel.account());
-        account.open_gate();
-        let Upstream {
-            stream,
-            grant: right,
-            ..
-        } = &mut self.upstream;
-        let (tunnel, record) = (&mut self.tunnel, &mut self.record);
-        let mut ended = pin!(wait_for_stop(
-            &self.gateway,
-            &mut self.generation,
-            &self.peer,
-            right
-        ));
-        let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
-        tokio::select! {
-            biased;
-            outcome = copy::run(tunnel, stream, &self.window, record) => outcome,
-            ended = ended => stopped_outcome(ended, record),
-        }
-    }
-
-    /// Ends both sides in the way in which the tunnel ended, and finishes the record.
-    async fn end(self: Box<Self>, outcome: CopyOutcome) {
-        let Self {
-            gateway,
-            tunnel,
-            upstream,
-            mut record,
-            since,
-            counted,
-            ..
-        } = *self;
-        let early = since.elapsed() < EARLY_RESET_MAX_AGE && record.sent_bytes() == 0;
-        let unprovoked = record.received_bytes() == 0 && outcome.delivery_deadline.is_none();
-        update_endpoint_health(&gateway, &upstream, &outcome, early, unprovoked);
-        let Err(reason) = outcome.result else {
-            close(upstream, &outcome).await;
-            let drained = Arc::clone(tunnel.account()).wait_until_released().await;
-            return match drained {
-                Ok(()) => record.finish(Reason::Completed),
-                Err(_) => {
-                    tunnel.reset(Reason::BuffersFull);
-                    record.finish(Reason::BuffersFull);
-                }
-            };
-        };
-        if reason == Reason::UpstreamReset {
-            // A reset drops data that h2 has not written yet. The endpoint's last bytes have
-            // been assigned window, so the connection task writes them when it runs next.
-            yield_now().await;
-            yield_now().await;
-        }
-        tunnel.reset(reason);
-        record.finish(reason);
-        close(upstream, &outcome).await;
-        // The tunnel is open, and keeps its slot, as long as its socket.
-        drop((record, counted));
-    }
 }
 
 /// Waits until an open tunnel has to be stopped. Returns the reason and an optional detail.
@@ -455,19 +374,5 @@ fn destination(endpoint: &Endpoint) -> Destination {
     Destination {
         address: endpoint.address,
         pod: Arc::clone(&endpoint.definition) as _,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::tests::future_size;
-    use super::*;
-
-    #[test]
-    fn an_idle_tunnel_stays_small() {
-        // A worker's task adds a header of 152 bytes, and is rounded up to a multiple of 128.
-        let task = future_size(run);
-        let open = size_of::<Open>();
-        assert!(task <= 616 && open <= 512, "task {task}, open {open}");
     }
 }

@@ -4,13 +4,12 @@
 //! A client sends its ClientHello once it has read 200, so 200 is answered first and later failures
 //! are resets (docs/wire-contract.md 1.5). The ClientHello is kept and replayed unchanged.
 
-use bytes::Bytes;
 use tokio::time::timeout;
 
 use crate::datapath::client_hello::{
     CLIENT_HELLO_BYTES_MAX, CLIENT_HELLO_DEADLINE, ClientHelloReader,
 };
-use crate::datapath::http2::tunnel::{PendingConnect, Target, Tunnel};
+use crate::datapath::http2::tunnel::Target;
 use crate::reason::Reason;
 use crate::telemetry::Record;
 use crate::wire::sni;
@@ -19,6 +18,7 @@ use super::super::DataPath;
 use super::super::dial::Upstream;
 use super::super::identity::Peer;
 use super::super::policy::{self, Permit};
+use super::setup::{PendingConnect, Tunnel};
 use super::{dial_and_answer, establish, resolve_and_evaluate};
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to
@@ -38,8 +38,8 @@ pub(super) async fn route_by_server_name(
     permit: Permit,
     record: &mut Record,
 ) -> Result<(Tunnel, Upstream), Reason> {
-    let mut tunnel = requested.accept()?;
-    match establish_by_server_name(gateway, peer, &mut tunnel, permit, record).await {
+    let tunnel = requested.accept()?;
+    match establish_by_server_name(gateway, peer, &tunnel, permit, record).await {
         Ok(upstream) => Ok((tunnel, upstream)),
         Err(reason) => Err(tunnel.refuse(reason)),
     }
@@ -48,7 +48,7 @@ pub(super) async fn route_by_server_name(
 async fn establish_by_server_name(
     gateway: &DataPath,
     peer: &Peer,
-    tunnel: &mut Tunnel,
+    tunnel: &Tunnel,
     outer: Permit,
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
@@ -76,8 +76,8 @@ pub(super) async fn dial_and_check_server_name(
     permit: Permit,
     record: &mut Record,
 ) -> Result<(Tunnel, Upstream), Reason> {
-    let (mut tunnel, upstream) = dial_and_answer(gateway, peer, requested, permit, record).await?;
-    let name = match server_name(peer, &mut tunnel, record).await {
+    let (tunnel, upstream) = dial_and_answer(gateway, peer, requested, permit, record).await?;
+    let name = match server_name(peer, &tunnel, record).await {
         Ok(name) => name,
         Err(reason) => return Err(tunnel.refuse(reason)),
     };
@@ -94,7 +94,7 @@ pub(super) async fn dial_and_check_server_name(
 /// stays in the tunnel.
 async fn server_name(
     peer: &Peer,
-    tunnel: &mut Tunnel,
+    tunnel: &Tunnel,
     record: &mut Record,
 ) -> Result<Option<Box<str>>, Reason> {
     let read = tokio::select! {
@@ -121,8 +121,8 @@ async fn server_name(
 
 /// Reads the ClientHello and puts it back. Memory that is held meanwhile is charged to the
 /// tunnel's account.
-async fn read(tunnel: &mut Tunnel) -> Result<Option<Box<str>>, (Reason, String)> {
-    let hold = |tunnel: &Tunnel, bytes| tunnel.account().charge_bytes(Bytes::new(), bytes);
+async fn read(tunnel: &Tunnel) -> Result<Option<Box<str>>, (Reason, String)> {
+    let hold = |tunnel: &Tunnel, bytes| tunnel.account().hold(bytes);
     let _small = hold(tunnel, SMALL_READER_BYTES);
     let (mut reader, mut large) = (ClientHelloReader::default(), None);
     loop {
@@ -139,8 +139,8 @@ async fn read(tunnel: &mut Tunnel) -> Result<Option<Box<str>>, (Reason, String)>
         match reader.push(&now) {
             Ok(None) => {}
             Ok(Some(hello)) => {
-                tunnel.unread(bytes);
-                tunnel.unread(hello.bytes.into());
+                tunnel.unread(&bytes);
+                tunnel.unread(&hello.bytes);
                 return Ok(hello.sni);
             }
             Err(refused) => return Err((Reason::NoClientHello, refused.detail)),

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::frame::{FrameHeader, flag, kind};
+
 /// Initial and maximum credit of a connection. A client that opens 256 tunnels at once with 1
 /// KiB of headers each needs about 9,000.
 const CREDIT_MAX: u64 = 20_000;
@@ -36,23 +38,9 @@ const HEADER_BYTES_PER_CREDIT: u64 = 32;
 /// Size below which a DATA frame without END_STREAM is charged as a control frame.
 const SMALL_DATA_BYTES: u64 = 32;
 
-/// Frame types (RFC 9113 section 6).
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const CONTINUATION: u8 = 9;
-/// END_STREAM flag of DATA and HEADERS.
-const END_STREAM: u8 = 1;
-/// Length of the client's connection preface, which precedes its first frame (RFC 9113 section
-/// 3.4).
-const PREFACE_BYTES: usize = 24;
-const FRAME_HEADER_BYTES: usize = 9;
-
 /// Credit of one connection.
 #[derive(Debug)]
 pub struct FrameMeter {
-    inbound: FrameScanner,
-    outbound: FrameScanner,
     credit: u64,
     /// Bytes that have not earned a whole credit yet.
     bytes: u64,
@@ -60,59 +48,53 @@ pub struct FrameMeter {
 }
 
 impl FrameMeter {
-    /// Returns the meter of a connection before its preface.
+    /// Returns the meter of a new connection.
     pub fn new() -> Self {
         Self {
-            inbound: FrameScanner {
-                skip: PREFACE_BYTES,
-                ..FrameScanner::default()
-            },
-            outbound: FrameScanner::default(),
             credit: CREDIT_MAX,
             bytes: 0,
             credited_at: Instant::now(),
         }
     }
 
-    /// Charges for received bytes. Returns the number of frames that begin in `bytes`.
+    /// Charges for a received frame.
     ///
     /// # Errors
     /// The credit is used up.
-    pub fn received(&mut self, bytes: &[u8]) -> Result<u32, CreditExhausted> {
-        let (mut price, mut carried, mut frames) = (0, 0, 0);
-        self.inbound.scan(bytes, |frame| {
-            frames += 1;
-            price += frame.price();
-            if frame.kind == DATA {
-                carried += frame.length;
-            }
-        });
-        self.earn_bytes(carried);
+    pub fn received(&mut self, frame: FrameHeader) -> Result<(), CreditExhausted> {
+        if frame.kind == kind::DATA {
+            self.earn_bytes(frame.length as u64);
+        }
+        self.charge(price(frame))
+    }
+
+    /// Charges for a received TLS record without application data.
+    ///
+    /// # Errors
+    /// The credit is used up.
+    pub fn received_record(&mut self) -> Result<(), CreditExhausted> {
+        self.charge(PRICE_CONTROL)
+    }
+
+    fn charge(&mut self, price: u64) -> Result<(), CreditExhausted> {
         if price > self.credit {
             self.earn_time();
         }
-        match self.credit.checked_sub(price) {
-            Some(credit) => {
-                self.credit = credit;
-                Ok(frames)
-            }
-            None => Err(CreditExhausted),
-        }
+        let left = self.credit.checked_sub(price).ok_or(CreditExhausted)?;
+        self.credit = left;
+        Ok(())
     }
 
-    /// Earns credit for sent bytes.
-    pub fn sent(&mut self, bytes: &[u8]) {
-        let (mut earned, mut carried) = (0, 0);
-        self.outbound.scan(bytes, |frame| match frame.kind {
-            HEADERS if frame.flags & END_STREAM != 0 => earned += CREDIT_PER_REFUSAL,
-            DATA | HEADERS => {
-                earned += CREDIT_PER_ANSWER;
-                carried += frame.length;
+    /// Earns credit for a sent frame.
+    pub fn sent(&mut self, kind: u8, flags: u8, length: usize) {
+        match kind {
+            kind::HEADERS if flags & flag::END_STREAM != 0 => self.earn(CREDIT_PER_REFUSAL),
+            kind::DATA | kind::HEADERS => {
+                self.earn(CREDIT_PER_ANSWER);
+                self.earn_bytes(length as u64);
             }
             _ => {}
-        });
-        self.earn(earned);
-        self.earn_bytes(carried);
+        }
     }
 
     fn earn(&mut self, credit: u64) {
@@ -146,94 +128,45 @@ impl Default for FrameMeter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreditExhausted;
 
-/// Fields of a frame header.
-#[derive(Clone, Copy, Debug)]
-struct Frame {
-    length: u64,
-    kind: u8,
-    flags: u8,
-}
-
-impl Frame {
-    fn price(self) -> u64 {
-        match self.kind {
-            DATA if self.length >= SMALL_DATA_BYTES || self.flags & END_STREAM != 0 => 0,
-            HEADERS => {
-                let excess = self.length.saturating_sub(HEADER_BYTES_FREE);
-                PRICE_REQUEST + excess / HEADER_BYTES_PER_CREDIT
-            }
-            CONTINUATION => PRICE_CONTINUATION + self.length / HEADER_BYTES_PER_CREDIT,
-            RST_STREAM => PRICE_RESET,
-            // Unknown frames are skipped, so nothing else bounds their length.
-            _ => PRICE_CONTROL + self.length / BYTES_PER_CREDIT,
+/// Returns the price of a received frame.
+fn price(frame: FrameHeader) -> u64 {
+    let length = frame.length as u64;
+    match frame.kind {
+        kind::DATA if length >= SMALL_DATA_BYTES || frame.has(flag::END_STREAM) => 0,
+        kind::HEADERS => {
+            let excess = length.saturating_sub(HEADER_BYTES_FREE);
+            PRICE_REQUEST + excess / HEADER_BYTES_PER_CREDIT
         }
-    }
-}
-
-/// Incremental scanner for frame headers in arbitrarily segmented bytes.
-#[derive(Debug, Default)]
-struct FrameScanner {
-    /// Bytes to skip before the next header.
-    skip: usize,
-    header: [u8; FRAME_HEADER_BYTES],
-    /// Number of header bytes read.
-    filled: usize,
-}
-
-impl FrameScanner {
-    fn scan(&mut self, mut bytes: &[u8], mut seen: impl FnMut(Frame)) {
-        loop {
-            let skipped = self.skip.min(bytes.len());
-            self.skip -= skipped;
-            bytes = &bytes[skipped..];
-            if bytes.is_empty() {
-                return;
-            }
-            let taken = (FRAME_HEADER_BYTES - self.filled).min(bytes.len());
-            self.header[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
-            self.filled += taken;
-            bytes = &bytes[taken..];
-            if self.filled < FRAME_HEADER_BYTES {
-                return;
-            }
-            let [high, middle, low, kind, flags, ..] = self.header;
-            let length = u32::from_be_bytes([0, high, middle, low]);
-            self.filled = 0;
-            self.skip = length as usize;
-            seen(Frame {
-                length: u64::from(length),
-                kind,
-                flags,
-            });
-        }
+        kind::CONTINUATION => PRICE_CONTINUATION + length / HEADER_BYTES_PER_CREDIT,
+        kind::RST_STREAM => PRICE_RESET,
+        // Unknown frames are skipped, so nothing else bounds their length.
+        _ => PRICE_CONTROL + length / BYTES_PER_CREDIT,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    const PING: u8 = 6;
+    const DATA: u8 = kind::DATA;
+    const HEADERS: u8 = kind::HEADERS;
     const UNKNOWN: u8 = 0xbe;
 
-    fn frame(kind: u8, flags: u8, length: usize) -> Vec<u8> {
-        let [_, high, middle, low] = u32::try_from(length).expect("short").to_be_bytes();
-        let mut bytes = vec![high, middle, low, kind, flags, 0, 0, 0, 1];
-        bytes.resize(FRAME_HEADER_BYTES + length, 0);
-        bytes
+    fn frame(kind: u8, flags: u8, length: usize) -> FrameHeader {
+        FrameHeader {
+            length,
+            kind,
+            flags,
+            stream: 1,
+        }
     }
 
-    /// Returns a meter after the preface.
     fn meter() -> FrameMeter {
-        let mut meter = FrameMeter::new();
-        assert_eq!(meter.received(&[0; PREFACE_BYTES]), Ok(0));
-        meter
+        FrameMeter::new()
     }
 
     /// Returns how many of these frames a fresh connection may send at once.
-    fn allowed(frame: &[u8]) -> usize {
+    fn allowed(frame: FrameHeader) -> usize {
         let mut meter = meter();
         (0..1_000_000)
             .take_while(|_| meter.received(frame).is_ok())
@@ -242,20 +175,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn frames_that_carry_nothing_use_the_credit_up() {
-        assert_eq!(allowed(&frame(PING, 0, 8)), 10_000);
-        assert_eq!(allowed(&frame(DATA, 0, 0)), 10_000);
-        assert_eq!(allowed(&frame(RST_STREAM, 0, 4)), 5_000);
-        assert_eq!(allowed(&frame(UNKNOWN, 0, 16_384)), 77);
+        assert_eq!(allowed(frame(kind::PING, 0, 8)), 10_000);
+        assert_eq!(allowed(frame(DATA, 0, 0)), 10_000);
+        assert_eq!(allowed(frame(kind::RST_STREAM, 0, 4)), 5_000);
+        assert_eq!(allowed(frame(UNKNOWN, 0, 16_384)), 77);
         // A header block of one-byte references.
-        assert_eq!(allowed(&frame(HEADERS, 4, 4_000)), 160);
-        assert_eq!(allowed(&frame(CONTINUATION, 0, 0)), 2_000);
+        assert_eq!(allowed(frame(HEADERS, 4, 4_000)), 160);
+        assert_eq!(allowed(frame(kind::CONTINUATION, 0, 0)), 2_000);
     }
 
     #[tokio::test(start_paused = true)]
     async fn bytes_of_tunnels_never_do() {
-        assert_eq!(allowed(&frame(DATA, 0, 16_384)), 1_000_000);
-        assert_eq!(allowed(&frame(DATA, 0, 128)), 1_000_000);
-        assert_eq!(allowed(&frame(DATA, END_STREAM, 0)), 1_000_000);
+        assert_eq!(allowed(frame(DATA, 0, 16_384)), 1_000_000);
+        assert_eq!(allowed(frame(DATA, 0, 128)), 1_000_000);
+        assert_eq!(allowed(frame(DATA, flag::END_STREAM, 0)), 1_000_000);
     }
 
     #[tokio::test(start_paused = true)]
@@ -263,18 +196,18 @@ mod tests {
         let mut meter = meter();
         for _ in 0..1_000_000 {
             meter
-                .received(&frame(DATA, 0, 1))
+                .received(frame(DATA, 0, 1))
                 .expect("one byte of a request");
-            meter.sent(&frame(DATA, 0, 1));
+            meter.sent(DATA, 0, 1);
         }
         for _ in 0..100_000 {
-            meter.received(&frame(HEADERS, 4, 100)).expect("a CONNECT");
-            meter.sent(&frame(HEADERS, 4, 10));
+            meter.received(frame(HEADERS, 4, 100)).expect("a CONNECT");
+            meter.sent(HEADERS, 4, 10);
+            meter.received(frame(DATA, 0, 500)).expect("an inner hello");
+            meter.sent(DATA, 0, 500);
             meter
-                .received(&frame(DATA, 0, 500))
-                .expect("an inner hello");
-            meter.sent(&frame(DATA, 0, 500));
-            meter.received(&frame(RST_STREAM, 0, 4)).expect("its end");
+                .received(frame(kind::RST_STREAM, 0, 4))
+                .expect("its end");
         }
     }
 
@@ -282,11 +215,13 @@ mod tests {
     async fn a_pool_whose_small_tunnels_all_end_by_reset_is_no_flood() {
         let mut meter = meter();
         for _ in 0..100_000 {
-            meter.received(&frame(HEADERS, 4, 100)).expect("a CONNECT");
-            meter.sent(&frame(HEADERS, 4, 10));
-            meter.received(&frame(DATA, 0, 100)).expect("a request");
-            meter.sent(&frame(DATA, 0, 100));
-            meter.received(&frame(RST_STREAM, 0, 4)).expect("its end");
+            meter.received(frame(HEADERS, 4, 100)).expect("a CONNECT");
+            meter.sent(HEADERS, 4, 10);
+            meter.received(frame(DATA, 0, 100)).expect("a request");
+            meter.sent(DATA, 0, 100);
+            meter
+                .received(frame(kind::RST_STREAM, 0, 4))
+                .expect("its end");
             tokio::time::advance(Duration::from_millis(1)).await;
         }
     }
@@ -295,8 +230,8 @@ mod tests {
     async fn a_client_that_tries_a_dead_service_again_and_again_is_no_flood() {
         let mut meter = meter();
         for _ in 0..100_000 {
-            meter.received(&frame(HEADERS, 4, 120)).expect("a CONNECT");
-            meter.sent(&frame(HEADERS, END_STREAM | 4, 10));
+            meter.received(frame(HEADERS, 4, 120)).expect("a CONNECT");
+            meter.sent(HEADERS, flag::END_STREAM | 4, 10);
             tokio::time::advance(Duration::from_millis(2)).await;
         }
     }
@@ -305,8 +240,8 @@ mod tests {
     async fn what_we_must_answer_by_ourselves_earns_nothing() {
         let mut meter = meter();
         let sent = (0..1_000_000).take_while(|_| {
-            meter.sent(&frame(PING, 1, 8));
-            meter.received(&frame(PING, 0, 8)).is_ok()
+            meter.sent(kind::PING, 1, 8);
+            meter.received(frame(kind::PING, 0, 8)).is_ok()
         });
         assert_eq!(sent.count(), 10_000);
     }
@@ -314,32 +249,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn credit_comes_back_with_time() {
         let mut meter = meter();
-        while meter.received(&frame(PING, 0, 8)).is_ok() {}
+        while meter.received(frame(kind::PING, 0, 8)).is_ok() {}
         tokio::time::advance(Duration::from_secs(1)).await;
-        let more = (0..1_000_000).take_while(|_| meter.received(&frame(PING, 0, 8)).is_ok());
+        let more = (0..1_000_000).take_while(|_| meter.received(frame(kind::PING, 0, 8)).is_ok());
         assert_eq!(more.count(), 1_000);
         tokio::time::advance(Duration::from_secs(3600)).await;
-        let full = (0..1_000_000).take_while(|_| meter.received(&frame(PING, 0, 8)).is_ok());
+        let full = (0..1_000_000).take_while(|_| meter.received(frame(kind::PING, 0, 8)).is_ok());
         assert_eq!(full.count(), 10_000, "no more than a fresh connection has");
-    }
-
-    proptest! {
-        #[test]
-        fn however_a_stream_is_cut_the_same_frames_are_found(
-            frames in prop::collection::vec((any::<u8>(), any::<u8>(), 0_usize..50), 1..20),
-            cuts in prop::collection::vec(1_usize..30, 1..50),
-        ) {
-            let stream: Vec<u8> = frames.iter().flat_map(|&(k, f, l)| frame(k, f, l)).collect();
-            let (mut walker, mut found) = (FrameScanner::default(), Vec::new());
-            let mut rest = &stream[..];
-            for cut in cuts.iter().cycle() {
-                let (part, later) = rest.split_at((*cut).min(rest.len()));
-                walker.scan(part, |seen| found.push((seen.kind, seen.flags, seen.length)));
-                rest = later;
-                if rest.is_empty() { break }
-            }
-            let wanted: Vec<_> = frames.iter().map(|&(k, f, l)| (k, f, l as u64)).collect();
-            prop_assert_eq!(found, wanted);
-        }
     }
 }

@@ -1,11 +1,19 @@
-//! HTTP/2 stage: the connection of a peer, and its CONNECT streams.
+//! Stage 4: HTTP/2 for CONNECT.
 //!
-//! [`connect`] is the stage. The other modules are its mechanisms, and depend on no stage.
+//! [`server`] is the protocol without input and output. [`input`] and [`output`] are the buffers
+//! between it and TLS. The owner of each connection is in [`forward`](super::forward).
 
-pub mod connect;
 pub mod tunnel;
 
-pub mod buffered_tls;
-pub mod keepalive;
+pub mod frame;
+mod headers;
+pub mod hpack;
 pub mod meter;
-pub mod window;
+mod receive;
+pub mod request;
+pub mod server;
+pub mod slots;
+pub mod streams;
+
+pub mod input;
+pub mod output;

@@ -5,5 +5,4 @@ pub mod buffer;
 pub mod gate;
 pub mod linger;
 pub mod pipe;
-pub mod readahead;
 pub mod unsent;

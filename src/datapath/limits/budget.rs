@@ -7,13 +7,11 @@
 //! While the limit is exceeded by more than a quarter, no endpoint is read.
 
 use std::cmp::Reverse;
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -59,23 +57,17 @@ pub struct BufferAccount {
     released: AtomicUsize,
     is_registered: AtomicBool,
     evicted: AtomicBool,
-    /// True if the task waits until nothing is held.
-    draining: AtomicBool,
     /// True if the task waits until endpoints are read again.
     paused: AtomicBool,
-    /// True if h2 has dropped bytes that it had not written.
-    dropped: AtomicBool,
     /// Gate in front of the events that may end the tunnel from outside.
     gate: WakeGate,
 }
 
-/// Bytes on their way to the peer. They are on the account of their tunnel until h2 has written or
-/// dropped them.
+/// Memory that is held for a tunnel, on its account until it is dropped.
 #[derive(Debug)]
-pub struct ChargedBytes {
-    bytes: Bytes,
-    size: usize,
+pub struct HeldBytes {
     account: Arc<BufferAccount>,
+    bytes: usize,
 }
 
 /// The tunnel must end: all tunnels together hold too much, and this one is among the largest.
@@ -111,7 +103,7 @@ impl BufferBudget {
     }
 
     /// Returns true if the limit is exceeded by more than a quarter.
-    fn is_exhausted(&self) -> bool {
+    pub fn is_exhausted(&self) -> bool {
         let limit = self.limit();
         self.held() > limit.saturating_add(limit / 4)
     }
@@ -145,9 +137,7 @@ impl BufferBudget {
             released: AtomicUsize::new(0),
             is_registered: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
-            draining: AtomicBool::new(false),
             paused: AtomicBool::new(false),
-            dropped: AtomicBool::new(false),
             gate: WakeGate::default(),
         })
     }
@@ -311,28 +301,6 @@ impl BufferAccount {
         if told > 0 && (held == 0 || held + UNREPORTED_MAX <= told) {
             self.report(held);
         }
-        if held == 0 && self.draining.load(Ordering::Relaxed) {
-            self.gate.open();
-        }
-    }
-
-    /// Waits until the tunnel holds nothing; returns at once if nothing was reported to the
-    /// budget. Serves tunnels that have ended: h2 may hold their last bytes for a slow peer, and a
-    /// tunnel that holds bytes must exist to be evicted.
-    ///
-    /// # Errors
-    /// Fails if the tunnel is evicted.
-    pub async fn wait_until_released(self: &Arc<Self>) -> Result<(), Evicted> {
-        if self.reported.load(Ordering::Relaxed) == 0 {
-            return Ok(());
-        }
-        self.draining.store(true, Ordering::Relaxed);
-        self.open_gate();
-        let empty = |_: &mut Context<'_>| match self.held.load(Ordering::Relaxed) {
-            0 => Poll::Ready(()),
-            _ => Poll::Pending,
-        };
-        poll_fn(|cx| self.poll_gated(cx, empty)).await
     }
 
     fn report(&self, held: usize) {
@@ -340,20 +308,13 @@ impl BufferAccount {
         self.budget.held.inc_by(to_gauge(held) - to_gauge(told));
     }
 
-    /// Adds bytes for the peer to the account. `size` is the memory that they keep, which is
-    /// charged as long as they live.
-    pub fn charge_bytes(self: &Arc<Self>, bytes: Bytes, size: usize) -> ChargedBytes {
-        self.charge(size);
-        ChargedBytes {
-            bytes,
-            size,
+    /// Adds memory to the account until the result is dropped.
+    pub fn hold(self: &Arc<Self>, bytes: usize) -> HeldBytes {
+        self.charge(bytes);
+        HeldBytes {
             account: Arc::clone(self),
+            bytes,
         }
-    }
-
-    /// Returns true if h2 has dropped bytes for the peer that it had not written.
-    pub fn has_dropped_bytes(&self) -> bool {
-        self.dropped.load(Ordering::Relaxed)
     }
 
     /// Opens the gate, so that a future that is new behind it is polled without a wake-up.
@@ -401,26 +362,9 @@ fn to_gauge(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-impl Drop for ChargedBytes {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
-        if self.bytes.has_remaining() {
-            self.account.dropped.store(true, Ordering::Relaxed);
-        }
-        self.account.release(self.size);
-    }
-}
-
-impl Buf for ChargedBytes {
-    fn remaining(&self) -> usize {
-        self.bytes.remaining()
-    }
-
-    fn chunk(&self) -> &[u8] {
-        self.bytes.chunk()
-    }
-
-    fn advance(&mut self, count: usize) {
-        self.bytes.advance(count);
+        self.account.release(self.bytes);
     }
 }
 
@@ -512,52 +456,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_tunnel_that_has_ended_stays_until_its_last_bytes_have_left() {
-        let budget = budget(100 * UNIT_BYTES);
-        let account = budget.account();
-        assert!(
-            account.wait_until_released().await.is_ok(),
-            "nothing to wait for"
-        );
-        let held = account.charge_bytes(Bytes::from(vec![7; UNIT_BYTES]), UNIT_BYTES);
-        let waits = Arc::clone(&account);
-        let waits = tokio::spawn(async move { waits.wait_until_released().await });
-        sleep(STALL_PERIOD).await;
-        assert!(!waits.is_finished());
-        drop(held);
-        assert!(waits.await.expect("no panic").is_ok());
-
-        let _held = account.charge_bytes(Bytes::from(vec![7; 101 * UNIT_BYTES]), 101 * UNIT_BYTES);
-        assert!(
-            account.wait_until_released().await.is_err(),
-            "it is evicted like any other"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn a_tunnel_that_has_gone_is_forgotten_and_small_ones_are_never_listed() {
         let budget = budget(UNIT_BYTES);
         for _ in 0..1000 {
             let account = budget.account();
-            drop(account.charge_bytes(Bytes::from(vec![0; UNIT_BYTES]), UNIT_BYTES));
+            drop(account.hold(UNIT_BYTES));
             budget.account().charge(0);
         }
         assert_eq!(budget.held(), 0);
         let listed = budget.accounts.lock().expect("no panic").len();
         assert!(listed <= 8, "{listed} are listed");
         assert!(budget.marks().is_empty());
-    }
-
-    #[test]
-    fn what_h2_has_written_or_dropped_is_given_back_once() {
-        let budget = Arc::new(BufferBudget::new(100, Gauge::default()));
-        let bytes = Bytes::from(vec![7; UNIT_BYTES]);
-        let mut held = budget.account().charge_bytes(bytes, UNIT_BYTES);
-        held.advance(UNIT_BYTES - 1);
-        assert_eq!((held.chunk(), held.remaining()), (&[7][..], 1));
-        assert_eq!(budget.held(), UNIT_BYTES, "the buffer is there as a whole");
-        drop(held);
-        assert_eq!(budget.held(), 0);
     }
 
     #[test]

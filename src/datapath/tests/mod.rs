@@ -15,13 +15,14 @@ use crate::lifecycle::Lifecycle;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
+use crate::tls::record::RecordLayer;
+use crate::tls::record::plain::PlainRecords;
 use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
 use crate::tools::dev;
 
 use super::accept::{ConnectionResources, WorkerLoad};
-use super::handshake::HandshakeError;
-use super::http2::buffered_tls::seal::PlainStream;
-use super::http2::connect;
+use super::forward::connection;
+use super::handshake::{HandshakeError, Transport};
 use super::identity::Peer;
 use super::limits::admission::Admission;
 use super::limits::budget::BufferBudget;
@@ -93,33 +94,40 @@ fn descriptor(gateway: &DataPath) -> pool::Descriptor {
 }
 
 /// Serves one end of a connection, and returns the scripted end.
-fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), HandshakeError>>, DuplexStream) {
+fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), HandshakeError>>, Peers) {
     serve_by(gateway(), not_after)
 }
 
 fn serve_by(
     gateway: Arc<DataPath>,
     not_after: SystemTime,
-) -> (JoinHandle<Result<(), HandshakeError>>, DuplexStream) {
+) -> (JoinHandle<Result<(), HandshakeError>>, Peers) {
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
         let held = ConnectionResources {
             load: WorkerLoad::default().add(),
             descriptor: descriptor(&gateway),
         };
-        let served =
-            connect::serve_stream(&gateway, PlainStream::new(ours), &held, peer(not_after));
+        let transport = Box::new(Transport {
+            socket: ours,
+            layer: RecordLayer::plaintext(),
+            received: Vec::new(),
+        });
+        let served = connection::serve_stream(&gateway, transport, &held, peer(not_after));
         served.await.map(|_| ())
     });
-    (served, theirs)
+    (served, PlainRecords::new(theirs))
 }
+
+/// The scripted end of a connection.
+type Peers = PlainRecords<DuplexStream>;
 
 type Client = (
     h2::client::SendRequest<Bytes>,
-    h2::client::Connection<DuplexStream>,
+    h2::client::Connection<Peers>,
 );
 
-async fn client(stream: DuplexStream) -> Client {
+async fn client(stream: Peers) -> Client {
     h2::client::handshake(stream).await.expect("HTTP/2")
 }
 

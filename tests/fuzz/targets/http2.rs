@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use strait::datapath::accept::{ConnectionResources, WorkerLoad};
-use strait::datapath::http2::buffered_tls::seal::PlainStream;
-use strait::datapath::http2::connect;
+use strait::datapath::forward::connection;
+use strait::datapath::handshake::Transport;
 use strait::datapath::identity::Peer;
 use strait::datapath::limits::admission::Admission;
 use strait::datapath::limits::budget::BufferBudget;
@@ -22,6 +22,8 @@ use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
 use strait::telemetry::{Metrics, Source};
+use strait::tls::record::RecordLayer;
+use strait::tls::record::plain::PlainRecords;
 use strait::tls::{self, IdentityMaterial, InboundTls, PeerTrust, ServerTls};
 use strait::tools::dev;
 use strait::xds;
@@ -67,7 +69,7 @@ async fn run(mode: PeerFlags, steps: &[Step]) {
     let gateway = gateway();
     let (ours, theirs) = duplex(if mode.reads() { 1 << 20 } else { 32 * 1024 });
     let mut served = serve(&gateway, ours, mode.has_expired());
-    let (read, mut write) = split(theirs);
+    let (read, mut write) = split(PlainRecords::new(theirs));
     let reads = mode.reads().then(|| tokio::spawn(count(read)));
 
     let sent = send(mode, steps, &mut write).await;
@@ -113,13 +115,22 @@ fn serve(gateway: &Arc<DataPath>, stream: DuplexStream, has_expired: bool) -> Jo
             load: WorkerLoad::default().add(),
             descriptor,
         };
+        let transport = Box::new(Transport {
+            socket: stream,
+            layer: RecordLayer::plaintext(),
+            received: Vec::new(),
+        });
         // A rejection is a valid end like any other.
-        drop(connect::serve_stream(&gateway, PlainStream::new(stream), &held, peer).await);
+        drop(connection::serve_stream(&gateway, transport, &held, peer).await);
     })
 }
 
 /// Plays the script until its end or that of the connection. Returns the bytes sent.
-async fn send(mode: PeerFlags, steps: &[Step], write: &mut WriteHalf<DuplexStream>) -> usize {
+async fn send(
+    mode: PeerFlags,
+    steps: &[Step],
+    write: &mut WriteHalf<PlainRecords<DuplexStream>>,
+) -> usize {
     let mut sent = PREFACE.len();
     if write.write_all(PREFACE).await.is_err() {
         return sent;
@@ -157,7 +168,7 @@ async fn turn() {
     }
 }
 
-async fn count(mut read: ReadHalf<DuplexStream>) -> usize {
+async fn count(mut read: ReadHalf<PlainRecords<DuplexStream>>) -> usize {
     let (mut received, mut buffer) = (0, vec![0; 16 * 1024]);
     while let Ok(bytes @ 1..) = read.read(&mut buffer).await {
         received += bytes;

@@ -7,8 +7,10 @@ mod certificate;
 mod eds;
 mod frames;
 mod hello;
+mod hpack;
 mod http2;
 mod objects;
+mod record;
 mod script;
 mod wds;
 
@@ -26,8 +28,10 @@ pub use ca_answer::ca_answer;
 pub use certificate::identity;
 pub use eds::eds;
 pub use hello::hello;
+pub use hpack::hpack;
 pub use http2::http2;
 pub use objects::objects;
+pub use record::record;
 pub use wds::wds;
 
 /// Checks that an accepted authority reads the same after printing.

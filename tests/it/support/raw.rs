@@ -14,6 +14,7 @@ pub const HEADERS: u8 = 1;
 pub const PRIORITY: u8 = 2;
 pub const RST_STREAM: u8 = 3;
 pub const SETTINGS: u8 = 4;
+pub const PUSH_PROMISE: u8 = 5;
 pub const PING: u8 = 6;
 pub const GOAWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
@@ -22,10 +23,12 @@ pub const CONTINUATION: u8 = 9;
 /// Connection preface of a client (RFC 9113 section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Flags of SETTINGS and of HEADERS.
-const ACK: u8 = 1;
+/// Flags (RFC 9113 section 6).
+pub const ACK: u8 = 1;
 pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
+pub const PADDED: u8 = 8;
+pub const PRIORITIZED: u8 = 0x20;
 
 /// Returns the bytes of a frame.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -36,9 +39,13 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Returns HEADERS with the whole field block, each field as a literal without indexing (RFC 7541
-/// 6.2.2).
+/// Returns HEADERS with the whole field block of [`block`].
 pub fn headers(stream: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
+    frame(HEADERS, END_HEADERS, stream, &block(fields))
+}
+
+/// Returns a field block, each field as a literal without indexing (RFC 7541 section 6.2.2).
+pub fn block(fields: &[(&str, &[u8])]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
         block.push(0);
@@ -49,7 +56,7 @@ pub fn headers(stream: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
             block.extend(text);
         }
     }
-    frame(HEADERS, END_HEADERS, stream, &block)
+    block
 }
 
 /// Frame as received.
@@ -86,6 +93,16 @@ pub async fn session(gateway: &Gateway) -> TlsStream<TcpStream> {
 impl RawPeer {
     pub async fn connect(gateway: &Gateway) -> Self {
         Self::with_settings(gateway, &[]).await
+    }
+
+    /// Opens a session, and sends `preface` in place of the preface and SETTINGS.
+    pub async fn with_preface(gateway: &Gateway, preface: &[u8]) -> Self {
+        let mut peer = Self {
+            stream: session(gateway).await,
+            acknowledges: false,
+        };
+        peer.try_write(preface).await;
+        peer
     }
 
     /// Connects a peer with this SETTINGS payload.
@@ -149,6 +166,13 @@ impl RawPeer {
             .await
             .expect("an open connection");
         self.stream.flush().await.expect("an open connection");
+    }
+
+    /// Writes to a connection that the gateway may have ended.
+    pub async fn try_write(&mut self, bytes: &[u8]) {
+        if self.stream.write_all(bytes).await.is_ok() {
+            let _ = self.stream.flush().await;
+        }
     }
 
     pub async fn headers(&mut self, stream: u32, fields: &[(&str, &[u8])]) {

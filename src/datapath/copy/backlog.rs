@@ -1,0 +1,64 @@
+//! Bytes of a peer that an endpoint has not taken yet.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use bytes::{Buf, BytesMut};
+
+use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
+
+/// Bytes that wait for an endpoint, on the account of their tunnel. Empty on most tunnels, and
+/// then without memory.
+#[derive(Debug, Default)]
+pub struct Backlog {
+    bytes: BytesMut,
+    account: Option<Arc<BufferAccount>>,
+}
+
+impl Backlog {
+    /// Returns the bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Returns the account, if bytes have ever waited.
+    pub fn account(&self) -> Option<&Arc<BufferAccount>> {
+        self.account.as_ref()
+    }
+
+    /// Returns the account, which is created if there is none.
+    pub fn open_account(&mut self, budget: &Arc<BufferBudget>) -> &Arc<BufferAccount> {
+        self.account.get_or_insert_with(|| budget.account())
+    }
+
+    /// Appends what follows the first `taken` bytes of the slices.
+    pub fn push(&mut self, budget: &Arc<BufferBudget>, slices: &[IoSlice<'_>], mut taken: usize) {
+        let before = self.bytes.len();
+        for slice in slices {
+            let skipped = taken.min(slice.len());
+            taken -= skipped;
+            self.bytes.extend_from_slice(&slice[skipped..]);
+        }
+        let added = self.bytes.len() - before;
+        self.open_account(budget).charge(added);
+    }
+
+    /// Removes bytes that the endpoint has taken.
+    pub fn advance(&mut self, bytes: usize) {
+        self.bytes.advance(bytes);
+        if let Some(account) = &self.account {
+            account.release(bytes);
+        }
+        if self.bytes.is_empty() {
+            self.bytes = BytesMut::new();
+        }
+    }
+}
+
+impl Drop for Backlog {
+    fn drop(&mut self) {
+        if let Some(account) = &self.account {
+            account.release(self.bytes.len());
+        }
+    }
+}

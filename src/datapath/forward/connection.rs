@@ -1,0 +1,441 @@
+//! Owner of one HTTP/2 connection, which starts a task for each CONNECT and ends
+//! tunnels when an event from outside requires it.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, SystemTime};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::debug;
+
+use crate::datapath::DataPath;
+use crate::datapath::accept::ConnectionResources;
+use crate::datapath::handshake::{HandshakeError, Session, Transport};
+use crate::datapath::http2::server::ConnectionError;
+use crate::datapath::http2::slots::StreamSlots;
+use crate::datapath::http2::streams::StreamKey;
+use crate::datapath::identity::Peer;
+use crate::datapath::io::gate::WakeGate;
+use crate::datapath::io::linger;
+use crate::reason::{HandshakeRefusal, Reason};
+use crate::telemetry::Record;
+
+use super::setup::PendingConnect;
+use super::turn::{ConnectionEnd, NewRequest, Turns};
+use super::{ConnectRequest, REVOKE_JITTER};
+
+/// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
+const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
+/// Deadline for the first CONNECT. ztunnel and Envoy connect only when they have one to send.
+const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// Deadline for a GOAWAY to be written.
+const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
+/// Time from a GOAWAY to the first tunnel that is refused: two round trips between far regions,
+/// and the peer's own time. Without it, a peer that acknowledges no PING would open tunnels
+/// through the whole drain.
+const GOAWAY_GRACE: Duration = Duration::from_secs(1);
+/// Time from the GOAWAY to a peer that lost trust to the end of its connection. Its tunnels are
+/// reset within a second of the GOAWAY.
+const UNTRUSTED_CLOSE_DELAY: Duration = Duration::from_millis(1500);
+/// Pause between PINGs, the same as in ztunnel and Istio's Envoy on both sides.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Deadline for an answer. A peer that stops for 10 s is kept; a dead one is detected within 30 s.
+const PING_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Warning alert by which a side closes TLS (RFC 8446 section 6.1).
+const CLOSE_NOTIFY: [u8; 2] = [1, 0];
+/// Level of all other alerts (RFC 8446 section 6.2).
+const FATAL: u8 = 2;
+
+/// Serves CONNECTs until the session ends.
+///
+/// # Errors
+/// Fails if the HTTP/2 preface is invalid or late.
+pub async fn run(
+    gateway: &Arc<DataPath>,
+    session: Session,
+    peer: Arc<Peer>,
+) -> Result<(), HandshakeError> {
+    let socket: TcpStream =
+        serve_stream(gateway, session.transport, &session.resources, peer).await?;
+    linger::close_gracefully(socket, linger::PEER_DRAIN_LIMITS).await;
+    Ok(())
+}
+
+/// Serves CONNECTs as [`run`] does, on any byte stream to the peer. Returns the stream.
+///
+/// # Errors
+/// Fails if the HTTP/2 preface is invalid or late.
+pub async fn serve_stream<S>(
+    gateway: &Arc<DataPath>,
+    transport: Box<Transport<S>>,
+    held: &ConnectionResources,
+    peer: Arc<Peer>,
+) -> Result<S, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut turns = Box::new(Turns::new(*transport, &gateway.budget));
+    let established = poll_fn(|cx| match turns.poll(cx) {
+        Poll::Ready(end) => Poll::Ready(Err(end)),
+        Poll::Pending if turns.server.is_established() => Poll::Ready(Ok(())),
+        Poll::Pending => Poll::Pending,
+    });
+    let established = timeout(PREFACE_DEADLINE, established).await;
+    let end = match established {
+        Ok(Ok(())) => None,
+        Ok(Err(end)) if turns.server.has_preface() => Some(end),
+        Ok(Err(end)) => {
+            return Err(HandshakeError::new(
+                HandshakeRefusal::Other,
+                &describe(&end),
+            ));
+        }
+        Err(_) => {
+            let late = &"no HTTP/2 preface within 5 s";
+            return Err(HandshakeError::new(HandshakeRefusal::Timeout, late));
+        }
+    };
+    let open = gateway.metrics.connection_opened();
+    let owner = Owner {
+        gateway,
+        // The peer is older than this connection: the first tunnel looks up its cluster again.
+        peer_generation: u64::MAX,
+        generation: gateway.reader.generation(),
+        peer,
+        held,
+        slots: Arc::default(),
+        is_used: false,
+        goaway_at: None,
+        ping_at: Instant::now(),
+    };
+    let socket = match end {
+        None => owner.run(turns).await,
+        end => owner.close(turns, end).await,
+    };
+    drop(open);
+    Ok(socket)
+}
+
+/// Event of a connection other than input from its peer. All events are rare.
+enum ConnectionEvent {
+    /// A PING is due, or the answer to the last one.
+    PingDue,
+    /// The deadline for the first CONNECT has passed.
+    FirstConnectTimeout,
+    /// GOAWAY is due.
+    GoAwayDue,
+    /// The certificate of the peer is no longer trusted.
+    Untrusted(HandshakeRefusal),
+    /// The time to leave has passed, and the tunnels have been reset.
+    Closed,
+    /// The deadline of the drain has passed.
+    DrainDeadline,
+    /// Trust, exposure or policy has changed.
+    Changed,
+    /// The grant of a tunnel was revoked by this change.
+    Revoked(StreamKey, String),
+}
+
+type PendingEvent = Pin<Box<dyn Future<Output = ConnectionEvent> + Send>>;
+
+/// Events that have not occurred yet.
+struct PendingEvents(Vec<PendingEvent>);
+
+impl PendingEvents {
+    /// Adds an event that occurs after `delay`.
+    fn push_after(&mut self, delay: Duration, event: ConnectionEvent) {
+        self.0.push(Box::pin(async move {
+            sleep(delay).await;
+            event
+        }));
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEvent> {
+        for index in 0..self.0.len() {
+            if let Poll::Ready(event) = self.0[index].as_mut().poll(cx) {
+                drop(self.0.remove(index));
+                return Poll::Ready(event);
+            }
+        }
+        Poll::Pending
+    }
+}
+
+/// Owner of a connection, and the state that its events change.
+struct Owner<'a> {
+    gateway: &'a Arc<DataPath>,
+    peer: Arc<Peer>,
+    held: &'a ConnectionResources,
+    slots: Arc<StreamSlots>,
+    /// Generation of the snapshot that the cluster of the peer was last looked up in.
+    peer_generation: u64,
+    /// Generation of the snapshot that the tunnels were last checked against.
+    generation: watch::Receiver<u64>,
+    /// True once a CONNECT was received.
+    is_used: bool,
+    goaway_at: Option<Instant>,
+    /// Time of the last PING.
+    ping_at: Instant,
+}
+
+/// What an owner waits for.
+enum Wake {
+    Event(ConnectionEvent),
+    End(ConnectionEnd),
+}
+
+impl Owner<'_> {
+    async fn run<S>(mut self, mut turns: Box<Turns<S>>) -> S
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let gate = Arc::new(WakeGate::default());
+        let mut events = self.events();
+        turns.generation = *self.generation.borrow();
+        loop {
+            let wake = poll_fn(|cx| {
+                // Events come before requests, which may arrive without a pause.
+                let waker = || Waker::from(Arc::clone(&gate));
+                if let Poll::Ready(event) = gate.poll(cx, waker, |cx| events.poll(cx)) {
+                    return Poll::Ready(Wake::Event(event));
+                }
+                let end = turns.poll(cx);
+                for request in turns.take_requests() {
+                    self.accept(request, &turns);
+                }
+                end.map(Wake::End)
+            });
+            let end = match wake.await {
+                Wake::Event(event) => match self.handle(event, &mut turns, &mut events) {
+                    None => {
+                        gate.open();
+                        continue;
+                    }
+                    Some(end) => end,
+                },
+                Wake::End(end) => Some(end),
+            };
+            return self.close(turns, end).await;
+        }
+    }
+
+    /// Handles an event. Returns `Some` if the connection ends, with its error if there is one.
+    fn handle<S>(
+        &mut self,
+        event: ConnectionEvent,
+        turns: &mut Turns<S>,
+        events: &mut PendingEvents,
+    ) -> Option<Option<ConnectionEnd>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        match event {
+            ConnectionEvent::PingDue => {
+                if turns.server.ping() {
+                    self.ping_at = Instant::now();
+                    events.push_after(PING_INTERVAL, ConnectionEvent::PingDue);
+                } else if self.ping_at.elapsed() >= PING_DEADLINE {
+                    return Some(Some(ConnectionEnd::Silent));
+                } else {
+                    let due = self.ping_at + PING_DEADLINE;
+                    events.push_after(due - Instant::now(), ConnectionEvent::PingDue);
+                }
+            }
+            ConnectionEvent::FirstConnectTimeout if self.is_used => {}
+            ConnectionEvent::FirstConnectTimeout | ConnectionEvent::Closed => return Some(None),
+            ConnectionEvent::GoAwayDue => {
+                self.goaway_at = Some(Instant::now());
+                turns.server.shut_down_gracefully();
+            }
+            ConnectionEvent::DrainDeadline => {
+                turns.end_all(Reason::DrainDeadline);
+                events.push_after(GOAWAY_DEADLINE, ConnectionEvent::Closed);
+            }
+            ConnectionEvent::Untrusted(refusal) => {
+                self.gateway.metrics.connection_untrusted(refusal);
+                self.log_end(&refusal.description());
+                turns.server.shut_down_gracefully();
+                events.push_after(UNTRUSTED_CLOSE_DELAY, ConnectionEvent::Closed);
+            }
+            ConnectionEvent::Changed => {
+                self.reevaluate(turns, events);
+                events.0.push(self.wait_for_change());
+            }
+            ConnectionEvent::Revoked(key, why) => turns.revoke(key, why),
+        }
+        None
+    }
+
+    /// Checks all tunnels against the current snapshot. Those whose grant is revoked end after a
+    /// random delay.
+    fn reevaluate<S>(&mut self, turns: &mut Turns<S>, events: &mut PendingEvents)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let snapshot = self.gateway.reader.load();
+        turns.generation = *self.generation.borrow_and_update();
+        for tunnel in turns.open_tunnels() {
+            if let Err(why) = tunnel.tunnel().reevaluate(&snapshot) {
+                let delay = REVOKE_JITTER.mul_f64(fastrand::f64());
+                events.push_after(delay, ConnectionEvent::Revoked(tunnel.key, why));
+            }
+        }
+    }
+
+    /// Sends the last frames, and ends all tunnels. The time is bounded: a peer that does not read
+    /// must not hold the connection.
+    async fn close<S>(self, mut turns: Box<Turns<S>>, end: Option<ConnectionEnd>) -> S
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let mut alert = CLOSE_NOTIFY;
+        match &end {
+            None | Some(ConnectionEnd::Closed) => turns.server.shut_down(h2::Reason::NO_ERROR),
+            Some(ConnectionEnd::Http2(error)) => {
+                if *error == ConnectionError::EXHAUSTED {
+                    self.gateway.metrics.connection_exhausted();
+                }
+                turns.server.shut_down(error.code);
+            }
+            Some(ConnectionEnd::Record(error)) => match error.alert() {
+                Some(code) => alert = [FATAL, code],
+                None => return turns.into_socket(Reason::DownstreamLost),
+            },
+            Some(ConnectionEnd::Evicted) => return turns.into_socket(Reason::BuffersFull),
+            Some(ConnectionEnd::Lost(_) | ConnectionEnd::Silent) => {
+                return turns.into_socket(Reason::DownstreamLost);
+            }
+        }
+        if let Some(end) = &end {
+            self.log_end(&describe(end));
+        }
+        turns.append_alert(alert);
+        let _ = timeout(GOAWAY_DEADLINE, poll_fn(|cx| turns.poll_close(cx))).await;
+        turns.into_socket(Reason::DownstreamLost)
+    }
+
+    /// Returns the initial events in the order of their priority.
+    fn events(&self) -> PendingEvents {
+        let listener = Arc::clone(&self.peer.listener);
+        let not_after = self.peer.not_after;
+        let mut events = PendingEvents(Vec::with_capacity(6));
+        events.push_after(PING_INTERVAL, ConnectionEvent::PingDue);
+        events.push_after(FIRST_CONNECT_DEADLINE, ConnectionEvent::FirstConnectTimeout);
+        // Drain of the process or the listener, or expiry of the peer's certificate: GOAWAY ends
+        // new tunnels, and open ones continue.
+        events.0.push(Box::pin(async move {
+            tokio::select! {
+                () = listener.drain.draining() => {}
+                () = wait_for_expiry(not_after) => {}
+            }
+            ConnectionEvent::GoAwayDue
+        }));
+        events.0.push(self.wait_for_drain_deadline());
+        events.0.push(self.wait_for_change());
+        if let Some(chain) = self.peer.chain.clone() {
+            events.0.push(Box::pin(async move {
+                ConnectionEvent::Untrusted(chain.wait_trust_lost().await)
+            }));
+        }
+        events
+    }
+
+    /// Waits for the end of the drain, at which all tunnels are reset. The connection of a peer
+    /// that ignores GOAWAY ends after that.
+    fn wait_for_drain_deadline(&self) -> PendingEvent {
+        let listener = Arc::clone(&self.peer.listener);
+        Box::pin(async move {
+            listener.drain.closing().await;
+            ConnectionEvent::DrainDeadline
+        })
+    }
+
+    /// Waits for a change that may revoke a grant.
+    fn wait_for_change(&self) -> PendingEvent {
+        let mut generation = self.generation.clone();
+        Box::pin(async move {
+            if generation.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            ConnectionEvent::Changed
+        })
+    }
+
+    fn log_end(&self, why: &dyn std::fmt::Display) {
+        debug!(peer = %self.peer.source.principal, %why, "connection ended");
+    }
+
+    /// Starts the task that opens a tunnel, or resets the stream.
+    fn accept<S>(&mut self, new: NewRequest, turns: &Turns<S>) {
+        let NewRequest {
+            key,
+            request,
+            setup,
+        } = new;
+        self.is_used = true;
+        let requested = PendingConnect::new(key, setup, Arc::clone(&turns.mailbox));
+        let is_late = self
+            .goaway_at
+            .is_some_and(|at| at.elapsed() >= GOAWAY_GRACE);
+        // GOAWAY was sent, but the peer may not have received it yet.
+        let is_expired = self.peer.not_after <= SystemTime::now();
+        if is_late || is_expired || self.peer.lost_trust().is_some() {
+            return requested.refuse_stream();
+        }
+        self.refresh_peer_cluster();
+        let source = &self.peer.source;
+        let claimed = request.source_cluster.as_deref();
+        if claimed.is_some_and(|cluster| cluster != source.cluster.as_bytes()) {
+            self.gateway.metrics.baggage_mismatch(source);
+        }
+        let connect = ConnectRequest {
+            gateway: Arc::clone(self.gateway),
+            peer: Arc::clone(&self.peer),
+            slots: Arc::clone(&self.slots),
+            requested,
+            record: Record::new(&self.gateway.metrics, &self.peer.source, &request.authority),
+            load: self.held.load.add_tunnel(),
+            slot: self.slots.try_take(),
+        };
+        let forward = super::run(Box::new(connect), request.target);
+        self.gateway.lifecycle.spawn(forward);
+    }
+
+    /// Looks up the cluster of the peer again if the snapshot has changed.
+    fn refresh_peer_cluster(&mut self) {
+        let snapshot = self.gateway.reader.load();
+        if self.peer_generation != snapshot.generation {
+            self.peer_generation = snapshot.generation;
+            if let Some(moved) = self.peer.with_current_cluster(&snapshot) {
+                self.peer = Arc::new(moved);
+            }
+        }
+    }
+}
+
+/// Returns the cause of the end of a connection, for the log.
+fn describe(end: &ConnectionEnd) -> String {
+    match end {
+        ConnectionEnd::Closed => "the peer has closed it".to_owned(),
+        ConnectionEnd::Evicted => "the peer does not read, and buffers are full".to_owned(),
+        ConnectionEnd::Silent => "PING not acknowledged".to_owned(),
+        ConnectionEnd::Lost(error) => error.to_string(),
+        ConnectionEnd::Record(error) => error.to_string(),
+        ConnectionEnd::Http2(error) => format!("{}, {:?}", error.rule, error.code),
+    }
+}
+
+/// Waits until the wall clock has passed `at`.
+async fn wait_for_expiry(at: SystemTime) {
+    // Sleeps at most a day, to notice a clock that was set or a machine that was suspended.
+    const STEP: Duration = Duration::from_secs(24 * 60 * 60);
+    while let Ok(left) = at.duration_since(SystemTime::now()) {
+        sleep(left.min(STEP)).await;
+    }
+}

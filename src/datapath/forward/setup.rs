@@ -1,0 +1,368 @@
+//! Streams of CONNECT requests until their tunnel is open.
+//!
+//! The task that opens a tunnel and the connection that owns its stream share a [`Setup`]. The
+//! task answers by commands, which the connection carries out in its next turn.
+
+use std::future::poll_fn;
+use std::mem::take;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use atomic_waker::AtomicWaker;
+use bytes::{Bytes, BytesMut};
+
+use crate::datapath::limits::budget::BufferAccount;
+use crate::reason::Reason;
+
+use super::open::Open;
+use crate::datapath::http2::streams::StreamKey;
+use crate::datapath::http2::tunnel::REJECTED_TUNNEL_RESET;
+
+/// Limit of bytes that a peer may send before it is answered: the first flight of an inner TLS
+/// connection.
+const EARLY_BYTES_MAX: usize = 64 * 1024;
+
+/// Command of a task to the connection that owns its stream.
+#[derive(Debug)]
+pub enum Command {
+    /// Answers with this status. 200 opens the tunnel; any other ends the stream.
+    Respond(StreamKey, u16),
+    /// Resets the stream.
+    Reset(StreamKey, h2::Reason),
+    /// Hands an open tunnel over.
+    Open(StreamKey, Box<Open>),
+}
+
+/// Commands to one connection, and its tunnels that were woken.
+#[derive(Debug)]
+pub struct Mailbox {
+    /// None once the connection has ended.
+    commands: Mutex<Option<Vec<Command>>>,
+    woken: Mutex<Vec<StreamKey>>,
+    task: AtomicWaker,
+}
+
+impl Mailbox {
+    /// Creates the mailbox of a new connection.
+    pub fn new() -> Self {
+        Self {
+            commands: Mutex::new(Some(Vec::new())),
+            woken: Mutex::default(),
+            task: AtomicWaker::new(),
+        }
+    }
+
+    /// Registers the task of the connection for all later commands and wake-ups.
+    pub fn register(&self, cx: &Context<'_>) {
+        self.task.register(cx.waker());
+    }
+
+    /// Sends a command. Returns it if the connection has ended.
+    fn send(&self, command: Command) -> Result<(), Command> {
+        match &mut *lock(&self.commands) {
+            Some(commands) => commands.push(command),
+            None => return Err(command),
+        }
+        self.task.wake();
+        Ok(())
+    }
+
+    /// Takes the commands that were sent, in order.
+    pub fn take_commands(&self) -> Vec<Command> {
+        lock(&self.commands).as_mut().map(take).unwrap_or_default()
+    }
+
+    /// Rejects all later commands. Returns those that were not taken.
+    pub fn close(&self) -> Vec<Command> {
+        lock(&self.commands).take().unwrap_or_default()
+    }
+
+    /// Moves the streams that were woken to `ready`.
+    pub fn take_woken(&self, ready: &mut impl Extend<StreamKey>) {
+        ready.extend(lock(&self.woken).drain(..));
+    }
+}
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Waker of one open tunnel, which wakes its connection.
+#[derive(Debug)]
+pub struct TunnelWaker {
+    key: StreamKey,
+    mailbox: Arc<Mailbox>,
+}
+
+impl TunnelWaker {
+    /// Creates the waker of a tunnel.
+    pub fn create(key: StreamKey, mailbox: &Arc<Mailbox>) -> Waker {
+        let mailbox = Arc::clone(mailbox);
+        Waker::from(Arc::new(Self { key, mailbox }))
+    }
+}
+
+impl Wake for TunnelWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        lock(&self.mailbox.woken).push(self.key);
+        self.mailbox.task.wake();
+    }
+}
+
+/// State of a stream whose tunnel is not open yet.
+#[derive(Debug)]
+pub struct Setup {
+    state: Mutex<SetupState>,
+    /// Account of the bytes that are held.
+    pub account: Arc<BufferAccount>,
+}
+
+#[derive(Debug, Default)]
+struct SetupState {
+    /// Bytes of the peer, which keep their window.
+    early: BytesMut,
+    has_ended: bool,
+    failed: Option<Reason>,
+    task: Option<Waker>,
+}
+
+impl Setup {
+    /// Creates the state of a new stream.
+    pub fn new(account: Arc<BufferAccount>, has_ended: bool) -> Self {
+        let state = SetupState {
+            has_ended,
+            ..SetupState::default()
+        };
+        Self {
+            state: Mutex::new(state),
+            account,
+        }
+    }
+
+    /// Keeps bytes of the peer.
+    pub fn receive(&self, bytes: &[u8]) {
+        self.account.charge(bytes.len());
+        self.update(|state| state.early.extend_from_slice(bytes));
+    }
+
+    /// Notes END_STREAM.
+    pub fn end(&self) {
+        self.update(|state| state.has_ended = true);
+    }
+
+    /// Notes that the stream or its connection has ended.
+    pub fn fail(&self, reason: Reason) {
+        self.update(|state| state.failed = Some(reason));
+    }
+
+    /// Takes the bytes that are kept; true if END_STREAM follows them.
+    pub fn take_early(&self) -> (BytesMut, bool) {
+        let mut state = lock(&self.state);
+        let early = take(&mut state.early);
+        self.account.release(early.len());
+        (early, state.has_ended)
+    }
+
+    fn update(&self, change: impl FnOnce(&mut SetupState)) {
+        let mut state = lock(&self.state);
+        change(&mut state);
+        if let Some(task) = state.task.take() {
+            task.wake();
+        }
+    }
+
+    /// Polls the state. Completes if the stream has failed, the tunnel is evicted, or `poll`
+    /// completes.
+    fn poll<R>(
+        &self,
+        cx: &Context<'_>,
+        poll: impl FnOnce(&mut SetupState) -> Poll<R>,
+    ) -> Poll<Result<R, Reason>> {
+        let mut state = lock(&self.state);
+        if let Some(reason) = state.failed {
+            return Poll::Ready(Err(reason));
+        }
+        if let Poll::Ready(done) = poll(&mut state) {
+            return Poll::Ready(Ok(done));
+        }
+        state.task = Some(cx.waker().clone());
+        drop(state);
+        let evicted = self.account.poll_gated(cx, |_| Poll::<()>::Pending);
+        evicted.map(|_| Err(Reason::BuffersFull))
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        let held = lock(&self.state).early.len();
+        self.account.release(held);
+    }
+}
+
+/// Locks state that one thread uses. A panic under the lock ends the connection.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Stream without an open tunnel. Resets the stream if it is dropped.
+#[derive(Debug)]
+struct SetupStream {
+    key: StreamKey,
+    setup: Arc<Setup>,
+    mailbox: Arc<Mailbox>,
+    /// True once the stream was answered finally or handed over.
+    is_done: bool,
+}
+
+impl SetupStream {
+    fn reset(&mut self, code: h2::Reason) {
+        self.is_done = true;
+        // A connection that has ended has no stream to reset.
+        let _ = self.mailbox.send(Command::Reset(self.key, code));
+    }
+
+    async fn cancelled(&self, most: usize) -> Reason {
+        let setup = &self.setup;
+        let failed = poll_fn(|cx| {
+            setup.poll(cx, |state| match state.early.len() > most {
+                true => Poll::Ready(Reason::EarlyData),
+                false => Poll::Pending,
+            })
+        });
+        failed.await.unwrap_or_else(|reason| reason)
+    }
+}
+
+impl Drop for SetupStream {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.reset(h2::Reason::INTERNAL_ERROR);
+        }
+    }
+}
+
+/// CONNECT that was not answered yet. Resets the stream if dropped without an answer.
+#[derive(Debug)]
+pub struct PendingConnect(SetupStream);
+
+impl PendingConnect {
+    /// Creates the task's handle of a stream.
+    pub fn new(key: StreamKey, setup: Arc<Setup>, mailbox: Arc<Mailbox>) -> Self {
+        Self(SetupStream {
+            key,
+            setup,
+            mailbox,
+            is_done: false,
+        })
+    }
+
+    /// Answers 200. From here on the stream is a tunnel.
+    ///
+    /// # Errors
+    /// The stream is closed.
+    pub fn accept(self) -> Result<Tunnel, Reason> {
+        let stream = self.0;
+        if let Some(reason) = lock(&stream.setup.state).failed {
+            return Err(reason);
+        }
+        let answer = Command::Respond(stream.key, 200);
+        match stream.mailbox.send(answer) {
+            Ok(()) => Ok(Tunnel(stream)),
+            Err(_) => Err(Reason::DownstreamLost),
+        }
+    }
+
+    /// Rejects with an empty body, or by a reset: REFUSED_STREAM if the drain left no time to
+    /// try, ENHANCE_YOUR_CALM if the peer sent too much early data. Returns the reason.
+    pub fn reject(mut self, reason: Reason) -> Reason {
+        match reason {
+            Reason::DrainDeadline => self.0.reset(h2::Reason::REFUSED_STREAM),
+            Reason::EarlyData => self.0.reset(h2::Reason::ENHANCE_YOUR_CALM),
+            _ => {
+                self.0.is_done = true;
+                let status = reason.status().as_u16();
+                // A stream that is closed needs no answer.
+                let _ = self.0.mailbox.send(Command::Respond(self.0.key, status));
+            }
+        }
+        reason
+    }
+
+    /// Resets a stream that was never processed, so that the peer may try it elsewhere.
+    pub fn refuse_stream(mut self) {
+        self.0.reset(h2::Reason::REFUSED_STREAM);
+    }
+
+    /// Waits until the stream has to end: the peer has reset it, lost its connection or sent too
+    /// much early data, or memory runs short.
+    pub async fn cancelled(&self) -> Reason {
+        self.0.cancelled(EARLY_BYTES_MAX).await
+    }
+}
+
+/// CONNECT that was answered 200 and has no endpoint yet. Resets the stream if it is dropped, with
+/// a code that no peer takes for a clean end.
+#[derive(Debug)]
+pub struct Tunnel(SetupStream);
+
+impl Tunnel {
+    /// Receives the next bytes from the peer; none at its END_STREAM.
+    ///
+    /// # Errors
+    /// The stream or its connection has failed, or memory runs short.
+    pub async fn receive(&self) -> Result<Option<Bytes>, Reason> {
+        let setup = &self.0.setup;
+        poll_fn(|cx| {
+            setup.poll(cx, |state| match state.early.is_empty() {
+                false => Poll::Ready(Some(state.early.split().freeze())),
+                true if state.has_ended => Poll::Ready(None),
+                true => Poll::Pending,
+            })
+        })
+        .await
+    }
+
+    /// Puts back bytes that were received last, so that they are received again.
+    pub fn unread(&self, bytes: &[u8]) {
+        let mut state = lock(&self.0.setup.state);
+        let mut early = BytesMut::from(bytes);
+        early.extend_from_slice(&state.early);
+        state.early = early;
+    }
+
+    /// As [`PendingConnect::cancelled`], for a tunnel without an endpoint yet. The peer may send as
+    /// much as its window permits: the answer 200 allowed it, and the bytes are on its account.
+    pub async fn cancelled(&self) -> Reason {
+        self.0.cancelled(usize::MAX).await
+    }
+
+    /// Resets a tunnel that was rejected after its answer: by [`REJECTED_TUNNEL_RESET`], unless the
+    /// peer violated HTTP/2. Returns the reason.
+    pub fn refuse(mut self, reason: Reason) -> Reason {
+        self.0.reset(match reason {
+            Reason::Malformed => reason.reset_code(),
+            _ => REJECTED_TUNNEL_RESET,
+        });
+        reason
+    }
+
+    /// Hands the open tunnel over to its connection. Returns it if the connection has ended.
+    pub fn open(mut self, open: Box<Open>) -> Result<(), Box<Open>> {
+        self.0.is_done = true;
+        match self.0.mailbox.send(Command::Open(self.0.key, open)) {
+            Err(Command::Open(_, open)) => Err(open),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the account of the tunnel's memory.
+    pub fn account(&self) -> &Arc<BufferAccount> {
+        &self.0.setup.account
+    }
+}

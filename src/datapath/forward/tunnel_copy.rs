@@ -1,0 +1,384 @@
+//! Copy of one tunnel, with exact TCP semantics, as parts of its connection's turns.
+//!
+//! END_STREAM becomes FIN and FIN becomes END_STREAM, each direction by itself. A reset on one
+//! side becomes a reset on the other. Back-pressure is end to end: window is given back to the
+//! peer only when the endpoint took the bytes. The endpoint is read only as far as the window of
+//! the peer allows. An idle tunnel holds no buffer.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Shutdown;
+use std::task::{Context, Poll, Waker};
+
+use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::datapath::copy::DELIVERY_DEADLINE;
+use crate::datapath::copy::backlog::Backlog;
+use crate::datapath::copy::progress::InnerProgress;
+use crate::datapath::http2::output::{Output, ReadBytes};
+use crate::datapath::http2::server::Server;
+use crate::datapath::http2::streams::StreamKey;
+use crate::datapath::limits::hellos::{self, InFlight};
+use crate::reason::Reason;
+use crate::tls::record::RecordLayer;
+
+use super::open::{End, Open};
+
+/// Limit of reads of an endpoint that has reset its connection, for the bytes before the reset.
+const LAST_READS: usize = 8;
+
+/// Open tunnel with the state of its copy.
+#[derive(Debug)]
+pub struct TunnelCopy {
+    /// Stream of the tunnel.
+    pub key: StreamKey,
+    open: Open,
+    waker: Waker,
+    backlog: Backlog,
+    /// Entry in the loop detection until the endpoint answers, if the first bytes are a
+    /// ClientHello.
+    loop_entry: Option<Box<InFlight>>,
+    progress: InnerProgress,
+    /// Number of bytes since the endpoint last blocked, counted up to one window.
+    unblocked_bytes: u32,
+    /// Position of the output after the last byte of the endpoint.
+    last_output: usize,
+    flags: Flags,
+}
+
+/// Progress of both directions.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flags {
+    /// The first bytes of the peer have arrived.
+    has_first_bytes: bool,
+    /// The peer has sent END_STREAM.
+    received_end: bool,
+    /// The endpoint was sent FIN.
+    sent_fin: bool,
+    /// The endpoint has sent FIN.
+    endpoint_ended: bool,
+    /// The last read of the endpoint filled all of its room.
+    reads_much: bool,
+    /// A write to the endpoint has failed.
+    has_failed: bool,
+    /// The endpoint has bytes that the window does not admit.
+    has_unread: bool,
+}
+
+/// Parts of the connection that a tunnel uses.
+#[derive(Debug)]
+pub struct Sink<'a> {
+    /// HTTP/2 state.
+    pub server: &'a mut Server,
+    /// Send buffer.
+    pub output: &'a mut Output,
+    /// Record protection.
+    pub layer: &'a mut RecordLayer,
+}
+
+/// Result of a step that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The tunnel waits, and its waker is registered.
+    Waits,
+    /// The endpoint has more bytes.
+    HasMore,
+    /// Both directions have ended.
+    Done,
+}
+
+impl TunnelCopy {
+    /// Starts the copy of a tunnel whose waker wakes its connection.
+    pub fn new(key: StreamKey, open: Open, waker: Waker) -> Self {
+        Self {
+            key,
+            open,
+            waker,
+            backlog: Backlog::default(),
+            loop_entry: None,
+            progress: InnerProgress::default(),
+            unblocked_bytes: 0,
+            last_output: 0,
+            flags: Flags::default(),
+        }
+    }
+
+    /// Returns the tunnel.
+    pub fn tunnel(&mut self) -> &mut Open {
+        &mut self.open
+    }
+
+    /// Notes END_STREAM. The endpoint is sent FIN once it has taken all bytes.
+    ///
+    /// # Errors
+    /// The endpoint has failed.
+    pub fn receive_end(&mut self) -> Result<Step, Reason> {
+        self.flags.received_end = true;
+        self.finish_upload()
+    }
+
+    /// Forwards bytes of the peer. The rest that the endpoint does not take is copied.
+    ///
+    /// # Errors
+    /// The endpoint has failed, or the tunnel is routed in a loop.
+    pub fn receive(&mut self, slices: &[IoSlice<'_>], sink: &mut Sink<'_>) -> Result<(), Reason> {
+        for slice in slices {
+            self.progress.record_peer_bytes(slice);
+        }
+        if !self.flags.has_first_bytes
+            && let Some(first) = slices.first()
+        {
+            self.flags.has_first_bytes = true;
+            let entered = hellos::register(first);
+            let entered = entered.map_err(|found| found.record(&mut self.open.record))?;
+            self.loop_entry = entered.map(Box::new);
+        }
+        let count: usize = slices.iter().map(|slice| slice.len()).sum();
+        let mut taken = 0;
+        if self.backlog.bytes().is_empty() {
+            taken = match write(&self.open.upstream.stream, slices) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+                Err(_) => return Err(self.read_last(sink)),
+                Ok(taken) => taken,
+            };
+            self.took(taken, sink);
+        }
+        if taken < count {
+            self.unblocked_bytes = 0;
+            self.backlog.push(&self.open.gateway.budget, slices, taken);
+            self.check_eviction()?;
+            return self.write_backlog(sink).map(|_| ());
+        }
+        Ok(())
+    }
+
+    /// Counts bytes that the endpoint has taken, and gives their window back.
+    fn took(&mut self, bytes: usize, sink: &mut Sink<'_>) {
+        if bytes == 0 {
+            return;
+        }
+        sink.server.release(self.key, bytes);
+        self.open.record.add_received(bytes as u64);
+        let count = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.unblocked_bytes = self.unblocked_bytes.saturating_add(count);
+        if self.unblocked_bytes >= sink.server.window(self.key) {
+            self.unblocked_bytes = 0;
+            sink.server.grow(self.key);
+        }
+    }
+
+    /// Writes the backlog, and registers the waker for the rest.
+    fn write_backlog(&mut self, sink: &mut Sink<'_>) -> Result<Step, Reason> {
+        while !self.backlog.bytes().is_empty() {
+            let stream = &self.open.upstream.stream;
+            match stream.try_write(self.backlog.bytes()) {
+                Ok(taken) => {
+                    self.backlog.advance(taken);
+                    self.took(taken, sink);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.unblocked_bytes = 0;
+                    let mut cx = Context::from_waker(&self.waker);
+                    match stream.poll_write_ready(&mut cx) {
+                        Poll::Pending => return Ok(Step::Waits),
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(_)) => return Err(self.read_last(sink)),
+                    }
+                }
+                Err(_) => return Err(self.read_last(sink)),
+            }
+        }
+        self.finish_upload()
+    }
+
+    /// Sends FIN once the peer has ended its direction and nothing is left.
+    fn finish_upload(&mut self) -> Result<Step, Reason> {
+        let flags = &mut self.flags;
+        if flags.received_end && !flags.sent_fin && self.backlog.bytes().is_empty() {
+            SockRef::from(&self.open.upstream.stream)
+                .shutdown(Shutdown::Write)
+                .map_err(|_| Reason::UpstreamReset)?;
+            flags.sent_fin = true;
+        }
+        match flags.sent_fin && flags.endpoint_ended {
+            true => Ok(Step::Done),
+            false => Ok(Step::Waits),
+        }
+    }
+
+    /// Performs what the waker announced: writes the backlog, and reads the endpoint once.
+    ///
+    /// # Errors
+    /// The endpoint has failed, or the tunnel is evicted.
+    pub fn step(&mut self, sink: &mut Sink<'_>) -> Result<Step, Reason> {
+        self.check_eviction()?;
+        // The endpoint is read first: its bytes before a reset are sent before this reset fails
+        // the write.
+        let read = self.read(sink)?;
+        let written = self.write_backlog(sink)?;
+        match (read, written) {
+            (_, Step::Done) => Ok(Step::Done),
+            (read, _) => Ok(read),
+        }
+    }
+
+    /// Fails if the tunnel is evicted, and registers the waker for its eviction.
+    fn check_eviction(&self) -> Result<Step, Reason> {
+        let cx = Context::from_waker(&self.waker);
+        let account = self.backlog.account();
+        match account.map(|account| account.poll_gated(&cx, |_| Poll::<()>::Pending)) {
+            Some(Poll::Ready(_)) => Err(Reason::BuffersFull),
+            _ => Ok(Step::Waits),
+        }
+    }
+
+    /// Reads the endpoint once, into DATA frames.
+    fn read(&mut self, sink: &mut Sink<'_>) -> Result<Step, Reason> {
+        if self.flags.endpoint_ended {
+            return Ok(Step::Waits);
+        }
+        if self.wait_readable()? == Step::Waits {
+            return Ok(Step::Waits);
+        }
+        let budget = &self.open.gateway.budget;
+        if budget.is_exhausted() {
+            let account = self.backlog.open_account(budget);
+            if account.must_pause_reads() {
+                return self.check_eviction();
+            }
+        }
+        let capacity = sink.server.capacity(self.key);
+        self.flags.has_unread = capacity == 0;
+        if capacity == 0 {
+            return Ok(Step::Waits);
+        }
+        let read = match self.read_into(capacity, sink) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return self.wait_readable();
+            }
+            Err(_) => return Err(Reason::UpstreamReset),
+        };
+        if read.bytes == 0 && self.flags.has_failed {
+            // The write has taken the error of the socket, so that the read finds an end.
+            return Err(Reason::UpstreamReset);
+        }
+        if read.bytes == 0 {
+            self.flags.endpoint_ended = true;
+            let ended = sink.output.append_end(self.key.id, sink.layer);
+            ended.map_err(|_| Reason::DownstreamLost)?;
+            sink.server.sent_data(self.key, 0, 1, true);
+            return self.finish_upload();
+        }
+        sink.server
+            .sent_data(self.key, read.bytes, read.frames, false);
+        self.open.record.add_sent(read.bytes as u64);
+        self.loop_entry = None;
+        self.last_output = sink.output.written_position();
+        self.flags.reads_much = !read.is_drained;
+        match read.is_drained {
+            true => self.wait_readable(),
+            false => Ok(Step::HasMore),
+        }
+    }
+
+    /// Registers the waker for the next bytes of the endpoint.
+    fn wait_readable(&self) -> Result<Step, Reason> {
+        let mut cx = Context::from_waker(&self.waker);
+        match self.open.upstream.stream.poll_read_ready(&mut cx) {
+            Poll::Pending => Ok(Step::Waits),
+            Poll::Ready(Ok(())) => Ok(Step::HasMore),
+            Poll::Ready(Err(_)) => Err(Reason::UpstreamReset),
+        }
+    }
+
+    /// Reads into the output. Much more than one record is offered only to endpoints that fill it:
+    /// a vectored read costs more.
+    fn read_into(&mut self, capacity: usize, sink: &mut Sink<'_>) -> io::Result<ReadBytes> {
+        let (stream, progress) = (&self.open.upstream.stream, &mut self.progress);
+        let records = match self.flags.reads_much {
+            true => usize::MAX,
+            false => 1,
+        };
+        let limits = (capacity, records);
+        sink.output
+            .read_from(self.key.id, limits, sink.layer, |slices| {
+                let count = read_vectored(stream, slices)?;
+                if let Some(last) = last_bytes(slices, count) {
+                    progress.record_endpoint_bytes(last);
+                }
+                Ok(count)
+            })
+    }
+
+    /// Reads what an endpoint sent before it failed. Returns the reason of the failure.
+    fn read_last(&mut self, sink: &mut Sink<'_>) -> Reason {
+        self.flags.has_failed = true;
+        for _ in 0..LAST_READS {
+            if !sink.output.has_room() || !matches!(self.read(sink), Ok(Step::HasMore)) {
+                break;
+            }
+        }
+        Reason::UpstreamReset
+    }
+
+    /// Ends the tunnel.
+    pub fn end(self: Box<Self>, result: Result<(), Reason>, output: &Output) {
+        let Self {
+            open,
+            backlog,
+            progress,
+            last_output,
+            flags,
+            ..
+        } = *self;
+        open.end(End {
+            result,
+            progress,
+            is_lost: flags.has_unread || !output.has_sent(last_output),
+            received_end: flags.received_end,
+            delivery_deadline: flags.sent_fin.then(|| Instant::now() + DELIVERY_DEADLINE),
+            backlog,
+        });
+    }
+}
+
+/// Writes to an endpoint. The kernel has a shorter path for one slice.
+fn write(stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+    match slices {
+        [slice] => stream.try_write(slice),
+        slices => stream.try_write_vectored(slices),
+    }
+}
+
+/// Reads from an endpoint. After a short read the readiness is cleared, which saves the system
+/// call that would find nothing: with edge-triggered epoll, later bytes are a new event.
+fn read_vectored(stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    let room: usize = slices.iter().map(|slice| slice.len()).sum();
+    let mut short = None;
+    let read = stream.try_io(Interest::READABLE, || {
+        let count = match slices {
+            [slice] => rustix::io::read(stream, &mut **slice)?,
+            slices => rustix::io::readv(stream, slices)?,
+        };
+        if count == 0 || count == room {
+            return Ok(count);
+        }
+        short = Some(count);
+        Err(io::ErrorKind::WouldBlock.into())
+    });
+    short.map_or(read, Ok)
+}
+
+/// Returns the part of the first `count` bytes that is in the last slice with any.
+fn last_bytes<'a>(slices: &'a [IoSliceMut<'_>], mut count: usize) -> Option<&'a [u8]> {
+    for slice in slices {
+        if count <= slice.len() {
+            return (count > 0).then(|| &slice[..count]);
+        }
+        count -= slice.len();
+    }
+    None
+}

@@ -1,0 +1,577 @@
+//! Turns of one connection: it reads the peer, forwards DATA, reads the endpoints and sends.
+//!
+//! The connection owns its socket and its open tunnels, so bytes cross from one to the other
+//! without a wake-up. Each turn is bounded, and other tasks of the worker run in between.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::open::{End, Open};
+use super::tunnel_copy::{Sink, Step, TunnelCopy};
+use crate::datapath::handshake::Transport;
+use crate::datapath::io::buffer::BUFFER_BYTES;
+use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
+use crate::reason::Reason;
+use crate::tls::record::{Content, RecordError, RecordLayer};
+
+use super::setup::{Command, Mailbox, Setup, TunnelWaker};
+use crate::datapath::http2::input::Input;
+use crate::datapath::http2::meter::CreditExhausted;
+use crate::datapath::http2::output::Output;
+use crate::datapath::http2::request::Request;
+use crate::datapath::http2::server::{ConnectionError, Event, Server};
+use crate::datapath::http2::streams::StreamKey;
+
+/// Limit of rounds in one turn, after which other tasks of the worker run.
+const ROUNDS: usize = 4;
+/// Limit of tunnels that are served between two reads of the peer.
+const TUNNELS_PER_ROUND: usize = 16;
+/// Limit of slices in one write to an endpoint.
+const SLICES_MAX: usize = 32;
+/// Number of control bytes above which a peer that reads nothing is not read either.
+const CONTROL_BYTES_MAX: usize = 16 * 1024;
+
+/// End of a connection.
+#[derive(Debug)]
+pub enum ConnectionEnd {
+    /// Both sides have finished, or the peer has closed its side.
+    Closed,
+    /// The peer does not answer PING.
+    Silent,
+    /// The peer does not read, and memory runs short.
+    Evicted,
+    /// The socket has failed.
+    Lost(io::Error),
+    /// The peer has violated TLS.
+    Record(RecordError),
+    /// The peer has violated HTTP/2.
+    Http2(ConnectionError),
+}
+
+/// New request for the connection's owner.
+#[derive(Debug)]
+pub struct NewRequest {
+    /// Stream.
+    pub key: StreamKey,
+    /// Header list.
+    pub request: Request,
+    /// State that the stream's task shares with the connection.
+    pub setup: Arc<Setup>,
+}
+
+/// Tunnel of a stream.
+#[derive(Debug)]
+enum Tunnel {
+    /// A task opens it.
+    Setup(Arc<Setup>),
+    Open(Box<TunnelCopy>),
+}
+
+/// Connection with its socket, streams and tunnels.
+#[derive(Debug)]
+pub struct Turns<S> {
+    socket: S,
+    layer: RecordLayer,
+    input: Input,
+    output: Output,
+    /// HTTP/2 state.
+    pub server: Server,
+    /// Commands and wake-ups.
+    pub mailbox: Arc<Mailbox>,
+    /// By the slot of the stream.
+    tunnels: Vec<Option<Tunnel>>,
+    ready: VecDeque<StreamKey>,
+    events: Vec<Event>,
+    requests: Vec<NewRequest>,
+    /// Generation of the snapshot that the tunnels were last checked against.
+    pub generation: u64,
+    budget: Arc<BufferBudget>,
+    /// Account of the send buffer while the peer does not read, created when that happens first.
+    unsent: Option<Arc<BufferAccount>>,
+    is_unsent_charged: bool,
+    /// The bytes that came with the handshake were processed.
+    is_started: bool,
+    owes_key_update: bool,
+    /// The peer has sent close_notify or FIN.
+    is_read_closed: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
+    /// Creates a connection after its handshake.
+    pub fn new(transport: Transport<S>, budget: &Arc<BufferBudget>) -> Self {
+        let Transport {
+            socket,
+            layer,
+            received,
+        } = transport;
+        Self {
+            socket,
+            layer,
+            input: Input::with(&received),
+            output: Output::default(),
+            server: Server::new(),
+            mailbox: Arc::default(),
+            tunnels: Vec::new(),
+            ready: VecDeque::new(),
+            events: Vec::new(),
+            requests: Vec::new(),
+            generation: u64::MAX,
+            budget: Arc::clone(budget),
+            unsent: None,
+            is_unsent_charged: false,
+            is_started: false,
+            owes_key_update: false,
+            is_read_closed: false,
+        }
+    }
+
+    /// Runs one turn. Completes when the connection has ended. [`Turns::take_requests`]
+    /// follows.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
+        self.mailbox.register(cx);
+        if !std::mem::replace(&mut self.is_started, true)
+            && let Err(end) = self.receive()
+        {
+            return Poll::Ready(end);
+        }
+        for _ in 0..ROUNDS {
+            match self.poll_round(cx) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Pending,
+                Err(end) => return Poll::Ready(end),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Runs one round. Returns true if there may be more to do at once.
+    fn poll_round(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
+        for command in self.mailbox.take_commands() {
+            self.run_command(command);
+        }
+        let has_read = self.poll_read(cx)?;
+        self.write_control()?;
+        self.mailbox.take_woken(&mut self.ready);
+        let mut has_copied = false;
+        for _ in 0..TUNNELS_PER_ROUND.min(self.ready.len()) {
+            if !self.output.has_room() && !self.poll_flush(cx)? {
+                break;
+            }
+            if let Some(key) = self.ready.pop_front() {
+                has_copied = true;
+                self.step(key);
+                self.write_control()?;
+            }
+        }
+        let is_flushed = self.poll_flush(cx)?;
+        if self.server.is_finished() && is_flushed {
+            return Err(ConnectionEnd::Closed);
+        }
+        if self.is_read_closed && !has_read {
+            return Err(ConnectionEnd::Closed);
+        }
+        Ok(has_read || has_copied && is_flushed)
+    }
+
+    fn run_command(&mut self, command: Command) {
+        match command {
+            Command::Respond(key, status) => {
+                self.server.respond(key, status);
+                if status != 200 {
+                    self.forget(key);
+                }
+            }
+            Command::Reset(key, code) => {
+                self.server.reset(key, code);
+                self.forget(key);
+            }
+            Command::Open(key, open) => self.open(key, open),
+        }
+    }
+
+    /// Starts the copy of a tunnel, with the bytes that the peer has sent so far.
+    fn open(&mut self, key: StreamKey, open: Box<Open>) {
+        let setup = match self.tunnels.get_mut(key.slot).and_then(Option::take) {
+            Some(Tunnel::Setup(setup)) if self.server.is_open(key) => setup,
+            other => {
+                // The stream has ended meanwhile, and another may have its slot.
+                if let Some(slot) = self.tunnels.get_mut(key.slot) {
+                    *slot = other;
+                }
+                return open.end(End::before_copy(Reason::DownstreamLost));
+            }
+        };
+        if open.generation != self.generation
+            && let Err(why) = open.reevaluate(&open.gateway.reader.load())
+        {
+            let mut open = open;
+            open.record.set_detail(why);
+            self.server.reset(key, Reason::Revoked.reset_code());
+            self.server.remove(key);
+            return open.end(End::before_copy(Reason::Revoked));
+        }
+        let waker = TunnelWaker::create(key, &self.mailbox);
+        let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
+        let (early, has_ended) = setup.take_early();
+        let mut sink = Sink {
+            server: &mut self.server,
+            output: &mut self.output,
+            layer: &mut self.layer,
+        };
+        let mut started = Ok(());
+        if !early.is_empty() {
+            started = copy.receive(&[IoSlice::new(&early)], &mut sink);
+        }
+        if started.is_ok() && has_ended {
+            started = copy.receive_end().map(|_| ());
+        }
+        self.tunnels[key.slot] = Some(Tunnel::Open(copy));
+        match started {
+            Ok(()) => self.ready.push_back(key),
+            Err(reason) => self.end(key, Err(reason)),
+        }
+    }
+
+    /// Reads the peer once, and forwards what it sent. Returns true if there may be more.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
+        if self.is_read_closed {
+            return Ok(false);
+        }
+        if self.output.is_blocked() && self.server.control.len() > CONTROL_BYTES_MAX {
+            return Ok(false);
+        }
+        match self.input.poll_read(cx, &mut self.socket) {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(Ok(0)) => self.is_read_closed = true,
+            Poll::Ready(Ok(_)) => {}
+            Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
+        }
+        self.receive()?;
+        Ok(true)
+    }
+
+    /// Processes the records that were received.
+    ///
+    /// # Errors
+    /// The connection has to end. Everything before the violation was forwarded.
+    fn receive(&mut self) -> Result<(), ConnectionEnd> {
+        let opened = self.open_records();
+        self.handle_events();
+        self.input.release_if_empty();
+        opened
+    }
+
+    fn open_records(&mut self) -> Result<(), ConnectionEnd> {
+        while let Some(record) = self
+            .input
+            .open(&mut self.layer)
+            .map_err(ConnectionEnd::Record)?
+        {
+            match record.content {
+                Content::ApplicationData if !record.payload.is_empty() => {
+                    let input = &self.input.bytes()[..record.payload.end];
+                    let start = record.payload.start;
+                    let received = self.server.receive(input, start, &mut self.events);
+                    received.map_err(ConnectionEnd::Http2)?;
+                    continue;
+                }
+                Content::KeyUpdate { requested } => self.owes_key_update |= requested,
+                Content::CloseNotify => {
+                    self.is_read_closed = true;
+                    return Ok(());
+                }
+                Content::ApplicationData | Content::Nothing => {}
+            }
+            let charged = self.server.meter.received_record();
+            charged.map_err(|CreditExhausted| ConnectionEnd::Http2(ConnectionError::EXHAUSTED))?;
+        }
+        Ok(())
+    }
+
+    fn handle_events(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        let input = std::mem::take(&mut self.input);
+        for at in 0..events.len() {
+            let event = std::mem::replace(&mut events[at], Event::Handled);
+            match event {
+                Event::Handled => {}
+                Event::Data { key, bytes } => {
+                    self.forward(key, bytes, &mut events[at + 1..], input.bytes());
+                }
+                Event::SmallData { key, bytes } => {
+                    self.receive_data(key, &[IoSlice::new(&bytes)]);
+                }
+                Event::End(key) => self.receive_end(key),
+                Event::Reset(key, reason) => self.receive_reset(key, reason),
+                Event::Writable(Some(key)) => self.ready.push_back(key),
+                Event::Writable(None) => self.ready.extend(self.server.keys()),
+                Event::Request {
+                    key,
+                    request,
+                    ended,
+                } => {
+                    let setup = Arc::new(Setup::new(self.budget.account(), ended));
+                    self.insert(key, Tunnel::Setup(Arc::clone(&setup)));
+                    self.requests.push(NewRequest {
+                        key,
+                        request,
+                        setup,
+                    });
+                }
+            }
+        }
+        events.clear();
+        self.events = events;
+        self.input = input;
+    }
+
+    fn insert(&mut self, key: StreamKey, tunnel: Tunnel) {
+        if self.tunnels.len() <= key.slot {
+            self.tunnels.resize_with(key.slot + 1, || None);
+        }
+        self.tunnels[key.slot] = Some(tunnel);
+    }
+
+    /// Forwards DATA of a stream, together with its DATA in later events.
+    fn forward(&mut self, key: StreamKey, bytes: Range<usize>, later: &mut [Event], input: &[u8]) {
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        slices[0] = IoSlice::new(&input[bytes]);
+        let mut count = 1;
+        for event in later.iter_mut().take(SLICES_MAX - 1) {
+            match event {
+                Event::Data { key: of, bytes } if *of == key => {
+                    slices[count] = IoSlice::new(&input[bytes.clone()]);
+                    count += 1;
+                    *event = Event::Handled;
+                }
+                Event::SmallData { key: of, .. } | Event::End(of) | Event::Reset(of, _)
+                    if *of == key =>
+                {
+                    break;
+                }
+                _ => {}
+            }
+        }
+        self.receive_data(key, &slices[..count]);
+    }
+
+    /// Passes DATA to the tunnel of a stream. A reset may follow it in the same input.
+    fn receive_data(&mut self, key: StreamKey, slices: &[IoSlice<'_>]) {
+        if self.server.find(key.id) != Some(key) {
+            return;
+        }
+        match self.tunnels.get_mut(key.slot) {
+            Some(Some(Tunnel::Setup(setup))) => {
+                for slice in slices {
+                    setup.receive(slice);
+                }
+            }
+            Some(Some(Tunnel::Open(copy))) => {
+                let mut sink = Sink {
+                    server: &mut self.server,
+                    output: &mut self.output,
+                    layer: &mut self.layer,
+                };
+                if let Err(reason) = copy.receive(slices, &mut sink) {
+                    self.end(key, Err(reason));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn receive_end(&mut self, key: StreamKey) {
+        match self.tunnels.get_mut(key.slot) {
+            Some(Some(Tunnel::Setup(setup))) => setup.end(),
+            Some(Some(Tunnel::Open(copy))) => match copy.receive_end() {
+                Ok(Step::Done) => self.end(key, Ok(())),
+                Ok(_) => {}
+                Err(reason) => self.end(key, Err(reason)),
+            },
+            _ => {}
+        }
+    }
+
+    /// Ends the tunnel of a stream that was reset.
+    fn receive_reset(&mut self, key: StreamKey, reason: Reason) {
+        if let Some(Some(Tunnel::Setup(setup))) = self.tunnels.get(key.slot) {
+            setup.fail(reason);
+            self.forget(key);
+        } else {
+            self.end(key, Err(reason));
+        }
+    }
+
+    /// Performs what a tunnel was woken for.
+    fn step(&mut self, key: StreamKey) {
+        if !self.server.is_open(key) {
+            return;
+        }
+        let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot) else {
+            return;
+        };
+        let mut sink = Sink {
+            server: &mut self.server,
+            output: &mut self.output,
+            layer: &mut self.layer,
+        };
+        match copy.step(&mut sink) {
+            Ok(Step::Waits) => {}
+            Ok(Step::HasMore) => self.ready.push_back(key),
+            Ok(Step::Done) => self.end(key, Ok(())),
+            Err(reason) => self.end(key, Err(reason)),
+        }
+    }
+
+    /// Ends an open tunnel: its stream by a reset unless it has ended, its endpoint by
+    /// [`Open::end`].
+    pub fn end(&mut self, key: StreamKey, result: Result<(), Reason>) {
+        if self.server.find(key.id) != Some(key) {
+            return;
+        }
+        if let Err(reason) = result {
+            self.server.reset(key, reason.reset_code());
+        }
+        if let Some(Tunnel::Open(copy)) = self.forget(key) {
+            copy.end(result, &self.output);
+        }
+    }
+
+    /// Forgets a stream that has ended.
+    fn forget(&mut self, key: StreamKey) -> Option<Tunnel> {
+        if self.server.find(key.id) != Some(key) {
+            return None;
+        }
+        self.server.remove(key);
+        self.tunnels.get_mut(key.slot).and_then(Option::take)
+    }
+
+    /// Takes the requests that were received.
+    pub fn take_requests(&mut self) -> Vec<NewRequest> {
+        std::mem::take(&mut self.requests)
+    }
+
+    /// Ends all open tunnels by a reset.
+    pub fn end_all(&mut self, reason: Reason) {
+        for key in self.server.keys().to_vec() {
+            if matches!(self.tunnels.get(key.slot), Some(Some(Tunnel::Open(_)))) {
+                self.end(key, Err(reason));
+            }
+        }
+    }
+
+    /// Ends a tunnel whose grant was revoked by the change `why`.
+    pub fn revoke(&mut self, key: StreamKey, why: String) {
+        if self.server.is_open(key)
+            && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot)
+        {
+            copy.tunnel().record.set_detail(why);
+            self.end(key, Err(Reason::Revoked));
+        }
+    }
+
+    /// Returns the open tunnels.
+    pub fn open_tunnels(&mut self) -> impl Iterator<Item = &mut TunnelCopy> {
+        self.tunnels
+            .iter_mut()
+            .flatten()
+            .filter_map(|tunnel| match tunnel {
+                Tunnel::Open(copy) => Some(&mut **copy),
+                Tunnel::Setup(_) => None,
+            })
+    }
+
+    /// Appends control frames to the output as far as it has room.
+    fn write_control(&mut self) -> Result<(), ConnectionEnd> {
+        if self.server.control.is_empty() || self.output.is_blocked() {
+            return Ok(());
+        }
+        let room = self.output.control_room().min(self.server.control.len());
+        self.output
+            .append(&self.server.control[..room], &mut self.layer)
+            .map_err(ConnectionEnd::Record)?;
+        self.server.control.drain(..room);
+        if self.server.control.is_empty() && self.server.control.capacity() > CONTROL_BYTES_MAX {
+            self.server.control = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// Sends everything. Returns false if the peer does not take all of it.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
+        loop {
+            self.write_control()?;
+            if std::mem::take(&mut self.owes_key_update) {
+                let updated = self.output.update_key(&mut self.layer);
+                updated.map_err(ConnectionEnd::Record)?;
+            }
+            let output = &mut self.output;
+            let flushed = output.poll_flush(cx, &mut self.socket, &mut self.layer);
+            self.charge_unsent(cx)?;
+            match flushed {
+                Poll::Pending => return Ok(false),
+                Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
+                Poll::Ready(Ok(())) if self.server.control.is_empty() => return Ok(true),
+                Poll::Ready(Ok(())) => {}
+            }
+        }
+    }
+
+    /// Charges the send buffer to an account while the peer does not read.
+    fn charge_unsent(&mut self, cx: &Context<'_>) -> Result<(), ConnectionEnd> {
+        if !self.output.is_blocked() && !self.is_unsent_charged {
+            return Ok(());
+        }
+        let budget = &self.budget;
+        let account = self.unsent.get_or_insert_with(|| budget.account());
+        if self.output.is_blocked() != self.is_unsent_charged {
+            self.is_unsent_charged = self.output.is_blocked();
+            if self.is_unsent_charged {
+                account.charge(BUFFER_BYTES);
+            } else {
+                account.release(BUFFER_BYTES);
+            }
+        }
+        match account.poll_gated(cx, |_| Poll::<()>::Pending) {
+            Poll::Ready(_) => Err(ConnectionEnd::Evicted),
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Sends the last frames.
+    pub fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.poll_flush(cx) {
+            Ok(false) => Poll::Pending,
+            Ok(true) | Err(_) => Poll::Ready(()),
+        }
+    }
+
+    /// Appends an alert as the last record.
+    pub fn append_alert(&mut self, alert: [u8; 2]) {
+        // A connection that has failed can send neither frames nor an alert.
+        let _ = self.write_control();
+        let _ = self.output.append_alert(alert, &mut self.layer);
+    }
+
+    /// Ends all tunnels. Returns the socket.
+    pub fn into_socket(mut self, reason: Reason) -> S {
+        for tunnel in std::mem::take(&mut self.tunnels).into_iter().flatten() {
+            match tunnel {
+                Tunnel::Setup(setup) => setup.fail(reason),
+                Tunnel::Open(copy) => copy.end(Err(reason), &self.output),
+            }
+        }
+        for command in self.mailbox.close() {
+            if let Command::Open(_, open) = command {
+                open.end(End::before_copy(reason));
+            }
+        }
+        self.socket
+    }
+}

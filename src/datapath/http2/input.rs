@@ -1,0 +1,98 @@
+//! Receive buffer of one connection: records are opened in place.
+//!
+//! The buffer is borrowed from the worker while it holds bytes.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
+use crate::tls::record::{Record, RecordError, RecordLayer};
+
+/// Limit of one read. The decryption and the write to the endpoint still find this much in the
+/// processor's cache.
+const READ_BYTES_MAX: usize = 64 * 1024;
+
+/// Bytes that were received and not processed: `start..end` of the buffer.
+#[derive(Debug, Default)]
+pub struct Input {
+    buffer: Option<Buffer>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    /// Creates a buffer that holds received bytes already.
+    pub fn with(bytes: &[u8]) -> Self {
+        let mut input = Self::default();
+        if let Some(room) = input.buffer().get_mut(..bytes.len()) {
+            room.copy_from_slice(bytes);
+            input.end = bytes.len();
+        }
+        input.release_if_empty();
+        input
+    }
+
+    /// Reads once from the socket. Returns the number of bytes, 0 at the end.
+    ///
+    /// # Errors
+    /// The socket has failed.
+    pub fn poll_read<S: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &mut S,
+    ) -> Poll<io::Result<usize>> {
+        if BUFFER_BYTES - self.end < READ_BYTES_MAX {
+            // What is left is less than a record.
+            let (start, end) = (self.start, self.end);
+            self.buffer().copy_within(start..end, 0);
+            (self.start, self.end) = (0, end - start);
+        }
+        let end = self.end;
+        let mut read = ReadBuf::new(&mut self.buffer()[end..end + READ_BYTES_MAX]);
+        let result = Pin::new(socket).poll_read(cx, &mut read);
+        let count = read.filled().len();
+        self.end += count;
+        self.release_if_empty();
+        ready!(result)?;
+        Poll::Ready(Ok(count))
+    }
+
+    /// Opens the next record. Its payload is in [`Input::bytes`] until the next read. None: the
+    /// next record is incomplete.
+    ///
+    /// # Errors
+    /// The record is invalid.
+    pub fn open(&mut self, layer: &mut RecordLayer) -> Result<Option<Record>, RecordError> {
+        let (start, end) = (self.start, self.end);
+        let Some(buffer) = &mut self.buffer else {
+            return Ok(None);
+        };
+        let Some(mut record) = layer.open(&mut buffer.bytes()[start..end])? else {
+            return Ok(None);
+        };
+        record.payload.start += start;
+        record.payload.end += start;
+        self.start += record.bytes;
+        Ok(Some(record))
+    }
+
+    /// Returns the buffer.
+    pub fn bytes(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| buffer.as_ref())
+    }
+
+    /// Returns the buffer to the worker if it holds nothing.
+    pub fn release_if_empty(&mut self) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            self.buffer = None;
+        }
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.buffer.get_or_insert_with(Buffer::borrow).bytes()
+    }
+}

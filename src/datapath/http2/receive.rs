@@ -1,0 +1,489 @@
+//! Received frames: the rules of RFC 9113 sections 3.4, 4, 5.1 and 6 for a server.
+
+use h2::Reason as ErrorCode;
+
+use crate::reason::Reason;
+
+use super::frame::{
+    self, DEFAULT_FRAME_BYTES, FrameHeader, HEADER_BYTES, PREFACE, WINDOW_MAX, flag, kind, setting,
+};
+use super::meter::CreditExhausted;
+use super::server::{ConnectionError, DataFrame, Event, FRAME_BYTES_MAX, Read, Server};
+use super::streams::StreamKey;
+
+/// Size of a DATA frame up to which a part of it is not forwarded: an alert of the TLS inside
+/// then arrives as a whole.
+const SMALL_DATA_BYTES: usize = 64;
+
+pub(super) const fn protocol_error(rule: &'static str) -> ConnectionError {
+    ConnectionError::new(ErrorCode::PROTOCOL_ERROR, rule)
+}
+
+pub(super) const fn frame_size_error(rule: &'static str) -> ConnectionError {
+    ConnectionError::new(ErrorCode::FRAME_SIZE_ERROR, rule)
+}
+
+impl Server {
+    /// Receives the bytes of `input` from `start` on. Appends events, whose positions are those
+    /// of `input`.
+    ///
+    /// # Errors
+    /// The peer has violated a rule whose violation ends the connection. GOAWAY was not sent yet.
+    pub fn receive(
+        &mut self,
+        input: &[u8],
+        start: usize,
+        events: &mut Vec<Event>,
+    ) -> Result<(), ConnectionError> {
+        let mut at = start;
+        while at < input.len() {
+            at += self.receive_step(&input[at..], at, events)?;
+        }
+        Ok(())
+    }
+
+    /// Receives at least one byte of `input`, which begins at position `at`. Returns the number of
+    /// bytes taken.
+    fn receive_step(
+        &mut self,
+        input: &[u8],
+        at: usize,
+        events: &mut Vec<Event>,
+    ) -> Result<usize, ConnectionError> {
+        match &mut self.read {
+            Read::Preface(filled) => {
+                let wanted = &PREFACE[*filled..];
+                let taken = wanted.len().min(input.len());
+                if wanted[..taken] != input[..taken] {
+                    return Err(protocol_error("no HTTP/2 preface"));
+                }
+                *filled += taken;
+                if taken == wanted.len() {
+                    self.read = Read::Header(0);
+                }
+                Ok(taken)
+            }
+            Read::Header(filled) => {
+                let taken = (HEADER_BYTES - *filled).min(input.len());
+                self.header[*filled..*filled + taken].copy_from_slice(&input[..taken]);
+                *filled += taken;
+                if *filled == HEADER_BYTES {
+                    let header = FrameHeader::parse(self.header);
+                    self.start_frame(header, events)?;
+                }
+                Ok(taken)
+            }
+            Read::PadLength(header, key) => {
+                let (header, key) = (*header, *key);
+                let padding = usize::from(input[0]);
+                // The pad length itself counts too.
+                let Some(left) = (header.length - 1).checked_sub(padding) else {
+                    return Err(protocol_error("padding longer than DATA"));
+                };
+                if let Some(key) = key {
+                    self.release(key, 1 + padding);
+                }
+                self.start_data(header, key, left, padding, events);
+                Ok(1)
+            }
+            Read::Data(_) => Ok(self.receive_data(input, at, events)),
+            Read::Payload(header) => {
+                let header = *header;
+                let taken = (header.length - self.payload.len()).min(input.len());
+                self.payload.extend_from_slice(&input[..taken]);
+                if self.payload.len() == header.length {
+                    self.end_payload(header, events)?;
+                }
+                Ok(taken)
+            }
+            Read::Skip(left) => {
+                let taken = (*left).min(input.len());
+                *left -= taken;
+                if *left == 0 {
+                    self.read = Read::Header(0);
+                }
+                Ok(taken)
+            }
+        }
+    }
+
+    /// Checks the rules for frames of all types, and charges for the frame.
+    fn check_frame(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
+        if header.length > FRAME_BYTES_MAX {
+            return Err(frame_size_error("frame above SETTINGS_MAX_FRAME_SIZE"));
+        }
+        let charged = self.meter.received(header);
+        charged.map_err(|CreditExhausted| ConnectionError::EXHAUSTED)?;
+        if !self.has_settings && (header.kind != kind::SETTINGS || header.has(flag::ACK)) {
+            return Err(protocol_error("no SETTINGS after the preface"));
+        }
+        if let Some((headers, _)) = &self.block
+            && (header.kind != kind::CONTINUATION || header.stream != headers.stream)
+        {
+            return Err(protocol_error("header block interrupted by another frame"));
+        }
+        Ok(())
+    }
+
+    /// Charges for a frame, and checks what its header alone decides.
+    fn start_frame(
+        &mut self,
+        header: FrameHeader,
+        events: &mut Vec<Event>,
+    ) -> Result<(), ConnectionError> {
+        self.check_frame(header)?;
+        match header.kind {
+            kind::DATA => return self.start_data_frame(header, events),
+            kind::HEADERS | kind::PRIORITY | kind::RST_STREAM | kind::CONTINUATION
+                if header.stream == 0 =>
+            {
+                return Err(protocol_error("stream frame on stream 0"));
+            }
+            kind::SETTINGS | kind::PING | kind::GOAWAY if header.stream != 0 => {
+                return Err(protocol_error("connection frame on a stream"));
+            }
+            kind::CONTINUATION if self.block.is_none() => {
+                return Err(protocol_error("CONTINUATION without HEADERS"));
+            }
+            kind::PUSH_PROMISE => return Err(protocol_error("PUSH_PROMISE from a client")),
+            kind::HEADERS | kind::CONTINUATION => self.check_block_size(header)?,
+            kind::GOAWAY if header.length < 8 => {
+                return Err(frame_size_error("GOAWAY shorter than 8 bytes"));
+            }
+            kind::SETTINGS if header.has(flag::ACK) && header.length != 0 => {
+                return Err(frame_size_error("SETTINGS acknowledgement with a payload"));
+            }
+            kind::SETTINGS if !header.length.is_multiple_of(6) => {
+                return Err(frame_size_error("SETTINGS with half an entry"));
+            }
+            kind::PING if header.length != 8 => {
+                return Err(frame_size_error("PING not of 8 bytes"));
+            }
+            kind::RST_STREAM | kind::WINDOW_UPDATE if header.length != 4 => {
+                return Err(frame_size_error("frame not of 4 bytes"));
+            }
+            kind::PRIORITY if header.length != 5 => {
+                self.reject_stream(header.stream, ErrorCode::FRAME_SIZE_ERROR, events);
+                self.skip(header.length);
+                return Ok(());
+            }
+            kind::SETTINGS
+            | kind::PING
+            | kind::RST_STREAM
+            | kind::WINDOW_UPDATE
+            | kind::PRIORITY => {}
+            // Unknown types are ignored (RFC 9113 section 5.5). GOAWAY carries debug data.
+            _ => {
+                self.peer_is_leaving |= header.kind == kind::GOAWAY;
+                self.skip(header.length);
+                return Ok(());
+            }
+        }
+        self.payload.clear();
+        self.read = Read::Payload(header);
+        if header.length == 0 {
+            self.end_payload(header, events)?;
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        self.read = match bytes {
+            0 => Read::Header(0),
+            left => Read::Skip(left),
+        };
+    }
+
+    /// Starts a DATA frame: charges the windows (RFC 9113 sections 5.2 and 6.1).
+    fn start_data_frame(
+        &mut self,
+        header: FrameHeader,
+        events: &mut Vec<Event>,
+    ) -> Result<(), ConnectionError> {
+        let id = header.stream;
+        if id == 0 || self.is_idle(id) {
+            return Err(protocol_error("DATA on an idle stream"));
+        }
+        let length = u32::try_from(header.length).unwrap_or(u32::MAX);
+        match self.windows.receive(length) {
+            Ok(None) => {}
+            Ok(Some(increment)) => frame::push_window_update(&mut self.control, 0, increment),
+            Err(_) => {
+                let rule = "DATA beyond the window of the connection";
+                return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
+            }
+        }
+        let mut key = self.streams.find(id);
+        let refused = match key.and_then(|key| self.streams.get_mut(key)) {
+            None if self.reset.contains(&id) => None,
+            None => Some(ErrorCode::STREAM_CLOSED),
+            Some(stream) if stream.is_reset => {
+                key = None;
+                None
+            }
+            Some(stream) if stream.received_end => Some(ErrorCode::STREAM_CLOSED),
+            Some(stream) => {
+                stream.receive_window -= i64::from(length);
+                (stream.receive_window < 0).then_some(ErrorCode::FLOW_CONTROL_ERROR)
+            }
+        };
+        if let Some(code) = refused {
+            self.reject_stream(id, code, events);
+            key = None;
+        }
+        if header.has(flag::PADDED) {
+            if header.length == 0 {
+                return Err(frame_size_error("padded DATA without a pad length"));
+            }
+            self.read = Read::PadLength(header, key);
+        } else {
+            self.start_data(header, key, header.length, 0, events);
+        }
+        Ok(())
+    }
+
+    fn start_data(
+        &mut self,
+        header: FrameHeader,
+        key: Option<StreamKey>,
+        left: usize,
+        padding: usize,
+        events: &mut Vec<Event>,
+    ) {
+        self.payload.clear();
+        let ends = header.has(flag::END_STREAM);
+        let data = DataFrame {
+            key,
+            left,
+            padding,
+            ends,
+        };
+        if left == 0 {
+            return self.end_data(&data, events);
+        }
+        self.read = Read::Data(data);
+    }
+
+    /// Forwards DATA as it arrives. Small frames are forwarded as a whole.
+    fn receive_data(&mut self, input: &[u8], at: usize, events: &mut Vec<Event>) -> usize {
+        let Read::Data(data) = &mut self.read else {
+            return 0;
+        };
+        let taken = data.left.min(input.len());
+        data.left -= taken;
+        let is_last = data.left == 0;
+        if let Some(key) = data.key {
+            let length = self.payload.len() + taken + data.left;
+            if is_last && self.payload.is_empty() {
+                let bytes = at..at + taken;
+                events.push(Event::Data { key, bytes });
+            } else if length <= SMALL_DATA_BYTES {
+                self.payload.extend_from_slice(&input[..taken]);
+                if is_last {
+                    let bytes = self.payload.as_slice().into();
+                    events.push(Event::SmallData { key, bytes });
+                }
+            } else {
+                let bytes = at..at + taken;
+                events.push(Event::Data { key, bytes });
+            }
+        }
+        if is_last {
+            let Read::Data(data) = std::mem::replace(&mut self.read, Read::Header(0)) else {
+                return taken;
+            };
+            self.end_data(&data, events);
+        }
+        taken
+    }
+
+    fn end_data(&mut self, data: &DataFrame, events: &mut Vec<Event>) {
+        self.skip(data.padding);
+        if data.ends
+            && let Some(key) = data.key
+        {
+            self.receive_end(key, events);
+        }
+    }
+
+    fn receive_end(&mut self, key: StreamKey, events: &mut Vec<Event>) {
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.received_end = true;
+            events.push(Event::End(key));
+        }
+    }
+
+    /// Returns true if no stream with this identifier was opened yet.
+    fn is_idle(&self, id: u32) -> bool {
+        id.is_multiple_of(2) || id > self.last_stream
+    }
+
+    /// Resets a stream for an error of the peer. A stream that is gone is reset too: the peer
+    /// believes that it is open.
+    pub(super) fn reject_stream(&mut self, id: u32, code: ErrorCode, events: &mut Vec<Event>) {
+        match self.streams.find(id) {
+            Some(key) => {
+                self.reset(key, code);
+                events.push(Event::Reset(key, Reason::DownstreamReset));
+            }
+            None => self.push_reset(id, code),
+        }
+    }
+
+    fn end_payload(
+        &mut self,
+        header: FrameHeader,
+        events: &mut Vec<Event>,
+    ) -> Result<(), ConnectionError> {
+        self.read = Read::Header(0);
+        let payload = std::mem::take(&mut self.payload);
+        let ended = match header.kind {
+            kind::HEADERS => self.receive_headers(header, &payload, events),
+            kind::CONTINUATION => self.receive_continuation(header, &payload, events),
+            kind::SETTINGS => self.receive_settings(header, &payload, events),
+            kind::PING => {
+                self.receive_ping(header, &payload);
+                Ok(())
+            }
+            kind::RST_STREAM => self.receive_reset(header.stream, &payload, events),
+            kind::WINDOW_UPDATE => self.receive_window_update(header.stream, &payload, events),
+            kind::PRIORITY => {
+                if is_self_dependent(header.stream, &payload) {
+                    self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR, events);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        if payload.capacity() <= DEFAULT_FRAME_BYTES {
+            self.payload = payload;
+        }
+        ended
+    }
+
+    fn receive_ping(&mut self, header: FrameHeader, payload: &[u8]) {
+        if header.has(flag::ACK) {
+            self.receive_pong(payload);
+        } else {
+            frame::push(&mut self.control, kind::PING, flag::ACK, 0, payload);
+        }
+    }
+
+    fn receive_settings(
+        &mut self,
+        header: FrameHeader,
+        payload: &[u8],
+        events: &mut Vec<Event>,
+    ) -> Result<(), ConnectionError> {
+        if header.has(flag::ACK) {
+            return Ok(());
+        }
+        self.has_settings = true;
+        for entry in payload.chunks_exact(6) {
+            let [n0, n1, v0, v1, v2, v3] = entry else {
+                continue;
+            };
+            let value = u32::from_be_bytes([*v0, *v1, *v2, *v3]);
+            match u16::from_be_bytes([*n0, *n1]) {
+                setting::ENABLE_PUSH if value > 1 => {
+                    return Err(protocol_error("SETTINGS_ENABLE_PUSH above 1"));
+                }
+                setting::MAX_FRAME_SIZE if !(1 << 14..1 << 24).contains(&value) => {
+                    return Err(protocol_error("SETTINGS_MAX_FRAME_SIZE out of bounds"));
+                }
+                setting::INITIAL_WINDOW_SIZE => {
+                    self.set_peer_window(value)?;
+                    events.push(Event::Writable(None));
+                }
+                // Responses do not use the dynamic table; a smaller one has to be confirmed.
+                setting::HEADER_TABLE_SIZE if value < 4096 => self.owes_table_update = true,
+                _ => {}
+            }
+        }
+        frame::push(&mut self.control, kind::SETTINGS, flag::ACK, 0, &[]);
+        Ok(())
+    }
+
+    fn receive_reset(
+        &mut self,
+        id: u32,
+        payload: &[u8],
+        events: &mut Vec<Event>,
+    ) -> Result<(), ConnectionError> {
+        if self.is_idle(id) {
+            return Err(protocol_error("RST_STREAM on an idle stream"));
+        }
+        let code = ErrorCode::from(first_u32(payload));
+        if let Some(key) = self.streams.find(id)
+            && let Some(stream) = self.streams.get_mut(key).filter(|it| !it.is_reset)
+        {
+            stream.is_reset = true;
+            events.push(Event::Reset(key, reason_of_code(code)));
+        }
+        Ok(())
+    }
+
+    fn receive_window_update(
+        &mut self,
+        id: u32,
+        payload: &[u8],
+        events: &mut Vec<Event>,
+    ) -> Result<(), ConnectionError> {
+        let increment = i64::from(first_u32(payload) & 0x7fff_ffff);
+        if id == 0 {
+            let was_blocked = self.windows.send <= 0;
+            self.windows.send += increment;
+            if increment == 0 {
+                return Err(protocol_error("WINDOW_UPDATE of 0"));
+            }
+            if self.windows.send > WINDOW_MAX {
+                let rule = "window of the connection above 2^31 - 1";
+                return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
+            }
+            if was_blocked && self.windows.send > 0 {
+                events.push(Event::Writable(None));
+            }
+            return Ok(());
+        }
+        if self.is_idle(id) {
+            return Err(protocol_error("WINDOW_UPDATE on an idle stream"));
+        }
+        let Some(key) = self.streams.find(id) else {
+            return Ok(());
+        };
+        let Some(stream) = self.streams.get_mut(key).filter(|it| !it.is_reset) else {
+            return Ok(());
+        };
+        stream.send_window += increment;
+        let (window, is_blocked) = (stream.send_window, stream.is_blocked);
+        if increment == 0 {
+            self.reject_stream(id, ErrorCode::PROTOCOL_ERROR, events);
+        } else if window > WINDOW_MAX {
+            self.reject_stream(id, ErrorCode::FLOW_CONTROL_ERROR, events);
+        } else if is_blocked && window > 0 {
+            events.push(Event::Writable(Some(key)));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the first four bytes as a number, or 0.
+fn first_u32(payload: &[u8]) -> u32 {
+    payload
+        .first_chunk()
+        .map_or(0, |bytes| u32::from_be_bytes(*bytes))
+}
+
+/// Returns true if a stream's priority makes it depend on itself.
+pub(super) fn is_self_dependent(id: u32, priority: &[u8]) -> bool {
+    first_u32(priority) & 0x7fff_ffff == id
+}
+
+/// Returns the reason of a reset by the peer. Peers reset by CANCEL or NO_ERROR when they abandon
+/// a tunnel (docs/wire-contract.md 1.6).
+fn reason_of_code(code: ErrorCode) -> Reason {
+    match code {
+        ErrorCode::CANCEL | ErrorCode::NO_ERROR => Reason::DownstreamCancelled,
+        _ => Reason::DownstreamReset,
+    }
+}

@@ -1,0 +1,386 @@
+//! Server side of HTTP/2 for CONNECT (RFC 9113), without input and output.
+//!
+//! [`Server::receive`] turns decrypted bytes into events for the driver of the connection, and
+//! answers control frames by itself. All frames that it sends except DATA are appended to
+//! `control`, which the driver sends in order with its DATA frames.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use h2::Reason as ErrorCode;
+
+use crate::reason::Reason;
+
+use super::frame::setting;
+use super::frame::{self, DEFAULT_WINDOW, FrameHeader, HEADER_BYTES, WINDOW_MAX, flag, kind};
+use super::hpack;
+use super::meter::FrameMeter;
+use super::request::{HEADER_LIST_BYTES_MAX, Request};
+use super::streams::{
+    CONNECTION_WINDOW, ConnectionWindows, STREAM_WINDOW_MIN, STREAMS_MAX, StreamKey, Streams,
+};
+
+/// Limit of received frames in bytes. Larger frames would delay the bytes of other tunnels.
+pub const FRAME_BYTES_MAX: usize = 64 * 1024;
+/// Limit of streams that are remembered after a reset by this side. Frames that the peer sent
+/// before it received the reset are ignored (RFC 9113 section 5.1).
+const RESET_MEMORY: usize = 1024;
+/// Payload of the PING that follows the first GOAWAY. Its acknowledgement shows that the peer has
+/// received the GOAWAY (RFC 9113 section 6.8).
+const GOAWAY_PING: [u8; 8] = *b"drained?";
+/// Payload of keepalive PINGs.
+const KEEPALIVE_PING: [u8; 8] = *b"alive...";
+
+/// Event for the driver.
+#[derive(Debug)]
+pub enum Event {
+    /// The event was handled together with an earlier one.
+    Handled,
+    /// A request was received.
+    Request {
+        /// Its stream.
+        key: StreamKey,
+        /// Header list.
+        request: Request,
+        /// True if END_STREAM came with it.
+        ended: bool,
+    },
+    /// DATA bytes of a stream were received, within the input.
+    Data {
+        /// Stream.
+        key: StreamKey,
+        /// Position within the input.
+        bytes: Range<usize>,
+    },
+    /// A small DATA frame that was split over several inputs was received.
+    SmallData {
+        /// Stream.
+        key: StreamKey,
+        /// Payload.
+        bytes: Box<[u8]>,
+    },
+    /// END_STREAM was received.
+    End(StreamKey),
+    /// The peer or a stream error has reset the stream.
+    Reset(StreamKey, Reason),
+    /// Streams that had no window may have some: one stream, or all.
+    Writable(Option<StreamKey>),
+}
+
+/// Error that ends the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionError {
+    /// Code for GOAWAY.
+    pub code: ErrorCode,
+    /// Violated rule, for the log.
+    pub rule: &'static str,
+}
+
+impl ConnectionError {
+    /// The credit of the [`FrameMeter`] is used up.
+    pub const EXHAUSTED: Self = Self::new(
+        ErrorCode::ENHANCE_YOUR_CALM,
+        "frame credit exhausted: more frames than its tunnels account for",
+    );
+
+    pub(super) const fn new(code: ErrorCode, rule: &'static str) -> Self {
+        Self { code, rule }
+    }
+}
+
+/// Progress of a shutdown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GoAway {
+    NotSent,
+    /// GOAWAY with the largest identifier was sent; streams are still accepted.
+    Announced,
+    /// GOAWAY with this last identifier was sent. Later streams are ignored.
+    Final(u32),
+}
+
+/// Position within the input.
+#[derive(Debug)]
+pub(super) enum Read {
+    /// Number of bytes of the preface that were received.
+    Preface(usize),
+    /// Number of bytes of the frame header that were received.
+    Header(usize),
+    /// Pad length of a DATA frame.
+    PadLength(FrameHeader, Option<StreamKey>),
+    /// Payload of a DATA frame.
+    Data(DataFrame),
+    /// Payload of another frame, which is collected.
+    Payload(FrameHeader),
+    /// Payload that is skipped: number of bytes.
+    Skip(usize),
+}
+
+/// DATA frame whose payload is received.
+#[derive(Debug)]
+pub(super) struct DataFrame {
+    /// None: the stream is closed.
+    pub(super) key: Option<StreamKey>,
+    pub(super) left: usize,
+    pub(super) padding: usize,
+    pub(super) ends: bool,
+}
+
+/// HTTP/2 state of one connection.
+#[derive(Debug)]
+pub struct Server {
+    pub(super) read: Read,
+    pub(super) header: [u8; HEADER_BYTES],
+    /// Payload of the frame that is received, unless it is DATA.
+    pub(super) payload: Vec<u8>,
+    /// Header block that CONTINUATION frames follow, with the HEADERS frame.
+    pub(super) block: Option<(FrameHeader, Vec<u8>)>,
+    pub(super) decoder: hpack::Decoder,
+    /// Credit for the frames of the peer.
+    pub meter: FrameMeter,
+    pub(super) has_settings: bool,
+    pub(super) streams: Streams,
+    pub(super) windows: ConnectionWindows,
+    /// Initial send window of streams, by the peer's SETTINGS.
+    pub(super) peer_window: i64,
+    /// Highest identifier of a stream that the peer has opened.
+    pub(super) last_stream: u32,
+    /// Streams that this side has reset, oldest first.
+    pub(super) reset: VecDeque<u32>,
+    goaway: GoAway,
+    pub(super) peer_is_leaving: bool,
+    /// True if the next header block begins with a table size update (RFC 7541 section 4.2).
+    pub(super) owes_table_update: bool,
+    is_ping_unanswered: bool,
+    /// Frames to send, except DATA.
+    pub control: Vec<u8>,
+}
+
+impl Server {
+    /// Creates the state of a new connection, with SETTINGS to send.
+    pub fn new() -> Self {
+        let mut control = Vec::new();
+        let settings = [
+            (setting::MAX_CONCURRENT_STREAMS, STREAMS_MAX),
+            (setting::INITIAL_WINDOW_SIZE, STREAM_WINDOW_MIN),
+            (
+                setting::MAX_FRAME_SIZE,
+                frame::setting_value(FRAME_BYTES_MAX),
+            ),
+            (
+                setting::MAX_HEADER_LIST_SIZE,
+                frame::setting_value(HEADER_LIST_BYTES_MAX),
+            ),
+        ];
+        frame::push_settings(&mut control, &settings);
+        let raised = i64::from(CONNECTION_WINDOW) - DEFAULT_WINDOW;
+        frame::push_window_update(&mut control, 0, u32::try_from(raised).unwrap_or(0));
+        Self {
+            read: Read::Preface(0),
+            header: [0; HEADER_BYTES],
+            payload: Vec::new(),
+            block: None,
+            decoder: hpack::Decoder::new(),
+            meter: FrameMeter::new(),
+            has_settings: false,
+            streams: Streams::default(),
+            windows: ConnectionWindows::new(),
+            peer_window: DEFAULT_WINDOW,
+            last_stream: 0,
+            reset: VecDeque::new(),
+            goaway: GoAway::NotSent,
+            peer_is_leaving: false,
+            owes_table_update: false,
+            is_ping_unanswered: false,
+            control,
+        }
+    }
+
+    /// Returns true once the preface was received.
+    pub fn has_preface(&self) -> bool {
+        !matches!(self.read, Read::Preface(_))
+    }
+
+    /// Returns true once the preface and the first SETTINGS were received.
+    pub fn is_established(&self) -> bool {
+        self.has_settings
+    }
+
+    /// Returns true once the connection has nothing left to do: a side has sent its last GOAWAY,
+    /// and no stream is open.
+    pub fn is_finished(&self) -> bool {
+        let leaving = matches!(self.goaway, GoAway::Final(_)) || self.peer_is_leaving;
+        leaving && self.streams.is_empty()
+    }
+
+    /// Returns the streams that are open or not removed yet.
+    pub fn keys(&self) -> &[StreamKey] {
+        self.streams.keys()
+    }
+
+    /// Returns true if the stream exists and was not reset.
+    pub fn is_open(&self, key: StreamKey) -> bool {
+        self.streams.get(key).is_some_and(|stream| !stream.is_reset)
+    }
+
+    /// Returns the stream with this identifier.
+    pub fn find(&self, id: u32) -> Option<StreamKey> {
+        self.streams.find(id)
+    }
+
+    /// Sends the header list of a response: 200 opens the tunnel, any other status ends the
+    /// stream.
+    pub fn respond(&mut self, key: StreamKey, status: u16) {
+        let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset) else {
+            return;
+        };
+        let ends = status != 200;
+        stream.sent_end = ends;
+        let ended = stream.received_end;
+        let mut block = Vec::with_capacity(16);
+        if std::mem::take(&mut self.owes_table_update) {
+            // Dynamic table size update to 0: responses use the static table only.
+            block.push(0x20);
+        }
+        hpack::encode_status(status, &mut block);
+        let flags = match ends {
+            true => flag::END_HEADERS | flag::END_STREAM,
+            false => flag::END_HEADERS,
+        };
+        frame::push(&mut self.control, kind::HEADERS, flags, key.id, &block);
+        self.meter.sent(kind::HEADERS, flags, block.len());
+        if ends && !ended {
+            // The peer may send what it likes on a rejected stream, so nothing more is read from
+            // it (RFC 9113 section 8.1).
+            self.reset(key, ErrorCode::NO_ERROR);
+        }
+    }
+
+    /// Resets a stream, unless it was reset before.
+    pub fn reset(&mut self, key: StreamKey, code: ErrorCode) {
+        if let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset) {
+            stream.is_reset = true;
+            self.push_reset(key.id, code);
+        }
+    }
+
+    pub(super) fn push_reset(&mut self, id: u32, code: ErrorCode) {
+        if self.reset.len() == RESET_MEMORY {
+            self.reset.pop_front();
+        }
+        self.reset.push_back(id);
+        frame::push_reset(&mut self.control, id, code);
+    }
+
+    /// Forgets a stream that has ended.
+    pub fn remove(&mut self, key: StreamKey) {
+        self.streams.remove(key);
+    }
+
+    /// Returns the number of bytes that may be sent on a stream. If it is 0, an
+    /// [`Event::Writable`] follows.
+    pub fn capacity(&mut self, key: StreamKey) -> usize {
+        let connection = self.windows.send;
+        let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset) else {
+            return 0;
+        };
+        let capacity = usize::try_from(stream.send_window.min(connection)).unwrap_or(0);
+        stream.is_blocked = capacity == 0;
+        capacity
+    }
+
+    /// Takes `bytes` of DATA that the driver sends from the windows.
+    pub fn sent_data(&mut self, key: StreamKey, bytes: usize, frames: usize, ends: bool) {
+        let count = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.windows.send -= count;
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.send_window -= count;
+            stream.sent_end |= ends;
+        }
+        for _ in 0..frames {
+            self.meter.sent(kind::DATA, 0, bytes / frames);
+        }
+    }
+
+    /// Gives back window for bytes of a stream that the driver has forwarded or dropped.
+    pub fn release(&mut self, key: StreamKey, bytes: usize) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if let Some(increment) = self.streams.release(key, bytes) {
+            frame::push_window_update(&mut self.control, key.id, increment);
+        }
+    }
+
+    /// Enlarges the receive window of a stream, whose reader keeps up with a whole window.
+    pub fn grow(&mut self, key: StreamKey) {
+        if let Some(increment) = self.streams.grow(key) {
+            frame::push_window_update(&mut self.control, key.id, increment);
+        }
+    }
+
+    /// Returns the receive window of a stream in bytes.
+    pub fn window(&self, key: StreamKey) -> u32 {
+        self.streams.window(key)
+    }
+
+    /// Starts a graceful shutdown: streams that the peer has opened before it receives GOAWAY are
+    /// served (RFC 9113 section 6.8).
+    pub fn shut_down_gracefully(&mut self) {
+        if self.goaway == GoAway::NotSent {
+            self.goaway = GoAway::Announced;
+            frame::push_goaway(&mut self.control, u32::MAX >> 1, ErrorCode::NO_ERROR);
+            frame::push(&mut self.control, kind::PING, 0, 0, &GOAWAY_PING);
+        }
+    }
+
+    /// Sends the last GOAWAY.
+    pub fn shut_down(&mut self, code: ErrorCode) {
+        if !matches!(self.goaway, GoAway::Final(_)) {
+            self.goaway = GoAway::Final(self.last_stream);
+            frame::push_goaway(&mut self.control, self.last_stream, code);
+        }
+    }
+
+    /// Returns true if a stream with this identifier comes after the last GOAWAY.
+    pub(super) fn is_after_goaway(&self, id: u32) -> bool {
+        matches!(self.goaway, GoAway::Final(last) if id > last)
+    }
+
+    /// Sends a keepalive PING. Returns false if the previous one was not answered.
+    pub fn ping(&mut self) -> bool {
+        if self.is_ping_unanswered {
+            return false;
+        }
+        self.is_ping_unanswered = true;
+        frame::push(&mut self.control, kind::PING, 0, 0, &KEEPALIVE_PING);
+        true
+    }
+
+    /// Returns true if the last keepalive PING was not answered.
+    pub fn is_ping_unanswered(&self) -> bool {
+        self.is_ping_unanswered
+    }
+
+    pub(super) fn receive_pong(&mut self, payload: &[u8]) {
+        if payload == KEEPALIVE_PING {
+            self.is_ping_unanswered = false;
+        } else if payload == GOAWAY_PING && self.goaway == GoAway::Announced {
+            self.shut_down(ErrorCode::NO_ERROR);
+        }
+    }
+
+    /// Applies a new initial window of the peer to all streams (RFC 9113 section 6.9.2).
+    pub(super) fn set_peer_window(&mut self, value: u32) -> Result<(), ConnectionError> {
+        let value = i64::from(value);
+        if value > WINDOW_MAX || !self.streams.shift_send_windows(value - self.peer_window) {
+            let rule = "SETTINGS_INITIAL_WINDOW_SIZE above 2^31 - 1";
+            return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
+        }
+        self.peer_window = value;
+        Ok(())
+    }
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self::new()
+    }
+}

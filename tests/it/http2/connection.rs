@@ -1,0 +1,334 @@
+//! Sections 3.4, 4.1, 4.2 and 5.5, and the frames of a connection: 6.5 to 6.8.
+
+use crate::support::raw::{self, Frame};
+use crate::support::{Net, run};
+
+use super::{
+    CONNECT, Closed, Connection, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, Ignored, Outcome,
+    PROTOCOL_ERROR, Peer, State, Stream, case, check, data, frames, start, status,
+};
+
+/// Returns SETTINGS with these parameters.
+fn settings(parameters: &[(u16, u32)]) -> Vec<u8> {
+    let parameter = |(id, value): &(u16, u32)| {
+        let (id, value) = (id.to_be_bytes(), value.to_be_bytes());
+        [&id[..], &value].concat()
+    };
+    let payload: Vec<u8> = parameters.iter().flat_map(parameter).collect();
+    raw::frame(raw::SETTINGS, 0, 0, &payload)
+}
+
+/// Parameters of SETTINGS (section 6.5.2).
+const TABLE: u16 = 1;
+const PUSH: u16 = 2;
+const WINDOW: u16 = 4;
+const FRAME: u16 = 5;
+
+#[test]
+fn section_3_4_the_preface() {
+    let unconnected = |name: &str, parts: [&[u8]; 2], expected: &[Outcome]| {
+        case("3.4", name, State::Unconnected, parts.concat(), expected)
+    };
+    let settings = settings(&[]);
+    let ping = raw::frame(raw::PING, 0, 0, &[0; 8]);
+    let ack = raw::frame(raw::SETTINGS, raw::ACK, 0, &[]);
+    let headers = raw::headers(1, &CONNECT);
+    let http1: &[u8] = b"GET / HTTP/1.1\r\nHost: echo.global\r\n\r\n";
+    // GOAWAY may be omitted if the preface is invalid.
+    let either = [Connection(PROTOCOL_ERROR), Closed];
+    check(vec![
+        unconnected("preface", [raw::PREFACE, &settings], &[Ignored]),
+        unconnected("HTTP/1.1", [http1, &[]], &either),
+        unconnected(
+            "preface with another byte",
+            [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\r", &settings],
+            &either,
+        ),
+        unconnected("PING before SETTINGS", [raw::PREFACE, &ping], &either),
+        unconnected("HEADERS before SETTINGS", [raw::PREFACE, &headers], &either),
+        unconnected("ACK before SETTINGS", [raw::PREFACE, &ack], &either),
+    ]);
+}
+
+#[test]
+fn section_4_1_and_5_5_unknown_frames_flags_and_reserved_bits() {
+    let line =
+        |name: &str, frames, expected: &[Outcome]| case("4.1", name, State::Open, frames, expected);
+    let reserved = 1 << 31;
+    let ping = raw::frame(raw::PING, 0, reserved, &[0; 8]);
+    let window = raw::frame(raw::WINDOW_UPDATE, 0, 1, &[0x80, 0, 0, 1]);
+    check(vec![
+        line(
+            "unknown frame on stream 0",
+            raw::frame(0xbe, 0, 0, b"x"),
+            &[Ignored],
+        ),
+        line(
+            "unknown frame on an idle stream",
+            raw::frame(0xbe, 0, 9, b"x"),
+            &[Ignored],
+        ),
+        line(
+            "empty unknown frame",
+            raw::frame(0xff, 0xff, 0, &[]),
+            &[Ignored],
+        ),
+        line(
+            "DATA with undefined flags",
+            raw::frame(raw::DATA, 0xf6, 1, b"x"),
+            &[data(b"x")],
+        ),
+        line(
+            "DATA with the reserved bit",
+            raw::frame(raw::DATA, 0, reserved | 1, b"x"),
+            &[data(b"x")],
+        ),
+        line("PING with the reserved bit", ping, &[Ignored]),
+        line("WINDOW_UPDATE with the reserved bit", window, &[Ignored]),
+        line(
+            "SETTINGS with undefined flags",
+            raw::frame(raw::SETTINGS, 0xfe, 0, &[]),
+            &[Ignored],
+        ),
+        line(
+            "PING with undefined flags",
+            raw::frame(raw::PING, 0xfe, 0, &[0; 8]),
+            &[Ignored],
+        ),
+        line(
+            "GOAWAY with undefined flags",
+            raw::frame(raw::GOAWAY, 0xff, 0, &[0; 8]),
+            &[Ignored],
+        ),
+        line(
+            "RST_STREAM with undefined flags",
+            raw::frame(raw::RST_STREAM, 0xff, 1, &[0; 4]),
+            &[Ignored],
+        ),
+        line(
+            "HEADERS with undefined flags",
+            raw::frame(
+                raw::HEADERS,
+                0xd2 | raw::END_HEADERS,
+                3,
+                &raw::block(&CONNECT),
+            ),
+            &[status("200")],
+        ),
+    ]);
+}
+
+#[test]
+fn section_4_2_the_size_of_a_frame() {
+    const ADVERTISED: usize = 64 * 1024;
+    let line = |name: &str, state, frames, expected: &[Outcome]| {
+        case("4.2", name, state, frames, expected)
+    };
+    let size = [Connection(FRAME_SIZE_ERROR)];
+    let of = |kind, stream, length| raw::frame(kind, 0, stream, &vec![b'x'; length]);
+    // For the bytes that the endpoint returns.
+    let window = |stream| raw::frame(raw::WINDOW_UPDATE, 0, stream, &[0, 0, 0, 1]);
+    check(vec![
+        line(
+            "DATA of the advertised size",
+            State::Open,
+            frames([window(0), window(1), of(raw::DATA, 1, ADVERTISED)]),
+            &[data(&[b'x'; ADVERTISED])],
+        ),
+        line(
+            "DATA above the advertised size",
+            State::Open,
+            of(raw::DATA, 1, ADVERTISED + 1),
+            &[Connection(FRAME_SIZE_ERROR), Stream(FRAME_SIZE_ERROR)],
+        ),
+        line(
+            "HEADERS above the advertised size",
+            State::Idle,
+            of(raw::HEADERS, 1, ADVERTISED + 1),
+            &size,
+        ),
+        line(
+            "unknown frame above the advertised size",
+            State::Idle,
+            of(0xbe, 0, ADVERTISED + 1),
+            &size,
+        ),
+        line(
+            "SETTINGS of 2^24 - 1 bytes",
+            State::Idle,
+            of(raw::SETTINGS, 0, (1 << 24) - 1),
+            &size,
+        ),
+    ]);
+}
+
+#[test]
+fn section_6_5_settings() {
+    let line =
+        |name: &str, frames, expected: &[Outcome]| case("6.5", name, State::Open, frames, expected);
+    let protocol = [Connection(PROTOCOL_ERROR)];
+    let size = [Connection(FRAME_SIZE_ERROR)];
+    let empty = |flags, stream| raw::frame(raw::SETTINGS, flags, stream, &[]);
+    check(vec![
+        line("SETTINGS on a stream", empty(0, 1), &protocol),
+        line("ACK on a stream", empty(raw::ACK, 1), &protocol),
+        line(
+            "ACK with a payload",
+            raw::frame(raw::SETTINGS, raw::ACK, 0, &[0; 6]),
+            &size,
+        ),
+        line(
+            "SETTINGS of 5 bytes",
+            raw::frame(raw::SETTINGS, 0, 0, &[0; 5]),
+            &size,
+        ),
+        line(
+            "SETTINGS of 7 bytes",
+            raw::frame(raw::SETTINGS, 0, 0, &[0; 7]),
+            &size,
+        ),
+        line("empty SETTINGS", empty(0, 0), &[Ignored]),
+        line(
+            "SETTINGS in a header block",
+            frames([
+                raw::frame(raw::HEADERS, 0, 3, &raw::block(&CONNECT)),
+                empty(0, 0),
+            ]),
+            &protocol,
+        ),
+    ]);
+}
+
+#[test]
+fn section_6_5_2_parameters() {
+    let line = |name: &str, parameters: &[(u16, u32)], expected: &[Outcome]| {
+        let name = format!("{name}, {parameters:?}");
+        case("6.5.2", &name, State::Open, settings(parameters), expected)
+    };
+    let ignored = [Ignored];
+    let protocol = [Connection(PROTOCOL_ERROR)];
+    let flow = [Connection(FLOW_CONTROL_ERROR)];
+    let (most, frame_most) = ((1 << 31) - 1, (1 << 24) - 1);
+    let window_above = frames([
+        raw::frame(raw::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]),
+        settings(&[(WINDOW, most)]),
+    ]);
+    check(vec![
+        line("unknown", &[(0xfff0, u32::MAX), (0, 1)], &ignored),
+        line("table", &[(TABLE, 0)], &ignored),
+        line("table", &[(TABLE, u32::MAX)], &ignored),
+        line("push", &[(PUSH, 1), (PUSH, 0)], &ignored),
+        line("push", &[(PUSH, 2)], &protocol),
+        line("streams", &[(3, 0)], &ignored),
+        line("window", &[(WINDOW, 0)], &ignored),
+        line("window", &[(WINDOW, most)], &ignored),
+        line("window", &[(WINDOW, most + 1)], &flow),
+        line("window", &[(WINDOW, u32::MAX)], &flow),
+        line("frame", &[(FRAME, 16_383)], &protocol),
+        line("frame", &[(FRAME, 16_384)], &ignored),
+        line("frame", &[(FRAME, frame_most)], &ignored),
+        line("frame", &[(FRAME, frame_most + 1)], &protocol),
+        line("header list", &[(6, 0)], &ignored),
+        line("twice", &[(FRAME, 16_384), (FRAME, 1)], &protocol),
+        line("extended CONNECT", &[(8, 1)], &ignored),
+        case(
+            "6.9.2",
+            "a parameter that lets an open stream's window exceed 2^31 - 1",
+            State::Open,
+            window_above,
+            flow,
+        ),
+    ]);
+}
+
+#[test]
+fn sections_6_6_to_6_8_push_promise_ping_and_goaway() {
+    let line = |section, name: &str, frames, expected: &[Outcome]| {
+        case(section, name, State::Open, frames, expected)
+    };
+    let protocol = [Connection(PROTOCOL_ERROR)];
+    let size = [Connection(FRAME_SIZE_ERROR)];
+    let of = |kind, stream, length| raw::frame(kind, 0, stream, &vec![0; length]);
+    let goaway = |debug: &[u8]| {
+        let payload = [&[0, 0, 0, 0, 0, 0, 0, 77][..], debug].concat();
+        let echoed = raw::frame(raw::DATA, 0, 1, b"x");
+        frames([raw::frame(raw::GOAWAY, 0, 0, &payload), echoed])
+    };
+    check(vec![
+        line(
+            "6.6",
+            "PUSH_PROMISE on stream 0",
+            of(raw::PUSH_PROMISE, 0, 4),
+            &protocol,
+        ),
+        line(
+            "6.6",
+            "empty PUSH_PROMISE",
+            of(raw::PUSH_PROMISE, 1, 0),
+            &[Connection(PROTOCOL_ERROR), Connection(FRAME_SIZE_ERROR)],
+        ),
+        line("6.7", "PING on a stream", of(raw::PING, 1, 8), &protocol),
+        line("6.7", "PING of 7 bytes", of(raw::PING, 0, 7), &size),
+        line("6.7", "PING of 9 bytes", of(raw::PING, 0, 9), &size),
+        line("6.7", "empty PING", of(raw::PING, 0, 0), &size),
+        line(
+            "6.7",
+            "ACK of a PING that was not sent",
+            raw::frame(raw::PING, raw::ACK, 0, b"unsolici"),
+            &[Ignored],
+        ),
+        line(
+            "6.8",
+            "GOAWAY on a stream",
+            of(raw::GOAWAY, 1, 8),
+            &protocol,
+        ),
+        line("6.8", "GOAWAY of 7 bytes", of(raw::GOAWAY, 0, 7), &size),
+        line(
+            "6.8",
+            "GOAWAY leaves streams open",
+            goaway(b""),
+            &[data(b"x")],
+        ),
+        line(
+            "6.8",
+            "GOAWAY with debug data",
+            goaway(b"debug"),
+            &[data(b"x")],
+        ),
+        line(
+            "6.8",
+            "GOAWAY twice",
+            frames([goaway(b""), goaway(b"")]),
+            &[data(b"xx")],
+        ),
+    ]);
+}
+
+/// Section 6.5.3 and 6.7: each is acknowledged once, in order, and with the payload of the PING.
+#[test]
+fn settings_and_ping_are_acknowledged() {
+    run(async {
+        let (gateway, _endpoint) = start(Net::new()).await;
+        let mut peer = Peer::connect(&gateway, &[]).await;
+        let acknowledges = |frame: &Frame| {
+            matches!(frame.kind, raw::SETTINGS | raw::PING) && frame.flags & raw::ACK != 0
+        };
+        // The SETTINGS of the preface.
+        assert_eq!(peer.until(acknowledges).await.kind, raw::SETTINGS);
+        peer.raw.write(&settings(&[(0xfff0, 1)])).await;
+        let ack = peer.until(acknowledges).await;
+        assert_eq!(
+            (ack.kind, ack.stream, ack.payload.len()),
+            (raw::SETTINGS, 0, 0)
+        );
+        for payload in [*b"payload1", [0; 8], [0xff; 8]] {
+            peer.raw.write(&raw::frame(raw::PING, 0, 0, &payload)).await;
+            let ack = peer.until(acknowledges).await;
+            assert_eq!((ack.kind, ack.stream), (raw::PING, 0));
+            assert_eq!(ack.payload, payload);
+        }
+        // An ACK is not acknowledged.
+        assert_eq!(peer.outcome(&[Ignored]).await, Ignored);
+    });
+}

@@ -1,0 +1,247 @@
+//! Sections 4.3, 8.1 to 8.3 and 8.5: header blocks, malformed requests, CONNECT.
+
+use crate::support::{Net, raw, run};
+
+use super::{
+    AUTHORITY, COMPRESSION_ERROR, CONNECT, Case, Connection, METHOD, Outcome, PROTOCOL_ERROR, Peer,
+    REJECTED, State, Stream, case, check, data, frames, start, status,
+};
+
+fn line(section: &'static str, name: &str, frames: Vec<u8>, expected: &[Outcome]) -> Case {
+    case(section, name, State::Idle, frames, expected)
+}
+
+#[test]
+fn section_4_3_header_blocks() {
+    let block = |name: &str, octets: &[u8], expected: &[Outcome]| {
+        let headers = raw::frame(raw::HEADERS, raw::END_HEADERS, 1, octets);
+        line("4.3", name, headers, expected)
+    };
+    let compression = [Connection(COMPRESSION_ERROR)];
+    let connect = raw::block(&CONNECT);
+    let after_update = |update: &[u8]| [update, &connect].concat();
+    let status = [status("200")];
+    check(vec![
+        block("index 0", &[0x80], &compression),
+        block("index above the tables", &[0xbe], &compression),
+        block(
+            "integer of six octets",
+            &[0xff, 0x80, 0x80, 0x80, 0x80, 0],
+            &compression,
+        ),
+        block("truncated string", &[0x01, 9, b'a'], &compression),
+        block("truncated block", &[0x41], &compression),
+        block(
+            "EOS in a string",
+            &[0x01, 0x84, 0xff, 0xff, 0xff, 0xff],
+            &compression,
+        ),
+        block("padding of eight bits", &[0x01, 0x81, 0xff], &compression),
+        block("table size update to 0", &after_update(&[0x20]), &status),
+        block(
+            "table size update to 4,096",
+            &after_update(&[0x3f, 0xe1, 0x1f]),
+            &status,
+        ),
+        block(
+            "table size update to 4,097",
+            &after_update(&[0x3f, 0xe2, 0x1f]),
+            &compression,
+        ),
+        block(
+            "table size update after a field",
+            &[&connect[..], &[0x20]].concat(),
+            &compression,
+        ),
+    ]);
+}
+
+/// Returns a CONNECT with a further field.
+fn with(name: &str, value: &[u8]) -> Vec<u8> {
+    raw::headers(1, &[METHOD, AUTHORITY, (name, value)])
+}
+
+#[test]
+fn section_8_2_fields() {
+    let malformed = [Stream(PROTOCOL_ERROR)];
+    let line = |name: &str, frames, expected: &[Outcome]| line("8.2", name, frames, expected);
+    let opened = [status("200")];
+    check(vec![
+        line("upper case in a name", with("Baggage", b"a"), &malformed),
+        line("space in a name", with("a b", b"a"), &malformed),
+        line("colon in a name", with("a:b", b"a"), &malformed),
+        line("NUL in a name", with("a\0", b"a"), &malformed),
+        line("DEL in a name", with("a\x7f", b"a"), &malformed),
+        line(
+            "an octet above 0x7f in a name",
+            with("\u{e9}", b"a"),
+            &malformed,
+        ),
+        line("empty name", with("", b"a"), &malformed),
+        line("NUL in a value", with("a", b"a\0b"), &malformed),
+        line("LF in a value", with("a", b"a\nb"), &malformed),
+        line("CR in a value", with("a", b"a\rb"), &malformed),
+        line("space before a value", with("a", b" b"), &malformed),
+        line("tab after a value", with("a", b"b\t"), &malformed),
+        line(
+            "octets above 0x7f in a value",
+            with("a", b"\x80\xff"),
+            &opened,
+        ),
+        line("empty value", with("a", b""), &opened),
+        line("connection", with("connection", b"close"), &malformed),
+        line(
+            "proxy-connection",
+            with("proxy-connection", b"close"),
+            &malformed,
+        ),
+        line("keep-alive", with("keep-alive", b"1"), &malformed),
+        line(
+            "transfer-encoding",
+            with("transfer-encoding", b"chunked"),
+            &malformed,
+        ),
+        line("upgrade", with("upgrade", b"h2c"), &malformed),
+        line("te of trailers", with("te", b"trailers"), &opened),
+        line("te of gzip", with("te", b"gzip"), &malformed),
+        line("unknown field", with("x-unknown", b"a"), &opened),
+        line(
+            "content-length without a number",
+            with("content-length", b"x"),
+            &malformed,
+        ),
+    ]);
+}
+
+const SCHEME: (&str, &[u8]) = (":scheme", b"https");
+const PATH: (&str, &[u8]) = (":path", b"/");
+const GET: (&str, &[u8]) = (":method", b"GET");
+
+/// Returns a line for a request with these fields.
+fn request(
+    section: &'static str,
+    name: &str,
+    fields: &[(&str, &[u8])],
+    expected: &[Outcome],
+) -> Case {
+    line(section, name, raw::headers(1, fields), expected)
+}
+
+#[test]
+fn section_8_3_pseudo_header_fields() {
+    let malformed = |name: &str, fields: &[(&str, &[u8])]| {
+        request("8.3", name, fields, &[Stream(PROTOCOL_ERROR)])
+    };
+    let other: (&str, &[u8]) = ("a", b"b");
+    let empty: (&str, &[u8]) = (":path", b"");
+    let unknown: (&str, &[u8]) = (":unknown", b"a");
+    let rejected = [status("405")];
+    check(vec![
+        request("8.3.1", "GET", &[GET, SCHEME, PATH, AUTHORITY], &rejected),
+        request("8.3.1", "no authority", &[GET, SCHEME, PATH], &rejected),
+        malformed("unknown", &[METHOD, AUTHORITY, unknown]),
+        malformed(":status", &[METHOD, AUTHORITY, (":status", b"200")]),
+        malformed(":method twice", &[METHOD, METHOD, AUTHORITY]),
+        malformed(":authority twice", &[METHOD, AUTHORITY, AUTHORITY]),
+        malformed("after another field", &[METHOD, other, AUTHORITY]),
+        malformed("GET without :scheme", &[GET, PATH, AUTHORITY]),
+        malformed("GET without :path", &[GET, SCHEME, AUTHORITY]),
+        malformed("GET with an empty :path", &[GET, SCHEME, empty]),
+        malformed("no :method", &[SCHEME, PATH, AUTHORITY]),
+        malformed("an empty list", &[]),
+    ]);
+}
+
+#[test]
+fn section_8_5_connect() {
+    let connect = |name: &str, fields: &[(&str, &[u8])], expected| {
+        let fields = [&[METHOD], fields].concat();
+        request("8.5", name, &fields, &[expected])
+    };
+    let malformed = || Stream(PROTOCOL_ERROR);
+    let empty: (&str, &[u8]) = (":authority", b"");
+    let invalid: (&str, &[u8]) = (":authority", b"echo global:80");
+    let portless: (&str, &[u8]) = (":authority", b"echo.global");
+    let protocol: (&str, &[u8]) = (":protocol", b"websocket");
+    let extended = [protocol, SCHEME, PATH, AUTHORITY];
+    check(vec![
+        connect("no :authority", &[], malformed()),
+        connect("empty :authority", &[empty], malformed()),
+        connect("invalid :authority", &[invalid], malformed()),
+        connect(":authority without port", &[portless], status("400")),
+        connect(":authority that is unknown", &REJECTED[1..], status("503")),
+        connect(":scheme", &[AUTHORITY, SCHEME], malformed()),
+        connect(":path", &[AUTHORITY, PATH], malformed()),
+        connect(":protocol", &extended, malformed()),
+    ]);
+}
+
+#[test]
+fn sections_8_1_and_8_5_a_connected_stream() {
+    let open =
+        |name: &str, frames, expected: &[Outcome]| case("8.5", name, State::Open, frames, expected);
+    let malformed = [Stream(PROTOCOL_ERROR)];
+    let end = raw::END_STREAM | raw::END_HEADERS;
+    let headers =
+        |flags, fields: &[(&str, &[u8])]| raw::frame(raw::HEADERS, flags, 1, &raw::block(fields));
+    let block = raw::block(&[("a", b"b")]);
+    let (first, rest) = block.split_at(2);
+    let large = raw::frame(raw::HEADERS, end, 1, &[0x90; 300]);
+    check(vec![
+        open(
+            "DATA",
+            raw::frame(raw::DATA, 0, 1, b"tunnel"),
+            &[data(b"tunnel")],
+        ),
+        open(
+            "DATA with END_STREAM",
+            raw::frame(raw::DATA, raw::END_STREAM, 1, b"x"),
+            &[data(b"x")],
+        ),
+        open("trailers", headers(end, &[("a", b"b")]), &malformed),
+        open("empty trailers", headers(end, &[]), &malformed),
+        open(
+            "trailers of two fragments",
+            frames([
+                raw::frame(raw::HEADERS, raw::END_STREAM, 1, first),
+                raw::frame(raw::CONTINUATION, raw::END_HEADERS, 1, rest),
+            ]),
+            &malformed,
+        ),
+        open(
+            "trailers with a pseudo-header field",
+            headers(end, &CONNECT),
+            &malformed,
+        ),
+        open(
+            "trailers without END_STREAM",
+            headers(raw::END_HEADERS, &[("a", b"b")]),
+            &malformed,
+        ),
+        open("large trailers", large, &malformed),
+        open(
+            "trailers with invalid HPACK",
+            raw::frame(raw::HEADERS, end, 1, &[0x80]),
+            &[Connection(COMPRESSION_ERROR)],
+        ),
+    ]);
+}
+
+/// Section 4.3: a header block changes the table even if its request is malformed.
+#[test]
+fn the_table_is_kept_after_a_malformed_request() {
+    run(async {
+        let (gateway, _endpoint) = start(Net::new()).await;
+        let mut peer = Peer::connect(&gateway, &[]).await;
+        let insertion = [&[0x41, 14][..], AUTHORITY.1].concat();
+        let block =
+            |stream, block: &[u8]| raw::frame(raw::HEADERS, raw::END_HEADERS, stream, block);
+        peer.raw.write(&block(1, &insertion)).await;
+        let reset = peer.until(|frame| frame.kind == raw::RST_STREAM).await;
+        assert_eq!((reset.stream, reset.payload), (1, vec![0, 0, 0, 1]));
+        let indexed = [&[2, 7][..], METHOD.1, &[0x80 | 62]].concat();
+        peer.raw.write(&block(3, &indexed)).await;
+        let answer = peer.until(|frame| frame.kind == raw::HEADERS).await;
+        assert_eq!((answer.stream, peer.status(&answer).as_str()), (3, "200"));
+    });
+}
