@@ -157,7 +157,7 @@ fn a_cluster_that_is_removed_takes_its_service_and_no_other() {
         let shown = status(&gateway).await;
         for want in [
             "Discovery  envoy ",
-            "not used of clusters: PassthroughCluster: no service by its name",
+            "not used of clusters: PassthroughCluster: no service for this name",
             "`legacy` serves this port",
         ] {
             assert!(shown.contains(want), "{want} in {shown}");
@@ -448,7 +448,7 @@ fn a_part_of_the_tunnels_is_refused_where_the_control_plane_wants_that() {
         let counted = gateway.tunnels("drop_overload").await;
         assert!((counted - f64::from(refused)).abs() < 0.5, "{counted}");
         gateway
-            .logged("reason=\"drop_overload\" error=\"the control plane")
+            .logged("reason=\"drop_overload\" error=\"dropped by drop_overloads")
             .await;
         control.put(ENDPOINT, CLUSTER_NAME, &dropping(100));
         refuses(&gateway).await;

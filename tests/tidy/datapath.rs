@@ -125,7 +125,7 @@ fn a_stage_uses_only_earlier_stages() {
 
 #[test]
 fn a_stage_that_uses_a_later_one_is_caught() {
-    let helpers = BTreeSet::from(["buffered_tls".to_owned()]);
+    let helpers = BTreeSet::from(["io".to_owned()]);
     for (path, text) in [
         ("src/datapath/route.rs", "use super::copy::Outcome;"),
         (
@@ -143,7 +143,7 @@ fn a_stage_that_uses_a_later_one_is_caught() {
         ("src/datapath/route.rs", "use crate::datapath;"),
         ("src/datapath/route.rs", "use super::*;"),
         (
-            "src/datapath/http2/buffered_tls/stream.rs",
+            "src/datapath/io/buffer.rs",
             "use crate::datapath::identity::Peer;",
         ),
         (
@@ -158,15 +158,15 @@ fn a_stage_that_uses_a_later_one_is_caught() {
 
 #[test]
 fn stages_in_their_order_pass() {
-    let helpers = BTreeSet::from(["buffered_tls".to_owned()]);
+    let helpers = BTreeSet::from(["io".to_owned()]);
     for (path, text) in [
         (
             "src/datapath/copy.rs",
-            "use super::dial::Upstream; use super::http2::buffered_tls::Seal;",
+            "use super::dial::Upstream; use super::io::buffer::Buffer;",
         ),
         (
-            "src/datapath/http2/connect.rs",
-            "use crate::datapath::forward::forward; use crate::datapath::identity::Peer;",
+            "src/datapath/http2/server.rs",
+            "use crate::datapath::identity::Peer;",
         ),
         (
             "src/datapath/passthrough.rs",
@@ -200,9 +200,9 @@ fn helpers_are_what_is_no_stage() {
         Source::new("src/datapath/mod.rs", page),
         Source::new("src/datapath/copy/pool.rs", "struct Pool;"),
         Source::new("src/datapath/serve.rs", ""),
-        Source::new("src/datapath/http2/buffered_tls/mod.rs", ""),
+        Source::new("src/datapath/io/mod.rs", ""),
         Source::new("src/tls/verify.rs", "struct Verifier;"),
     ];
-    let expected = BTreeSet::from(["Gateway".to_owned(), "buffered_tls".to_owned()]);
+    let expected = BTreeSet::from(["Gateway".to_owned(), "io".to_owned()]);
     assert_eq!(helpers(&sources), expected);
 }

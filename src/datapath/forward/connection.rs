@@ -184,7 +184,7 @@ struct Owner<'a> {
     ping_at: Instant,
 }
 
-/// What an owner waits for.
+/// Reason for which an owner runs.
 enum Wake {
     Event(ConnectionEvent),
     End(ConnectionEnd),

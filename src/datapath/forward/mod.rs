@@ -1,6 +1,7 @@
 //! Stages 5 to 10 of an HBONE tunnel as one function: from a target to the end of its tunnel.
 
 pub mod connection;
+mod ending;
 pub mod open;
 pub mod raw;
 pub mod setup;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::reason::{Fault, Reason};
+use crate::reason::Reason;
 use crate::snapshot::{Endpoint, Service, ServicePort};
 use crate::telemetry::{Destination, DestinationService, Record};
 use crate::wire::sni::RouteBy;
@@ -26,7 +27,6 @@ use super::http2::slots::{StreamSlot, StreamSlots};
 use super::http2::streams::STREAMS_MAX;
 use super::http2::tunnel::Target;
 use super::identity::Peer;
-use super::io::linger;
 use super::limits::budget::Evicted;
 use super::{DataPath, authorize, balance, policy, route};
 use open::{End, Open};
@@ -71,8 +71,8 @@ pub async fn run(asked: Box<ConnectRequest>, target: Result<Target, Reason>) {
     let Some((tunnel, open)) = open(asked, target).await else {
         return;
     };
-    if let Err(open) = tunnel.open(open) {
-        open.end(End::before_copy(Reason::DownstreamLost));
+    if let Err((open, reason)) = tunnel.open(open) {
+        open.end(End::before_copy(reason));
     }
 }
 
@@ -132,15 +132,8 @@ async fn open(
         Ok((tunnel, upstream)) => {
             let endpoint = upstream.grant.endpoint();
             record.set_open(destination(endpoint), endpoint.labels());
-            let open = Open {
-                gateway,
-                peer,
-                generation,
-                upstream,
-                record,
-                since: Instant::now(),
-                counted: (load, slot),
-            };
+            let counted = (load, slot);
+            let open = Open::new(gateway, peer, generation, upstream, record, counted);
             Some((tunnel, Box::new(open)))
         }
         Err(reason) => {
@@ -321,45 +314,6 @@ async fn wait_for_revocation(
         }
     }
     std::future::pending().await
-}
-
-/// Updates the endpoint's health by the end of its tunnel.
-///
-/// `early` means that the tunnel was short and the endpoint sent nothing; `unprovoked` that the
-/// peer sent nothing either, not even FIN. With both, a reset counts as a failed dial. No other
-/// end does: a peer can provoke it by its bytes, and would eject the endpoint for all other
-/// peers.
-///
-/// Provoked ends are not kept for the peer's own picks either. Envoy's outlier detection for TCP
-/// and ztunnel have no such memory, and it would take a table of peers and endpoints.
-fn update_endpoint_health(
-    gateway: &DataPath,
-    upstream: &Upstream,
-    outcome: &CopyOutcome,
-    early: bool,
-    unprovoked: bool,
-) {
-    let endpoint = upstream.grant.endpoint();
-    if outcome.result == Err(Reason::UpstreamReset) {
-        if early && unprovoked {
-            balance::eject_after_failure(&upstream.endpoints, endpoint, &gateway.metrics);
-        }
-    } else if !early && !matches!(outcome.result, Err(why) if why.blame() == Fault::Upstream) {
-        endpoint.state.restore(Instant::now());
-    }
-}
-
-/// Closes the endpoint's side: by RST, unless the endpoint was sent everything.
-async fn close(upstream: Upstream, outcome: &CopyOutcome) {
-    // The socket was dialled with zero linger, so every other close is an RST.
-    if let Some(deadline) = outcome.delivery_deadline {
-        match outcome.result {
-            Ok(()) => linger::disable_reset_on_close(&upstream.stream),
-            // Data that the endpoint still sends has no reader. Closing at once would send RST,
-            // and revoke what the endpoint has not acknowledged yet.
-            Err(_) => linger::deliver(upstream.stream, deadline).await,
-        }
-    }
 }
 
 fn destination_service(service: &Service) -> DestinationService {

@@ -19,7 +19,7 @@ use crate::snapshot::Snapshot;
 use crate::telemetry::Record;
 
 use super::super::{authorize, policy};
-use super::{close, update_endpoint_health};
+use super::ending::{close, update_endpoint_health};
 
 /// Age of a tunnel below which a reset by the endpoint counts as a failure, if neither side has
 /// sent a byte.
@@ -76,6 +76,26 @@ impl End {
 }
 
 impl Open {
+    /// Creates the tunnel at the time at which its endpoint was reached.
+    pub fn new(
+        gateway: Arc<DataPath>,
+        peer: Arc<Peer>,
+        generation: u64,
+        upstream: Upstream,
+        record: Record,
+        counted: (LoadGuard, StreamSlot),
+    ) -> Self {
+        Self {
+            gateway,
+            peer,
+            generation,
+            upstream,
+            record,
+            since: Instant::now(),
+            counted,
+        }
+    }
+
     /// Checks a tunnel against a new snapshot.
     ///
     /// # Errors

@@ -24,10 +24,8 @@ use super::super::copy::{self, CopyOutcome};
 use super::super::dial::Upstream;
 use super::super::identity::Peer;
 use super::super::{DataPath, policy, route};
-use super::{
-    close, destination, destination_service, establish, stopped_outcome, update_endpoint_health,
-    wait_for_stop,
-};
+use super::ending::{close, update_endpoint_health};
+use super::{destination, destination_service, establish, stopped_outcome, wait_for_stop};
 
 /// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);

@@ -77,9 +77,9 @@ impl Mailbox {
         lock(&self.commands).take().unwrap_or_default()
     }
 
-    /// Moves the streams that were woken to `ready`.
-    pub fn take_woken(&self, ready: &mut impl Extend<StreamKey>) {
-        ready.extend(lock(&self.woken).drain(..));
+    /// Takes the streams that were woken.
+    pub fn take_woken(&self) -> Vec<StreamKey> {
+        take(&mut *lock(&self.woken))
     }
 }
 
@@ -352,11 +352,18 @@ impl Tunnel {
         reason
     }
 
-    /// Hands the open tunnel over to its connection. Returns it if the connection has ended.
-    pub fn open(mut self, open: Box<Open>) -> Result<(), Box<Open>> {
+    /// Hands the open tunnel over to its connection.
+    ///
+    /// # Errors
+    /// The stream or its connection has ended, for this reason. Returns the tunnel.
+    pub fn open(mut self, open: Box<Open>) -> Result<(), (Box<Open>, Reason)> {
         self.0.is_done = true;
+        let failed = lock(&self.0.setup.state).failed;
+        if let Some(reason) = failed {
+            return Err((open, reason));
+        }
         match self.0.mailbox.send(Command::Open(self.0.key, open)) {
-            Err(Command::Open(_, open)) => Err(open),
+            Err(Command::Open(_, open)) => Err((open, Reason::DownstreamLost)),
             _ => Ok(()),
         }
     }

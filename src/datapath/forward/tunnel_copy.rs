@@ -34,6 +34,8 @@ const LAST_READS: usize = 8;
 pub struct TunnelCopy {
     /// Stream of the tunnel.
     pub key: StreamKey,
+    /// True while the connection has listed it for its next step.
+    pub is_queued: bool,
     open: Open,
     waker: Waker,
     backlog: Backlog,
@@ -94,6 +96,7 @@ impl TunnelCopy {
     pub fn new(key: StreamKey, open: Open, waker: Waker) -> Self {
         Self {
             key,
+            is_queued: false,
             open,
             waker,
             backlog: Backlog::default(),

@@ -33,6 +33,8 @@ const ROUNDS: usize = 4;
 const TUNNELS_PER_ROUND: usize = 16;
 /// Limit of slices in one write to an endpoint.
 const SLICES_MAX: usize = 32;
+/// Limit of events whose memory a connection keeps.
+const EVENTS_KEPT: usize = 64;
 /// Number of control bytes above which a peer that reads nothing is not read either.
 const CONTROL_BYTES_MAX: usize = 16 * 1024;
 
@@ -157,14 +159,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         }
         let has_read = self.poll_read(cx)?;
         self.write_control()?;
-        self.mailbox.take_woken(&mut self.ready);
-        let mut has_copied = false;
+        for key in self.mailbox.take_woken() {
+            self.enqueue(key);
+        }
         for _ in 0..TUNNELS_PER_ROUND.min(self.ready.len()) {
             if !self.output.has_room() && !self.poll_flush(cx)? {
                 break;
             }
             if let Some(key) = self.ready.pop_front() {
-                has_copied = true;
                 self.step(key);
                 self.write_control()?;
             }
@@ -176,7 +178,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         if self.is_read_closed && !has_read {
             return Err(ConnectionEnd::Closed);
         }
-        Ok(has_read || has_copied && is_flushed)
+        Ok(has_read || is_flushed && !self.ready.is_empty())
     }
 
     fn run_command(&mut self, command: Command) {
@@ -233,8 +235,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         }
         self.tunnels[key.slot] = Some(Tunnel::Open(copy));
         match started {
-            Ok(()) => self.ready.push_back(key),
+            Ok(()) => self.enqueue(key),
             Err(reason) => self.end(key, Err(reason)),
+        }
+    }
+
+    /// Lists an open tunnel for its next step, once.
+    fn enqueue(&mut self, key: StreamKey) {
+        if self.server.find(key.id) == Some(key)
+            && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot)
+            && !std::mem::replace(&mut copy.is_queued, true)
+        {
+            self.ready.push_back(key);
         }
     }
 
@@ -309,8 +321,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                 }
                 Event::End(key) => self.receive_end(key),
                 Event::Reset(key, reason) => self.receive_reset(key, reason),
-                Event::Writable(Some(key)) => self.ready.push_back(key),
-                Event::Writable(None) => self.ready.extend(self.server.keys()),
+                Event::Writable(Some(key)) => self.enqueue(key),
+                Event::Writable(None) => {
+                    for key in self.server.take_blocked() {
+                        self.enqueue(key);
+                    }
+                }
                 Event::Request {
                     key,
                     request,
@@ -327,7 +343,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             }
         }
         events.clear();
-        self.events = events;
+        if events.capacity() <= EVENTS_KEPT {
+            self.events = events;
+        }
         self.input = input;
     }
 
@@ -421,9 +439,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             output: &mut self.output,
             layer: &mut self.layer,
         };
+        copy.is_queued = false;
         match copy.step(&mut sink) {
             Ok(Step::Waits) => {}
-            Ok(Step::HasMore) => self.ready.push_back(key),
+            Ok(Step::HasMore) => self.enqueue(key),
             Ok(Step::Done) => self.end(key, Ok(())),
             Err(reason) => self.end(key, Err(reason)),
         }
@@ -507,7 +526,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
         loop {
             self.write_control()?;
-            if std::mem::take(&mut self.owes_key_update) {
+            if !self.output.is_blocked() && std::mem::take(&mut self.owes_key_update) {
                 let updated = self.output.update_key(&mut self.layer);
                 updated.map_err(ConnectionEnd::Record)?;
             }

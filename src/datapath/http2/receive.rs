@@ -461,6 +461,9 @@ impl Server {
         } else if window > WINDOW_MAX {
             self.reject_stream(id, ErrorCode::FLOW_CONTROL_ERROR, events);
         } else if is_blocked && window > 0 {
+            if let Some(stream) = self.streams.get_mut(key) {
+                stream.is_blocked = false;
+            }
             events.push(Event::Writable(Some(key)));
         }
         Ok(())

@@ -288,6 +288,11 @@ impl Server {
         capacity
     }
 
+    /// Takes the streams that had no window.
+    pub fn take_blocked(&mut self) -> Vec<StreamKey> {
+        self.streams.take_blocked()
+    }
+
     /// Takes `bytes` of DATA that the driver sends from the windows.
     pub fn sent_data(&mut self, key: StreamKey, bytes: usize, frames: usize, ends: bool) {
         let count = i64::try_from(bytes).unwrap_or(i64::MAX);

@@ -150,6 +150,20 @@ impl Streams {
         valid
     }
 
+    /// Takes the streams that are blocked.
+    pub fn take_blocked(&mut self) -> Vec<StreamKey> {
+        let mut blocked = Vec::new();
+        for (slot, stream) in self.slots.iter_mut().enumerate() {
+            if let Some(stream) = stream
+                && std::mem::take(&mut stream.is_blocked)
+            {
+                let id = stream.id;
+                blocked.push(StreamKey { id, slot });
+            }
+        }
+        blocked
+    }
+
     /// Adds `bytes` that were taken from a stream. Returns the increment to announce once it is
     /// half of the window. A window that no longer fits is halved by withholding increments.
     pub fn release(&mut self, key: StreamKey, bytes: u32) -> Option<u32> {

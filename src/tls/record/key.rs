@@ -6,7 +6,10 @@ use aws_lc_rs::aead::{
 use rustls::ConnectionTrafficSecrets;
 use zeroize::Zeroizing;
 
-use super::{HEADER_BYTES, RecordError};
+use super::error::RecordError;
+
+/// Length of a record header in bytes.
+pub const HEADER_BYTES: usize = 5;
 
 /// Size of the authentication tag of every suite (RFC 8446 5.2).
 pub(super) const TAG_BYTES: usize = 16;

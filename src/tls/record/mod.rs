@@ -15,10 +15,9 @@ use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
 
 pub use error::RecordError;
+pub use key::HEADER_BYTES;
 use key::{Key, TAG_BYTES};
 
-/// Size of a record header.
-pub const HEADER_BYTES: usize = 5;
 /// Limit of the payload of a record (RFC 8446 5.1).
 pub const PLAINTEXT_MAX: usize = 16 * 1024;
 /// Size of the trailer of a sent record: content type and tag.

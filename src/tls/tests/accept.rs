@@ -149,9 +149,7 @@ async fn a_client_hello_in_records_of_one_byte_is_answered_and_one_without_end_i
     accepting.abort();
 
     let (mut near, mut far) = duplex(1 << 20);
-    far.write_all(&[22, 3, 1, 0, 4, 1, 0, 0xff, 0xff])
-        .await
-        .unwrap();
+    far.write_all(&[22, 3, 1, 0, 4, 1, 2, 0, 0]).await.unwrap();
     for _ in 0..100 {
         far.write_all(&[22, 3, 1, 4, 0]).await.unwrap();
         far.write_all(&[0; 1024]).await.unwrap();

@@ -4,13 +4,13 @@
 //! field is passed on without a copy, and an inserted entry shares an indexed name. A field of a
 //! few octets can refer to 4 KiB, though, so a caller has to bound what it copies.
 
+mod error;
 mod huffman;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use thiserror::Error;
-
+pub use error::HpackError;
 use table::{DynamicTable, Name};
 
 /// Limit of the dynamic table in bytes: SETTINGS_HEADER_TABLE_SIZE, of which we advertise the
@@ -21,26 +21,6 @@ const TABLE_BYTES_MAX: usize = 4096;
 const STATUS_INDEX: u8 = 8;
 /// Statuses in the static table, in the order of their indices.
 const INDEXED_STATUSES: [u16; 7] = [200, 204, 206, 304, 400, 404, 500];
-
-/// Reason for which a header block cannot be decoded: COMPRESSION_ERROR (RFC 9113 section 4.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum HpackError {
-    /// The block ends inside a field.
-    #[error("header block ends inside a field")]
-    Truncated,
-    /// An integer takes more than five octets (RFC 7541 section 5.1).
-    #[error("integer in a header block takes more than five octets")]
-    Integer,
-    /// A string is not valid Huffman code, or its padding is invalid (RFC 7541 section 5.2).
-    #[error("invalid Huffman code in a header block")]
-    Huffman,
-    /// An index is 0 or exceeds both tables (RFC 7541 sections 2.3.3 and 6.1).
-    #[error("index in a header block is outside the tables")]
-    Index,
-    /// A table size update exceeds the limit, or follows a field (RFC 7541 sections 4.2 and 6.3).
-    #[error("dynamic table size update is above the limit or follows a field")]
-    TableSize,
-}
 
 /// Decoder of the header blocks of one connection, with its dynamic table.
 ///

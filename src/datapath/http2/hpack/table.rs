@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::HpackError;
+use super::error::HpackError;
 
 /// Size of an entry in excess of its octets (RFC 7541 section 4.1).
 const ENTRY_OVERHEAD_BYTES: usize = 32;

@@ -129,8 +129,8 @@ fn responses_of_appendix_c_5_and_c_6() {
     ]);
     check(&[
         (
-            "3fe101 4882 6402 5885 aec3 771a 4b61 96d0 7abe 9410 54d4 44a8 2005 9504 0b81 66e0 82a6 \
-             2d1b ff6e 919d 29ad 1718 63c7 8f0b 97c8 e9ae 82ae 43d3",
+            "3fe101 4882 6402 5885 aec3 771a 4b61 96d0 7abe 9410 54d4 44a8 2005 9504 0b81 66e0 \
+             82a6 2d1b ff6e 919d 29ad 1718 63c7 8f0b 97c8 e9ae 82ae 43d3",
             first,
             222,
         ),
@@ -313,7 +313,8 @@ fn representation() -> impl Strategy<Value = Vec<u8>> {
             push_integer(&mut block, 0x80, 7, index);
             block
         }),
-        6 => (form, index, string.clone(), string).prop_map(|((first, prefix), index, name, value)| {
+        6 => (form, index, string.clone(), string).prop_map(|(form, index, name, value)| {
+            let (first, prefix) = form;
             let mut block = Vec::new();
             push_integer(&mut block, first, prefix, index);
             if index == 0 {
@@ -371,7 +372,9 @@ proptest! {
     }
 
     #[test]
-    fn random_octets_agree_with_another_decoder(block in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn random_octets_agree_with_another_decoder(
+            block in prop::collection::vec(any::<u8>(), 0..64),
+        ) {
         match decode_first(&block) {
             Ok(fields) => prop_assert_eq!(other_decoder().decode(&block).ok(), Some(fields)),
             // The other one accepts a size update after a field.
