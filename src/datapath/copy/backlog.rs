@@ -7,6 +7,9 @@ use bytes::{Buf, BytesMut};
 
 use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
 
+/// Size of a rest that is copied out of the memory of a larger backlog.
+const SMALL_BYTES: usize = 4 * 1024;
+
 /// Bytes that wait for an endpoint, on the account of their tunnel. Empty on most tunnels, and
 /// then without memory.
 #[derive(Debug, Default)]
@@ -49,8 +52,9 @@ impl Backlog {
         if let Some(account) = &self.account {
             account.release(bytes);
         }
-        if self.bytes.is_empty() {
-            self.bytes = BytesMut::new();
+        // `advance` frees no memory, and the account counts the bytes that are left.
+        if self.bytes.len() < SMALL_BYTES {
+            self.bytes = BytesMut::from(self.bytes());
         }
     }
 }

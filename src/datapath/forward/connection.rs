@@ -278,8 +278,9 @@ impl Owner<'_> {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let snapshot = self.gateway.reader.load();
+        // In this order: a later change is evaluated once more, and never missed.
         turns.generation = *self.generation.borrow_and_update();
+        let snapshot = self.gateway.reader.load();
         for tunnel in turns.open_tunnels() {
             if let Err(why) = tunnel.tunnel().reevaluate(&snapshot) {
                 let delay = REVOKE_JITTER.mul_f64(fastrand::f64());
@@ -315,8 +316,9 @@ impl Owner<'_> {
         if let Some(end) = &end {
             self.log_end(&describe(end));
         }
-        turns.append_alert(alert);
-        let _ = timeout(GOAWAY_DEADLINE, poll_fn(|cx| turns.poll_close(cx))).await;
+        let mut alert = Some(alert);
+        let closed = poll_fn(|cx| turns.poll_close(cx, &mut alert));
+        let _ = timeout(GOAWAY_DEADLINE, closed).await;
         turns.into_socket(Reason::DownstreamLost)
     }
 

@@ -93,9 +93,10 @@ pub struct Turns<S> {
     /// Generation of the snapshot that the tunnels were last checked against.
     pub generation: u64,
     budget: Arc<BufferBudget>,
-    /// Account of the send buffer while the peer does not read, created when that happens first.
-    unsent: Option<Arc<BufferAccount>>,
-    is_unsent_charged: bool,
+    /// Account of the buffers that the peer makes the connection hold, created when it first does.
+    held: Option<Arc<BufferAccount>>,
+    /// Bytes on that account.
+    charged: usize,
     /// The bytes that came with the handshake were processed.
     is_started: bool,
     owes_key_update: bool,
@@ -124,8 +125,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             requests: Vec::new(),
             generation: u64::MAX,
             budget: Arc::clone(budget),
-            unsent: None,
-            is_unsent_charged: false,
+            held: None,
+            charged: 0,
             is_started: false,
             owes_key_update: false,
             is_read_closed: false,
@@ -157,7 +158,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         for command in self.mailbox.take_commands() {
             self.run_command(command);
         }
-        let has_read = self.poll_read(cx)?;
+        let skips_read = self.output.is_blocked() && self.server.control.len() > CONTROL_BYTES_MAX;
+        let has_read = !skips_read && self.poll_read(cx)?;
         self.write_control()?;
         for key in self.mailbox.take_woken() {
             self.enqueue(key);
@@ -172,13 +174,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             }
         }
         let is_flushed = self.poll_flush(cx)?;
+        self.charge_buffers(cx)?;
         if self.server.is_finished() && is_flushed {
             return Err(ConnectionEnd::Closed);
         }
         if self.is_read_closed && !has_read {
             return Err(ConnectionEnd::Closed);
         }
-        Ok(has_read || is_flushed && !self.ready.is_empty())
+        // A read that was skipped has registered no waker.
+        Ok(has_read || is_flushed && (skips_read || !self.ready.is_empty()))
     }
 
     fn run_command(&mut self, command: Command) {
@@ -199,6 +203,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Starts the copy of a tunnel, with the bytes that the peer has sent so far.
     fn open(&mut self, key: StreamKey, open: Box<Open>) {
+        // The answer precedes DATA. While it cannot be written, the output has no room for DATA. An
+        // error occurs again at the end of the round.
+        let _ = self.write_control();
         let setup = match self.tunnels.get_mut(key.slot).and_then(Option::take) {
             Some(Tunnel::Setup(setup)) if self.server.is_open(key) => setup,
             other => {
@@ -209,7 +216,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                 return open.end(End::before_copy(Reason::DownstreamLost));
             }
         };
-        if open.generation != self.generation
+        if (open.generation != self.generation || open.peer.lost_trust().is_some())
             && let Err(why) = open.reevaluate(&open.gateway.reader.load())
         {
             let mut open = open;
@@ -253,9 +260,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Reads the peer once, and forwards what it sent. Returns true if there may be more.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
         if self.is_read_closed {
-            return Ok(false);
-        }
-        if self.output.is_blocked() && self.server.control.len() > CONTROL_BYTES_MAX {
             return Ok(false);
         }
         match self.input.poll_read(cx, &mut self.socket) {
@@ -532,7 +536,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             }
             let output = &mut self.output;
             let flushed = output.poll_flush(cx, &mut self.socket, &mut self.layer);
-            self.charge_unsent(cx)?;
             match flushed {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
@@ -542,40 +545,41 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         }
     }
 
-    /// Charges the send buffer to an account while the peer does not read.
-    fn charge_unsent(&mut self, cx: &Context<'_>) -> Result<(), ConnectionEnd> {
-        if !self.output.is_blocked() && !self.is_unsent_charged {
+    /// Charges the buffers that the connection holds after a round: the send buffer while the peer
+    /// does not read, and the receive buffer while it holds a part of a record.
+    fn charge_buffers(&mut self, cx: &Context<'_>) -> Result<(), ConnectionEnd> {
+        let buffers = usize::from(self.output.is_blocked()) + usize::from(self.input.is_held());
+        let held = buffers * BUFFER_BYTES;
+        if held == 0 && self.charged == 0 {
             return Ok(());
         }
         let budget = &self.budget;
-        let account = self.unsent.get_or_insert_with(|| budget.account());
-        if self.output.is_blocked() != self.is_unsent_charged {
-            self.is_unsent_charged = self.output.is_blocked();
-            if self.is_unsent_charged {
-                account.charge(BUFFER_BYTES);
-            } else {
-                account.release(BUFFER_BYTES);
-            }
+        let account = self.held.get_or_insert_with(|| budget.account());
+        if held > self.charged {
+            account.charge(held - self.charged);
+        } else {
+            account.release(self.charged - held);
         }
+        self.charged = held;
         match account.poll_gated(cx, |_| Poll::<()>::Pending) {
             Poll::Ready(_) => Err(ConnectionEnd::Evicted),
             Poll::Pending => Ok(()),
         }
     }
 
-    /// Sends the last frames.
-    pub fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.poll_flush(cx) {
-            Ok(false) => Poll::Pending,
-            Ok(true) | Err(_) => Poll::Ready(()),
+    /// Sends the last frames, and then `alert` as the last record.
+    pub fn poll_close(&mut self, cx: &mut Context<'_>, alert: &mut Option<[u8; 2]>) -> Poll<()> {
+        loop {
+            match self.poll_flush(cx) {
+                Ok(false) => return Poll::Pending,
+                Err(_) => return Poll::Ready(()),
+                Ok(true) => match alert.take() {
+                    None => return Poll::Ready(()),
+                    // A layer that has failed cannot seal an alert either.
+                    Some(alert) => drop(self.output.append_alert(alert, &mut self.layer)),
+                },
+            }
         }
-    }
-
-    /// Appends an alert as the last record.
-    pub fn append_alert(&mut self, alert: [u8; 2]) {
-        // A connection that has failed can send neither frames nor an alert.
-        let _ = self.write_control();
-        let _ = self.output.append_alert(alert, &mut self.layer);
     }
 
     /// Ends all tunnels. Returns the socket.

@@ -84,6 +84,11 @@ impl Input {
         self.buffer.as_ref().map_or(&[], |buffer| buffer.as_ref())
     }
 
+    /// Returns true if the buffer holds bytes.
+    pub fn is_held(&self) -> bool {
+        self.buffer.is_some()
+    }
+
     /// Returns the buffer to the worker if it holds nothing.
     pub fn release_if_empty(&mut self) {
         if self.start == self.end {

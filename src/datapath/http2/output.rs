@@ -155,7 +155,8 @@ impl Output {
             wanted -= *capacity;
         }
         let start = self.end + HEADER_BYTES;
-        let count = read_slices(self.buffer(), start, first - HEADER_BYTES, capacities, read)?;
+        let read = read_slices(self.buffer(), start, first - HEADER_BYTES, capacities, read);
+        let count = *read.as_ref().unwrap_or(&0);
         let (mut left, mut frames) = (count, 0);
         for (index, capacity) in capacities.into_iter().enumerate() {
             let length = left.min(capacity);
@@ -176,7 +177,7 @@ impl Output {
             self.end = self.record;
             self.release_if_empty();
         }
-        Ok(ReadBytes {
+        read.map(|_| ReadBytes {
             bytes: count,
             frames,
             is_drained,

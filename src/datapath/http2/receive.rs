@@ -379,6 +379,8 @@ impl Server {
             return Ok(());
         }
         self.has_settings = true;
+        // Only the last value counts (RFC 9113 section 6.5.3), so all streams are visited once.
+        let mut window = None;
         for entry in payload.chunks_exact(6) {
             let [n0, n1, v0, v1, v2, v3] = entry else {
                 continue;
@@ -391,14 +393,19 @@ impl Server {
                 setting::MAX_FRAME_SIZE if !(1 << 14..1 << 24).contains(&value) => {
                     return Err(protocol_error("SETTINGS_MAX_FRAME_SIZE out of bounds"));
                 }
-                setting::INITIAL_WINDOW_SIZE => {
-                    self.set_peer_window(value)?;
-                    events.push(Event::Writable(None));
+                setting::INITIAL_WINDOW_SIZE if i64::from(value) > WINDOW_MAX => {
+                    let rule = "SETTINGS_INITIAL_WINDOW_SIZE above 2^31 - 1";
+                    return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
                 }
+                setting::INITIAL_WINDOW_SIZE => window = Some(value),
                 // Responses do not use the dynamic table; a smaller one has to be confirmed.
                 setting::HEADER_TABLE_SIZE if value < 4096 => self.owes_table_update = true,
                 _ => {}
             }
+        }
+        if let Some(window) = window {
+            self.set_peer_window(window)?;
+            events.push(Event::Writable(None));
         }
         frame::push(&mut self.control, kind::SETTINGS, flag::ACK, 0, &[]);
         Ok(())

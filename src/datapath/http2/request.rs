@@ -58,23 +58,6 @@ pub fn decode(
     Ok(list.request())
 }
 
-/// Decodes the header block of a trailer section, whose fields are ignored.
-///
-/// # Errors
-/// As for [`decode`].
-pub fn decode_trailers(
-    decoder: &mut Decoder,
-    block: &[u8],
-) -> Result<Result<(), RequestError>, HpackError> {
-    // A trailer section has no pseudo-header fields (RFC 9113 section 8.1).
-    let mut list = HeaderList {
-        fields_began: true,
-        ..HeaderList::default()
-    };
-    decoder.decode(block, &mut |name, value| list.push(name, value))?;
-    Ok(list.error.map_or(Ok(()), Err))
-}
-
 /// Fields received so far. Fields after an error are ignored, which bounds the work.
 #[derive(Default)]
 struct HeaderList {
@@ -486,20 +469,5 @@ mod tests {
         let connect = [&[0x02, 7][..], METHOD.1, &[0x80 | 62]].concat();
         let request = super::decode(&mut decoder, &connect).unwrap().unwrap();
         assert_eq!(&*request.authority, "echo.app:80");
-    }
-
-    #[test]
-    fn trailers_have_no_pseudo_header_fields() {
-        for (fields, want) in [
-            (&[][..], Ok(())),
-            (&[(&b"grpc-status"[..], &b"0"[..])][..], Ok(())),
-            (&[METHOD], Err(RequestError::Malformed)),
-            (&[(b"connection", b"close")], Err(RequestError::Malformed)),
-            (&[(b"A", b"b")], Err(RequestError::Malformed)),
-            (&[(b"a", &[b'x'; 16_383])], Err(RequestError::TooLarge)),
-        ] {
-            let got = decode_trailers(&mut Decoder::new(), &block(fields)).unwrap();
-            assert_eq!(got, want, "{fields:?}");
-        }
     }
 }

@@ -359,11 +359,6 @@ impl Server {
         true
     }
 
-    /// Returns true if the last keepalive PING was not answered.
-    pub fn is_ping_unanswered(&self) -> bool {
-        self.is_ping_unanswered
-    }
-
     pub(super) fn receive_pong(&mut self, payload: &[u8]) {
         if payload == KEEPALIVE_PING {
             self.is_ping_unanswered = false;

@@ -173,16 +173,13 @@ impl Streams {
             return None;
         }
         stream.released += bytes;
-        let half = stream.window / 2;
-        if stream.released < half {
-            return None;
+        let limit = fitting.max(STREAM_WINDOW_MIN);
+        while stream.window > limit && stream.released >= stream.window / 2 {
+            stream.window /= 2;
+            stream.released -= stream.window;
         }
-        if stream.window > fitting.max(STREAM_WINDOW_MIN) {
-            stream.window = half;
-            stream.released -= half;
-            return None;
-        }
-        Some(stream.announce())
+        let is_due = stream.released > 0 && stream.released >= stream.window / 2;
+        is_due.then(|| stream.announce())
     }
 
     /// Doubles the receive window of a stream if all windows together stay within their limit.
@@ -309,6 +306,22 @@ mod tests {
         assert_eq!(streams.release(key, taken), Some(taken));
         assert_eq!(streams.window(key), STREAM_WINDOW_MAX / 2);
         assert_eq!(streams.grow(key), None, "eight streams have 2 MiB each");
+    }
+
+    #[test]
+    fn a_window_that_shrinks_at_once_is_announced() {
+        let mut streams = Streams::default();
+        let key = streams.insert(1, 0);
+        while streams.grow(key).is_some() {}
+        for id in 1..64 {
+            streams.insert(1 + 2 * id, 0);
+        }
+        if let Some(stream) = streams.get_mut(key) {
+            stream.receive_window = 0;
+        }
+        let announced = streams.release(key, STREAM_WINDOW_MAX);
+        assert_eq!(streams.window(key), STREAM_WINDOW_MIN);
+        assert_eq!(announced, Some(STREAM_WINDOW_MIN));
     }
 
     #[test]
