@@ -64,6 +64,13 @@ fn istiod_11_every_address_of_a_dual_stack_workload_is_an_endpoint() {
         }
         // If one family cannot be reached, the other remains.
         drop(v4);
+        // The listener is closed by its task, and until then the kernel accepts.
+        let closed = async || {
+            tokio::net::TcpStream::connect(net.address(11, port))
+                .await
+                .is_err()
+        };
+        until("a closed listener", closed, |&closed| closed).await;
         for _ in 0..8 {
             assert_eq!(answered(&client, ECHO).await, Some(6));
         }
