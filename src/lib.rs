@@ -16,6 +16,7 @@ pub mod yaml;
 // Data path.
 pub mod datapath;
 pub mod explain;
+pub mod outer;
 
 // State between the two paths.
 pub mod snapshot;

@@ -61,6 +61,21 @@ pub enum Reason {
     MemoryFull,
     /// Tunnels with the same ClientHello are already in flight: a route leads back to a gateway.
     Loop,
+    /// The tunnel has already passed this gateway, or too many gateways of other networks.
+    GatewayLoop,
+    /// No HBONE connection to a gateway of another network could be opened.
+    GatewayUnreachable,
+    /// The certificate of a gateway of another network is not that of the expected gateway.
+    GatewayUntrusted,
+    /// A gateway of another network has no endpoint for the service, or did not reach one in
+    /// time.
+    RemoteUnavailable,
+    /// A gateway of another network does not know the service, or does not expose it to this
+    /// gateway.
+    RemoteRejected,
+    /// A gateway of another network is overloaded or draining, or all its connections are in
+    /// use.
+    RemoteBusy,
     /// The buffers of all tunnels are at their limit. New tunnels are rejected, and the stalled
     /// tunnels with most buffered bytes are reset.
     BuffersFull,
@@ -101,7 +116,7 @@ pub enum Fault {
 
 impl Reason {
     /// Every reason, in the order of the enum. The metrics are created from it.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 41] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -126,6 +141,12 @@ impl Reason {
         Self::OverShare,
         Self::MemoryFull,
         Self::Loop,
+        Self::GatewayLoop,
+        Self::GatewayUnreachable,
+        Self::GatewayUntrusted,
+        Self::RemoteUnavailable,
+        Self::RemoteRejected,
+        Self::RemoteBusy,
         Self::BuffersFull,
         Self::EarlyData,
         Self::Malformed,
@@ -166,6 +187,12 @@ impl Reason {
             Self::OverShare => "over_share",
             Self::MemoryFull => "memory_full",
             Self::Loop => "loop",
+            Self::GatewayLoop => "gateway_loop",
+            Self::GatewayUnreachable => "gateway_unreachable",
+            Self::GatewayUntrusted => "gateway_untrusted",
+            Self::RemoteUnavailable => "remote_unavailable",
+            Self::RemoteRejected => "remote_rejected",
+            Self::RemoteBusy => "remote_busy",
             Self::BuffersFull => "buffers_full",
             Self::EarlyData => "early_data",
             Self::Malformed => "malformed",
@@ -206,6 +233,11 @@ impl Reason {
             | Self::DialRefused
             | Self::DialTimeout
             | Self::DialFailed
+            | Self::GatewayUnreachable
+            | Self::GatewayUntrusted
+            | Self::RemoteUnavailable
+            | Self::RemoteRejected
+            | Self::RemoteBusy
             | Self::UpstreamReset
             | Self::EndpointSilent => Fault::Upstream,
             Self::DialDenied
@@ -213,6 +245,7 @@ impl Reason {
             | Self::Overloaded
             | Self::MemoryFull
             | Self::Loop
+            | Self::GatewayLoop
             | Self::BuffersFull
             | Self::DrainDeadline
             | Self::Revoked
@@ -227,7 +260,20 @@ impl Reason {
     pub const fn is_retriable(self) -> bool {
         matches!(
             self,
-            Self::DialDenied | Self::DialRefused | Self::DialTimeout | Self::DialFailed
+            Self::DialDenied
+                | Self::GatewayUnreachable
+                | Self::GatewayUntrusted
+                | Self::RemoteRejected
+                | Self::RemoteBusy
+        ) || self.ejects_endpoint()
+    }
+
+    /// Returns true if a failed dial for this reason counts against the endpoint. A gateway of
+    /// another network that fails is ejected by itself, for all services.
+    pub const fn ejects_endpoint(self) -> bool {
+        matches!(
+            self,
+            Self::DialRefused | Self::DialTimeout | Self::DialFailed | Self::RemoteUnavailable
         )
     }
 
@@ -303,6 +349,12 @@ impl Reason {
             | Self::OverShare
             | Self::MemoryFull
             | Self::Loop
+            | Self::GatewayLoop
+            | Self::GatewayUnreachable
+            | Self::GatewayUntrusted
+            | Self::RemoteUnavailable
+            | Self::RemoteRejected
+            | Self::RemoteBusy
             | Self::BuffersFull => "CONNECT",
             _ => "-",
         }

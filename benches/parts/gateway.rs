@@ -10,6 +10,7 @@ use strait::datapath::limits::budget::BufferBudget;
 use strait::datapath::listener::Listener;
 use strait::datapath::{DataPath, dial, serve};
 use strait::lifecycle::Lifecycle;
+use strait::outer::Pool;
 use strait::snapshot::Publisher;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
@@ -104,9 +105,11 @@ impl Running {
         let addresses: Vec<_> = sockets.iter().map(address).collect();
         let loopback = "127.0.0.0/8".parse().expect("a network");
         let metrics = Arc::new(Metrics::new());
+        let tls = Arc::new(InboundTls::new(tls));
         let gateway = Arc::new(DataPath {
+            outer: Pool::new(Arc::clone(&tls), publisher.reader()),
             reader: publisher.reader(),
-            tls: InboundTls::new(tls),
+            tls,
             budget: Arc::new(BufferBudget::new(
                 BUFFERS,
                 metrics.set_buffer_limit(BUFFERS),

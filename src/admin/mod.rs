@@ -31,7 +31,7 @@ use serde::Deserialize;
 use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::snapshot::{Publisher, Reader};
-use crate::status::Status;
+use crate::status::{RemoteGatewayStatus, Status};
 use crate::telemetry::{LogHandle, Metrics};
 
 use scrape::Scrapes;
@@ -69,6 +69,8 @@ pub struct AdminState {
     pub holders: Source<DescriptorUsage>,
     /// Issuers of peers' certificates.
     pub issuers: Source<Vec<IssuerRow>>,
+    /// Gateways of other networks.
+    pub remote_gateways: Source<Vec<RemoteGatewayStatus>>,
     /// Explanations of the outcome of a tunnel.
     pub explain: ExplainHandler,
     /// Listeners of the data path.

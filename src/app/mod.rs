@@ -37,6 +37,7 @@ use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::budget::BufferBudget;
 use crate::lifecycle::Lifecycle;
+use crate::outer::Pool;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
 use crate::status::Status;
@@ -183,15 +184,19 @@ impl App {
         let budget = Arc::new(BufferBudget::new(buffers, limit));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
+        let tls = Arc::new(InboundTls::new(tls::rejecting_server_config()?));
         let gateway = Arc::new(DataPath {
             reader: publisher.reader(),
-            tls: InboundTls::new(tls::rejecting_server_config()?),
+            tls: Arc::clone(&tls),
+            outer: Pool::new(tls, publisher.reader()),
             metrics: Arc::clone(&metrics),
             lifecycle: front.lifecycle,
             admission: Admission::new(raise_descriptor_limit()),
             budget: Arc::clone(&budget),
             deny: DenyList::new(inputs.config.dial.allow.clone(), own.collect()),
         });
+        let pool = gateway.outer.clone();
+        metrics.set_remote_gateways(move || pool.status());
         let deadline = inputs.config.drain.deadline;
         let listeners = Listeners::new(&gateway, entries, others, deadline);
         memory::adapt(&gateway, memory, configured);

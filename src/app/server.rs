@@ -55,6 +55,10 @@ impl Sockets {
             },
             holders: descriptor_usage(gateway),
             issuers: issuers(gateway),
+            remote_gateways: {
+                let pool = gateway.outer.clone();
+                Arc::new(move || pool.status())
+            },
             explain: explain::for_gateway(gateway, &app.config),
             listeners: {
                 let listeners = Arc::clone(&app.listeners);

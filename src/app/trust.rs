@@ -16,6 +16,7 @@ pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
     let domains = trust.domains.iter();
     TrustSet::new(domains.map(|domain| (&*domain.name, &*domain.cluster)))
         .with_waypoints(trust.waypoints.iter().map(String::as_str))
+        .with_gateways(trust.gateways.iter().map(String::as_str))
         .with_any_domain(trust.skip_validation)
         .with_issuers(loaded.clusters(), loaded.rejects_unknown)
 }

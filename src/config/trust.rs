@@ -36,6 +36,10 @@ section! {
         /// trusted for every service. Where clusters of peers are distinguished, the waypoints of
         /// the requested service in this cluster are trusted too.
         waypoints: Vec<String> as Vec<WorkloadId> = default(Vec::new());
+        /// Identities (`spiffe://…`) of the gateways of other networks that forward tunnels to this
+        /// one. Their `x-strait-source` is trusted, and they learn why a tunnel is rejected
+        /// (`x-strait-outcome`).
+        gateways: Vec<String> as Vec<WorkloadId> = default(Vec::new());
     }
 }
 

@@ -123,10 +123,11 @@ pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a A
 }
 
 /// Ejects an endpoint after a failure, unless more than half of the set would then be ejected.
+/// Returns true if this call has ejected it.
 ///
 /// The only endpoint of a service is never ejected. A failure of the network, which affects all
 /// endpoints, leaves half of them in service.
-pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) {
+pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) -> bool {
     let now = Instant::now();
     let ejected = set
         .endpoints
@@ -134,7 +135,8 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
         .filter(|other| other.state.is_ejected(now))
         .count();
     let fits = (ejected + 1) * 2 <= set.endpoints.len();
-    if fits && !endpoint.state.is_ejected(now) {
+    let is_new = fits && !endpoint.state.is_ejected(now);
+    if is_new {
         let time = endpoint.state.eject(now);
         metrics.endpoint_ejected();
         info!(
@@ -142,6 +144,7 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
             "endpoint ejected after a failure"
         );
     }
+    is_new
 }
 
 /// Returns the index in the set of the less loaded one of two eligible endpoints drawn by weight.
@@ -205,6 +208,7 @@ mod tests {
                 definition: Arc::new(of),
                 address: ([10, 0, 0, 1], 15008).into(),
                 protocol: Protocol::Hbone,
+                remote: None,
                 weight,
                 state: Arc::new(EndpointState::default()),
             })

@@ -53,6 +53,7 @@ pub mod limits;
 use std::sync::Arc;
 
 use crate::lifecycle::Lifecycle;
+use crate::outer::Pool;
 use crate::snapshot::Reader;
 use crate::telemetry::Metrics;
 use crate::tls::InboundTls;
@@ -63,7 +64,9 @@ pub struct DataPath {
     /// Reader of the current snapshot.
     pub reader: Reader,
     /// TLS configuration of HBONE listeners, replaced when certificates or trust change.
-    pub tls: InboundTls,
+    pub tls: Arc<InboundTls>,
+    /// Connections to gateways of other networks.
+    pub outer: Pool,
     /// Metrics of the process.
     pub metrics: Arc<Metrics>,
     /// Phases of a drain, and its tasks.

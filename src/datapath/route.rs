@@ -7,7 +7,7 @@ use crate::snapshot::mesh::{self, Waypoint};
 use crate::snapshot::{EndpointSet, MatchedBy, Service, Snapshot};
 use crate::wire::Authority;
 
-use super::http2::tunnel::{Origin, Target};
+use super::http2::tunnel::{Forwarded, Origin, Target};
 use super::identity::Peer;
 
 /// Service port with the endpoints for its tunnels: the service's own, or those of one of its
@@ -22,6 +22,7 @@ pub struct Route {
     by_waypoint: bool,
     passthrough: bool,
     origin: Origin,
+    forwarded: Option<Box<Forwarded>>,
 }
 
 impl Route {
@@ -82,6 +83,11 @@ impl Route {
         self.origin
     }
 
+    /// Returns the headers for gateways of other networks.
+    pub fn forwarded(&self) -> Option<&Forwarded> {
+        self.forwarded.as_deref()
+    }
+
     /// Returns whether the tunnel goes to a waypoint of its service.
     pub fn is_by_waypoint(&self) -> bool {
         self.by_waypoint
@@ -112,7 +118,11 @@ impl Route {
 /// # Errors
 /// [`Reason::UnknownService`].
 pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
-    let (asked, origin) = target.into_parts();
+    let Target {
+        authority: asked,
+        origin,
+        forwarded,
+    } = target;
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
     let service = found.service;
@@ -131,6 +141,7 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
         by_waypoint,
         passthrough: false,
         origin,
+        forwarded,
         authority: asked,
     })
 }
@@ -145,7 +156,11 @@ pub fn resolve_passthrough(
     peer: &Peer,
     target: Target,
 ) -> Result<Route, Reason> {
-    let (asked, origin) = target.into_parts();
+    let Target {
+        authority: asked,
+        origin,
+        forwarded,
+    } = target;
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
     let by_waypoint = !found.service.definition.waypoints.is_empty();
@@ -161,6 +176,7 @@ pub fn resolve_passthrough(
         by_waypoint,
         passthrough: true,
         origin,
+        forwarded,
         authority: asked,
     })
 }

@@ -182,6 +182,7 @@ impl Explainer<'_> {
         let target = Target {
             authority: wanted.authority.clone(),
             origin: Origin::Workload,
+            forwarded: None,
         };
         let route = route::resolve_passthrough(self.world.snapshot, &peer, target);
         let (mut leg, permit) =
@@ -330,6 +331,7 @@ impl Explainer<'_> {
         let target = Target {
             authority: authority.clone(),
             origin,
+            forwarded: None,
         };
         let route = route::resolve(self.world.snapshot, peer, target);
         self.evaluate(peer, &authority, route, false)

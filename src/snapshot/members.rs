@@ -35,6 +35,7 @@ impl Member {
             Arc::new(Endpoint {
                 address,
                 protocol,
+                remote: None,
                 weight: workload.capacity,
                 definition: Arc::clone(workload),
                 state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),

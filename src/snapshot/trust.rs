@@ -16,6 +16,7 @@ const UNLISTED: &str = "unlisted";
 pub struct TrustSet {
     clusters: HashMap<Box<str>, Arc<str>>,
     trusted_waypoints: HashSet<Box<str>>,
+    gateways: HashSet<Box<str>>,
     /// Present if domains without an entry are in the set too.
     unlisted: Option<UnlistedDomains>,
     /// Present if the issuer rather than the domain determines the cluster.
@@ -84,6 +85,7 @@ impl TrustSet {
         Self {
             clusters: domains.into_iter().map(entry).collect(),
             trusted_waypoints: HashSet::new(),
+            gateways: HashSet::new(),
             unlisted: None,
             issuers: None,
         }
@@ -126,6 +128,18 @@ impl TrustSet {
             trusted_waypoints: waypoints,
             ..self
         }
+    }
+
+    /// Returns the set with these identities (`spiffe://…`) of gateways of other networks.
+    pub fn with_gateways<'a>(self, gateways: impl IntoIterator<Item = &'a str>) -> Self {
+        let gateways = gateways.into_iter().map(Into::into).collect();
+        Self { gateways, ..self }
+    }
+
+    /// Returns whether the configuration lists this identity as that of a gateway of another
+    /// network.
+    pub fn is_gateway(&self, principal: &str) -> bool {
+        self.gateways.contains(principal)
     }
 
     /// Returns whether the configuration lists this identity as a waypoint's or a gateway's.

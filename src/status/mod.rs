@@ -4,6 +4,7 @@
 //! Plain structs, each behind a lock of its own. Their owners write them and the admin pages read
 //! them; the data path waits for neither.
 
+mod remote;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Serialize, Serializer};
 
+pub use self::remote::RemoteGatewayStatus;
 pub use self::workload::{PodName, WorkloadLabels};
 
 /// Source that is read at the start and again after every change.

@@ -7,6 +7,7 @@ mod limiter;
 pub mod logging;
 mod metrics;
 mod record;
+mod remote;
 mod sets;
 mod tcp;
 mod xds;

@@ -1,4 +1,4 @@
-//! TLS state of HBONE listeners: the configuration in force, and the chains of open connections.
+//! TLS state of HBONE connections: the configuration in force, and the chains of open connections.
 //!
 //! A change of trust replaces the configuration. The control path then verifies the chains of
 //! open connections again, each chain once.
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::{Notify, SetOnce};
 
 use crate::reason::HandshakeRefusal;
@@ -32,6 +32,20 @@ pub struct ServerTls {
     /// Configuration for new handshakes.
     pub config: Arc<ServerConfig>,
     pub(super) verifier: Arc<ClientVerifier>,
+    /// Configuration of connections to gateways of other networks; none without a certificate.
+    pub(super) outbound: Option<Arc<OutboundTls>>,
+}
+
+/// Configuration of connections to gateways of other networks.
+///
+/// The handshake verifies the chain, the trust domain, the issuer and revocation. The caller
+/// verifies the cluster and the identity.
+#[derive(Debug)]
+pub struct OutboundTls {
+    /// Configuration for new handshakes.
+    pub config: Arc<ClientConfig>,
+    /// Identity in our certificate.
+    pub identity: Arc<str>,
 }
 
 /// Configuration in force and chains of open connections.
@@ -117,6 +131,12 @@ impl InboundTls {
     /// Returns the configuration for a new handshake.
     pub fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.served.load().config)
+    }
+
+    /// Returns the configuration for a connection to a gateway of another network. It is another
+    /// `Arc` after each change of our certificate or of trust.
+    pub fn outbound(&self) -> Option<Arc<OutboundTls>> {
+        self.served.load().outbound.clone()
     }
 
     /// Replaces the configuration and requests a recheck of open connections.

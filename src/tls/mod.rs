@@ -35,7 +35,7 @@ pub use crl::Crls;
 pub use error::TlsError;
 pub use files::{Bundles, DomainRoots, IdentityMaterial, PeerTrust, TrustedDomain};
 pub use identity::{Identity, leaf_identity};
-pub use inbound::{Chain, InboundTls, LostTrust, ServerTls};
+pub use inbound::{Chain, InboundTls, LostTrust, OutboundTls, ServerTls};
 pub use issuers::{Issuer, IssuerCounter};
 pub use verifier::{explain_error, refusal_for_error};
 
@@ -64,7 +64,8 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// Builds the configuration of an HBONE listener: TLS 1.3, ALPN h2, required client certificates
-/// that `trust` accepts, no resumption.
+/// that `trust` accepts, no resumption. Connections to gateways of other networks get one by the
+/// same rules.
 ///
 /// # Errors
 /// The material is unusable: the key does not match the certificate, or there is no root.
@@ -74,12 +75,19 @@ pub fn listener_server_config(
 ) -> Result<ServerTls, TlsError> {
     let provider = provider();
     let verifier = Arc::new(verifier::ClientVerifier::new(trust, material, &provider)?);
-    let mut config = server_config_with(material, provider, Arc::clone(&verifier) as _)?;
+    let mut config =
+        server_config_with(material, Arc::clone(&provider), Arc::clone(&verifier) as _)?;
     // For `record`. The secrets never leave it.
     config.enable_secret_extraction = true;
+    let gateways = verifier::GatewayVerifier::new(&verifier, &provider);
+    let outbound = OutboundTls {
+        config: client_config_with(material, provider, Arc::new(gateways))?,
+        identity: Arc::clone(&material.identity.uri),
+    };
     Ok(ServerTls {
         config: Arc::new(config),
         verifier,
+        outbound: Some(Arc::new(outbound)),
     })
 }
 
@@ -124,6 +132,7 @@ pub fn rejecting_server_config() -> Result<ServerTls, TlsError> {
     Ok(ServerTls {
         config: Arc::new(config),
         verifier: Arc::new(verifier::ClientVerifier::rejecting(&provider())),
+        outbound: None,
     })
 }
 

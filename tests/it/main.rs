@@ -121,6 +121,8 @@ mod tenants;
 #[cfg(test)]
 mod tls;
 #[cfg(test)]
+mod transit;
+#[cfg(test)]
 mod trust;
 #[cfg(test)]
 mod tunnel_sni;

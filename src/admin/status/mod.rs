@@ -23,7 +23,7 @@ use super::{AdminState, pending};
 use crate::config::{Config, Discovery, Listener};
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
-use crate::status::{Certificate, Crl, ReloadSource};
+use crate::status::{Certificate, Crl, ReloadSource, RemoteGatewayStatus};
 
 use exposure::{AnonymousAccess, exposed_to};
 
@@ -161,6 +161,7 @@ fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> Value {
     });
     let certificates = status.certificates().into_iter();
     let crls = status.crls().into_iter();
+    let gateways = (state.remote_gateways)().into_iter();
     let mut issuers = (state.issuers)();
     issuers.sort_by(|one, other| {
         let count = |row: &IssuerRow| row.accepted.saturating_add(row.refused);
@@ -193,6 +194,7 @@ fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> Value {
         "certificates": certificates.map(certificate_to_json).collect::<Vec<_>>(),
         "crls": crls.map(crl_to_json).collect::<Vec<_>>(),
         "issuers": issuers,
+        "gateways": gateways.map(gateway_to_json).collect::<Vec<_>>(),
         "reloads": reloads.collect::<Vec<_>>(),
         "hosts": status.hosts(),
         "listeners": listeners,
@@ -248,6 +250,22 @@ fn certificate_to_json(certificate: Certificate) -> Value {
         "state": certificate.state,
         "serial": leaf.serial,
         "expires": leaf.expires,
+    })
+}
+
+fn gateway_to_json(row: RemoteGatewayStatus) -> Value {
+    json!({
+        "address": row.address.to_string(),
+        "network": row.network,
+        "cluster": row.cluster,
+        "state": row.state,
+        "connections": row.connections,
+        "tunnels": row.streams,
+        "rtt": row.rtt.map(|time| humantime::format_duration(time).to_string()),
+        "ejections": row.ejections,
+        "error": row.last_error,
+        "identity": row.identity,
+        "expires": row.not_after.map(rfc3339),
     })
 }
 

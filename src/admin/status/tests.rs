@@ -147,6 +147,7 @@ fn page() -> Value {
         "mesh": { "services": 60, "workloads": 2, "policies": 0 },
         "crls": [],
         "issuers": [],
+        "gateways": [],
         "listeners": listeners(),
         "descriptors": DescriptorUsage::default(),
         "source": { "kind": "istio", "place": "istiod:15012", "stream": stream() },

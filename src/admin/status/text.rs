@@ -11,6 +11,8 @@ use crate::admin::text::{BOLD, GREEN, RED, Text, cell, key};
 const REJECTIONS_SHOWN: usize = 10;
 /// Maximum number of hostnames, and of routes of listeners.
 const ROWS_SHOWN: usize = 50;
+/// Maximum number of gateways of other networks.
+const GATEWAYS_SHOWN: usize = 50;
 /// Maximum number of issuers.
 const ISSUERS_SHOWN: usize = 20;
 
@@ -50,6 +52,7 @@ pub(super) fn page(page: &Value, one: bool, color: bool) -> String {
         write_stream(&mut text, &source["stream"], at);
     }
     certificates(&mut text, page, at);
+    gateways(&mut text, page);
     inputs(&mut text, page, at);
     services(&mut text, &page["services"]);
     text.finish()
@@ -278,6 +281,30 @@ fn certificates(text: &mut Text, page: &Value, now: SystemTime) {
             ("CLUSTER", &key("cluster")),
             ("ACCEPTED", &key("accepted")),
             ("REFUSED", &key("refused")),
+        ],
+    );
+}
+
+/// Writes the gateways of other networks.
+fn gateways(text: &mut Text, page: &Value) {
+    let gateways = list(&page["gateways"]);
+    if gateways.is_empty() {
+        return;
+    }
+    text.heading("Gateways of other networks", "");
+    text.table_up_to(
+        GATEWAYS_SHOWN,
+        gateways,
+        &[
+            ("ADDRESS", &key("address")),
+            ("NETWORK", &key("network")),
+            ("STATE", &key("state")),
+            ("RTT", &key("rtt")),
+            ("TUNNELS", &key("tunnels")),
+            ("EJECTIONS", &key("ejections")),
+            ("IDENTITY", &key("identity")),
+            ("EXPIRES", &key("expires")),
+            ("LAST ERROR", &key("error")),
         ],
     );
 }

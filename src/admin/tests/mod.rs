@@ -61,6 +61,7 @@ pub(super) fn fixture() -> Fixture {
         deny_list: Arc::new(|address| address.ip().is_loopback().then_some("a loopback address")),
         holders: Arc::new(DescriptorUsage::default),
         issuers: Arc::new(Vec::new),
+        remote_gateways: Arc::new(Vec::new),
         explain: Arc::new(|question| {
             if question.to.as_deref() == Some("wrong") {
                 return Err("write it right".to_owned());

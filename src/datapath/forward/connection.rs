@@ -106,6 +106,7 @@ where
         gateway,
         // The peer is older than this connection: the first tunnel looks up its cluster again.
         peer_generation: u64::MAX,
+        is_for_gateway: false,
         generation: gateway.reader.generation(),
         peer,
         held,
@@ -175,6 +176,8 @@ struct Owner<'a> {
     slots: Arc<StreamSlots>,
     /// Generation of the snapshot that the cluster of the peer was last looked up in.
     peer_generation: u64,
+    /// True if the peer is in `trust.gateways`.
+    is_for_gateway: bool,
     /// Generation of the snapshot that the tunnels were last checked against.
     generation: watch::Receiver<u64>,
     /// True once a CONNECT was received.
@@ -381,7 +384,9 @@ impl Owner<'_> {
             setup,
         } = new;
         self.is_used = true;
-        let requested = PendingConnect::new(key, setup, Arc::clone(&turns.mailbox));
+        self.refresh_peer();
+        let mailbox = Arc::clone(&turns.mailbox);
+        let requested = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
         let is_late = self
             .goaway_at
             .is_some_and(|at| at.elapsed() >= GOAWAY_GRACE);
@@ -390,7 +395,6 @@ impl Owner<'_> {
         if is_late || is_expired || self.peer.lost_trust().is_some() {
             return requested.refuse_stream();
         }
-        self.refresh_peer_cluster();
         let source = &self.peer.source;
         let claimed = request.source_cluster.as_deref();
         if claimed.is_some_and(|cluster| cluster != source.cluster.as_bytes()) {
@@ -409,11 +413,12 @@ impl Owner<'_> {
         self.gateway.lifecycle.spawn(forward);
     }
 
-    /// Looks up the cluster of the peer again if the snapshot has changed.
-    fn refresh_peer_cluster(&mut self) {
+    /// Looks up the cluster and the role of the peer again if the snapshot has changed.
+    fn refresh_peer(&mut self) {
         let snapshot = self.gateway.reader.load();
         if self.peer_generation != snapshot.generation {
             self.peer_generation = snapshot.generation;
+            self.is_for_gateway = snapshot.trust.is_gateway(&self.peer.source.principal);
             if let Some(moved) = self.peer.with_current_cluster(&snapshot) {
                 self.peer = Arc::new(moved);
             }

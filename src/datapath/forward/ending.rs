@@ -4,7 +4,6 @@ use tokio::time::Instant;
 
 use crate::datapath::copy::CopyOutcome;
 use crate::datapath::dial::Upstream;
-use crate::datapath::io::linger;
 use crate::datapath::{DataPath, balance};
 use crate::reason::{Fault, Reason};
 
@@ -39,10 +38,10 @@ pub(super) async fn close(upstream: Upstream, outcome: &CopyOutcome) {
     // The socket was dialled with zero linger, so every other close is an RST.
     if let Some(deadline) = outcome.delivery_deadline {
         match outcome.result {
-            Ok(()) => linger::disable_reset_on_close(&upstream.stream),
+            Ok(()) => upstream.stream.close(),
             // Data that the endpoint still sends has no reader. Closing at once would send RST,
             // and revoke what the endpoint has not acknowledged yet.
-            Err(_) => linger::deliver(upstream.stream, deadline).await,
+            Err(_) => upstream.stream.deliver(deadline).await,
         }
     }
 }

@@ -176,7 +176,9 @@ fn resolve_and_evaluate(
         return Err(Reason::BuffersFull);
     }
     let snapshot = gateway.reader.load();
-    let route = route::resolve(&snapshot, peer, target?)?;
+    let target = target?;
+    dial::remote::check_loop(gateway, &snapshot, target.forwarded())?;
+    let route = route::resolve(&snapshot, peer, target)?;
     record.set_service(destination_service(route.service()));
     let of = ServicePort {
         host: &route.service().hostname,
@@ -231,6 +233,16 @@ async fn establish(
         let Ok(pick) = balance::pick(permit, &tried) else {
             break;
         };
+        if dial::remote::is_avoided(gateway, &pick)
+            && balance::eject_after_failure(
+                pick.route().endpoints(),
+                pick.endpoint(),
+                &gateway.metrics,
+            )
+        {
+            permit = pick.into_permit();
+            continue;
+        }
         let authorized = match authorize::run(gateway, peer, pick) {
             Ok(authorized) => authorized,
             Err((pick, why)) => {
@@ -257,6 +269,8 @@ async fn establish(
         }
         if reason != Reason::DialDenied {
             gateway.reader.request_refresh(&failed.endpoint);
+        }
+        if reason.ejects_endpoint() {
             balance::eject_after_failure(
                 failed.permit.route().endpoints(),
                 &failed.endpoint,

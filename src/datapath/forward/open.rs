@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, timeout_at};
 
 use crate::datapath::DataPath;
@@ -141,7 +140,7 @@ impl Open {
                 self.record.add_received(taken as u64);
                 end.backlog.advance(taken);
             }
-            stream.shutdown().await
+            stream.shut_down()
         };
         match timeout_at(deadline, delivery).await {
             Ok(Ok(())) => end.delivery_deadline = Some(deadline),
@@ -157,7 +156,7 @@ impl Open {
     fn finish(self, end: End) {
         let (upstream, outcome, _held) = self.record_end(end);
         if outcome.result.is_ok() {
-            super::super::io::linger::disable_reset_on_close(&upstream.stream);
+            upstream.stream.close();
         }
     }
 
@@ -174,6 +173,12 @@ impl Open {
         } = self;
         let unsent = end.backlog.bytes().len();
         let classify = |reason| end.progress.classify_end(reason, unsent, end.is_lost);
+        // A gateway of another network ends a tunnel as a peer does.
+        let by_gateway = upstream.stream.is_cancelled();
+        let classify = |reason| match classify(Reason::DownstreamCancelled) {
+            Reason::Completed if by_gateway && reason == Reason::UpstreamReset => Reason::Completed,
+            _ => classify(reason),
+        };
         let outcome = CopyOutcome {
             result: end.result.map_err(classify),
             delivery_deadline: end.delivery_deadline,

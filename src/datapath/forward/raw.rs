@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use crate::datapath::client_hello;
 use crate::datapath::http2::tunnel::Target;
+use crate::datapath::io::endpoint::EndpointStream;
 use crate::datapath::io::linger;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::hellos::{self, InFlight};
@@ -185,7 +186,8 @@ impl Open {
             right
         ));
         let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
-        let Some(opening) = self.opening.take() else {
+        // Only HBONE listeners reach endpoints of other networks (`dial::remote`).
+        let (Some(opening), EndpointStream::Tcp(stream)) = (self.opening.take(), stream) else {
             return CopyOutcome::broken(Reason::Panic);
         };
         let copy = copy::raw::run(

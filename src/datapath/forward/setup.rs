@@ -12,6 +12,7 @@ use atomic_waker::AtomicWaker;
 use bytes::{Bytes, BytesMut};
 
 use crate::datapath::limits::budget::BufferAccount;
+use crate::outer::outcome_of;
 use crate::reason::Reason;
 
 use super::open::Open;
@@ -25,8 +26,9 @@ const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// Command of a task to the connection that owns its stream.
 #[derive(Debug)]
 pub enum Command {
-    /// Answers with this status. 200 opens the tunnel; any other ends the stream.
-    Respond(StreamKey, u16),
+    /// Answers with this status, and with an outcome. 200 opens the tunnel; any other ends the
+    /// stream.
+    Respond(StreamKey, u16, Option<&'static str>),
     /// Resets the stream.
     Reset(StreamKey, h2::Reason),
     /// Hands an open tunnel over.
@@ -216,6 +218,8 @@ struct SetupStream {
     key: StreamKey,
     setup: Arc<Setup>,
     mailbox: Arc<Mailbox>,
+    /// True if the peer is in `trust.gateways`, and may learn why it is rejected.
+    is_for_gateway: bool,
     /// True once the stream was answered finally or handed over.
     is_done: bool,
 }
@@ -252,12 +256,18 @@ impl Drop for SetupStream {
 pub struct PendingConnect(SetupStream);
 
 impl PendingConnect {
-    /// Creates the task's handle of a stream.
-    pub fn new(key: StreamKey, setup: Arc<Setup>, mailbox: Arc<Mailbox>) -> Self {
+    /// Creates the task's handle of a stream. A gateway gets the outcome of a rejection.
+    pub fn new(
+        key: StreamKey,
+        setup: Arc<Setup>,
+        mailbox: Arc<Mailbox>,
+        is_for_gateway: bool,
+    ) -> Self {
         Self(SetupStream {
             key,
             setup,
             mailbox,
+            is_for_gateway,
             is_done: false,
         })
     }
@@ -271,7 +281,7 @@ impl PendingConnect {
         if let Some(reason) = lock(&stream.setup.state).failed {
             return Err(reason);
         }
-        let answer = Command::Respond(stream.key, 200);
+        let answer = Command::Respond(stream.key, 200, None);
         match stream.mailbox.send(answer) {
             Ok(()) => Ok(Tunnel(stream)),
             Err(_) => Err(Reason::DownstreamLost),
@@ -288,7 +298,9 @@ impl PendingConnect {
                 self.0.is_done = true;
                 let status = reason.status().as_u16();
                 // A stream that is closed needs no answer.
-                let _ = self.0.mailbox.send(Command::Respond(self.0.key, status));
+                let outcome = outcome_of(reason).filter(|_| self.0.is_for_gateway);
+                let answer = Command::Respond(self.0.key, status, outcome);
+                let _ = self.0.mailbox.send(answer);
             }
         }
         reason

@@ -6,12 +6,8 @@
 //! the peer allows. An idle tunnel holds no buffer.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::Shutdown;
 use std::task::{Context, Poll, Waker};
 
-use socket2::SockRef;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::datapath::copy::DELIVERY_DEADLINE;
@@ -20,6 +16,7 @@ use crate::datapath::copy::progress::InnerProgress;
 use crate::datapath::http2::output::{Output, ReadBytes};
 use crate::datapath::http2::server::Server;
 use crate::datapath::http2::streams::StreamKey;
+use crate::datapath::limits::budget::HeldBytes;
 use crate::datapath::limits::hellos::{self, InFlight};
 use crate::reason::Reason;
 use crate::tls::record::RecordLayer;
@@ -43,6 +40,8 @@ pub struct TunnelCopy {
     /// ClientHello.
     loop_entry: Option<Box<InFlight>>,
     progress: InnerProgress,
+    /// Bytes that wait in the endpoint's stream, on the account.
+    held: Option<HeldBytes>,
     /// Number of bytes since the endpoint last blocked, counted up to one window.
     unblocked_bytes: u32,
     /// Position of the output after the last byte of the endpoint.
@@ -102,6 +101,7 @@ impl TunnelCopy {
             backlog: Backlog::default(),
             loop_entry: None,
             progress: InnerProgress::default(),
+            held: None,
             unblocked_bytes: 0,
             last_output: 0,
             flags: Flags::default(),
@@ -141,7 +141,7 @@ impl TunnelCopy {
         let count: usize = slices.iter().map(|slice| slice.len()).sum();
         let mut taken = 0;
         if self.backlog.bytes().is_empty() {
-            taken = match write(&self.open.upstream.stream, slices) {
+            taken = match self.open.upstream.stream.try_write(slices) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
                 Err(_) => return Err(self.read_last(sink)),
                 Ok(taken) => taken,
@@ -175,8 +175,8 @@ impl TunnelCopy {
     /// Writes the backlog, and registers the waker for the rest.
     fn write_backlog(&mut self, sink: &mut Sink<'_>) -> Result<Step, Reason> {
         while !self.backlog.bytes().is_empty() {
-            let stream = &self.open.upstream.stream;
-            match stream.try_write(self.backlog.bytes()) {
+            let stream = &mut self.open.upstream.stream;
+            match stream.try_write(&[IoSlice::new(self.backlog.bytes())]) {
                 Ok(taken) => {
                     self.backlog.advance(taken);
                     self.took(taken, sink);
@@ -200,9 +200,8 @@ impl TunnelCopy {
     fn finish_upload(&mut self) -> Result<Step, Reason> {
         let flags = &mut self.flags;
         if flags.received_end && !flags.sent_fin && self.backlog.bytes().is_empty() {
-            SockRef::from(&self.open.upstream.stream)
-                .shutdown(Shutdown::Write)
-                .map_err(|_| Reason::UpstreamReset)?;
+            let ended = self.open.upstream.stream.shut_down();
+            ended.map_err(|_| Reason::UpstreamReset)?;
             flags.sent_fin = true;
         }
         match flags.sent_fin && flags.endpoint_ended {
@@ -242,8 +241,10 @@ impl TunnelCopy {
         if self.flags.endpoint_ended {
             return Ok(Step::Waits);
         }
-        if self.wait_readable()? == Step::Waits {
-            return Ok(Step::Waits);
+        let readable = self.wait_readable();
+        self.charge_stream();
+        if readable? == Step::Waits {
+            return self.check_eviction();
         }
         let budget = &self.open.gateway.budget;
         if budget.is_exhausted() {
@@ -287,8 +288,17 @@ impl TunnelCopy {
         }
     }
 
+    /// Charges the bytes that wait in the stream of an endpoint of another network.
+    fn charge_stream(&mut self) {
+        let held = self.open.upstream.stream.held();
+        if held > 0 || self.held.is_some() {
+            let account = self.backlog.open_account(&self.open.gateway.budget);
+            self.held = (held > 0).then(|| account.hold(held));
+        }
+    }
+
     /// Registers the waker for the next bytes of the endpoint.
-    fn wait_readable(&self) -> Result<Step, Reason> {
+    fn wait_readable(&mut self) -> Result<Step, Reason> {
         let mut cx = Context::from_waker(&self.waker);
         match self.open.upstream.stream.poll_read_ready(&mut cx) {
             Poll::Pending => Ok(Step::Waits),
@@ -300,7 +310,7 @@ impl TunnelCopy {
     /// Reads into the output. Much more than one record is offered only to endpoints that fill it:
     /// a vectored read costs more.
     fn read_into(&mut self, capacity: usize, sink: &mut Sink<'_>) -> io::Result<ReadBytes> {
-        let (stream, progress) = (&self.open.upstream.stream, &mut self.progress);
+        let (stream, progress) = (&mut self.open.upstream.stream, &mut self.progress);
         let records = match self.flags.reads_much {
             true => usize::MAX,
             false => 1,
@@ -308,7 +318,7 @@ impl TunnelCopy {
         let limits = (capacity, records);
         sink.output
             .read_from(self.key.id, limits, sink.layer, |slices| {
-                let count = read_vectored(stream, slices)?;
+                let count = stream.try_read(slices)?;
                 if let Some(last) = last_bytes(slices, count) {
                     progress.record_endpoint_bytes(last);
                 }
@@ -330,13 +340,16 @@ impl TunnelCopy {
     /// Ends the tunnel.
     pub fn end(self: Box<Self>, result: Result<(), Reason>, output: &Output) {
         let Self {
-            open,
+            mut open,
             backlog,
             progress,
             last_output,
             flags,
             ..
         } = *self;
+        if result == Err(Reason::DownstreamCancelled) {
+            open.upstream.stream.cancel_on_drop();
+        }
         open.end(End {
             result,
             progress,
@@ -346,33 +359,6 @@ impl TunnelCopy {
             backlog,
         });
     }
-}
-
-/// Writes to an endpoint. The kernel has a shorter path for one slice.
-fn write(stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-    match slices {
-        [slice] => stream.try_write(slice),
-        slices => stream.try_write_vectored(slices),
-    }
-}
-
-/// Reads from an endpoint. After a short read the readiness is cleared, which saves the system
-/// call that would find nothing: with edge-triggered epoll, later bytes are a new event.
-fn read_vectored(stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-    let room: usize = slices.iter().map(|slice| slice.len()).sum();
-    let mut short = None;
-    let read = stream.try_io(Interest::READABLE, || {
-        let count = match slices {
-            [slice] => rustix::io::read(stream, &mut **slice)?,
-            slices => rustix::io::readv(stream, slices)?,
-        };
-        if count == 0 || count == room {
-            return Ok(count);
-        }
-        short = Some(count);
-        Err(io::ErrorKind::WouldBlock.into())
-    });
-    short.map_or(read, Ok)
 }
 
 /// Returns the part of the first `count` bytes that is in the last slice with any.

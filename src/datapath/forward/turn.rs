@@ -16,6 +16,7 @@ use super::tunnel_copy::{Sink, Step, TunnelCopy};
 use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
 use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
+use crate::outer::OUTCOME_HEADER;
 use crate::reason::Reason;
 use crate::tls::record::{Content, RecordError, RecordLayer};
 
@@ -187,8 +188,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     fn run_command(&mut self, command: Command) {
         match command {
-            Command::Respond(key, status) => {
-                self.server.respond(key, status);
+            Command::Respond(key, status, outcome) => {
+                let field = outcome.map(|outcome| (OUTCOME_HEADER, outcome));
+                self.server.respond(key, status, field);
                 if status != 200 {
                     self.forget(key);
                 }

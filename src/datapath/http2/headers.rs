@@ -108,7 +108,7 @@ impl Server {
             }
             Err(RequestError::TooLarge) => {
                 let key = self.streams.insert(id, self.peer_window);
-                self.respond(key, 431);
+                self.respond(key, 431, None);
                 self.remove(key);
                 return Ok(());
             }

@@ -3,10 +3,10 @@
 use http::uri;
 
 use crate::reason::Reason;
-use crate::wire::{Authority, baggage};
+use crate::wire::{Authority, VIA_HEADER, baggage};
 
 use super::hpack::{Decoder, HpackError};
-use super::tunnel::{Origin, Target};
+use super::tunnel::{Forwarded, Origin, Target};
 
 /// Limit of a decoded header list in bytes, SETTINGS_MAX_HEADER_LIST_SIZE. Istio's own headers
 /// take under 1 KiB.
@@ -21,6 +21,10 @@ const HEADER_FIELDS_MAX: usize = 64;
 const SOURCE_HEADER: &[u8] = b"x-istio-source";
 /// Header by which Istio's clients describe the source. It is a hint: no decision depends on it.
 const BAGGAGE_HEADER: &[u8] = b"baggage";
+/// Headers of gateways, and of traces, which the next gateway gets.
+const VIA: &[u8] = VIA_HEADER.as_bytes();
+const SOURCE: &[u8] = b"x-strait-source";
+const TRACE_HEADER: &[u8] = b"traceparent";
 
 /// Header list of a request, as far as the gateway needs it.
 #[derive(Debug)]
@@ -75,6 +79,7 @@ struct HeaderList {
     /// Origin of the only [`SOURCE_HEADER`]. Two values count as none.
     origin: Option<Origin>,
     source_cluster: Option<Box<[u8]>>,
+    forwarded: Option<Box<Forwarded>>,
 }
 
 impl HeaderList {
@@ -143,15 +148,25 @@ impl HeaderList {
                     _ => Origin::Workload,
                 });
             }
-            BAGGAGE_HEADER if self.source_cluster.is_none() => {
-                self.source_cluster = baggage::source_cluster([value]).map(Into::into);
+            BAGGAGE_HEADER => {
+                if self.source_cluster.is_none() {
+                    self.source_cluster = baggage::source_cluster([value]).map(Into::into);
+                }
+                append(&mut self.forwarded().baggage, value);
             }
+            VIA => append(&mut self.forwarded().via, value),
+            SOURCE => append(&mut self.forwarded().source, value),
+            TRACE_HEADER => append(&mut self.forwarded().traceparent, value),
             _ => {
                 let is_lower_case = !name.iter().any(u8::is_ascii_uppercase);
                 return (is_token(name) && is_lower_case).then_some(());
             }
         }
         Some(())
+    }
+
+    fn forwarded(&mut self) -> &mut Forwarded {
+        self.forwarded.get_or_insert_default()
     }
 
     fn request(self) -> Result<Request, RequestError> {
@@ -186,6 +201,7 @@ impl HeaderList {
                 .map(|authority| Target {
                     authority,
                     origin: self.origin.unwrap_or(Origin::Workload),
+                    forwarded: self.forwarded,
                 })
                 .map_err(|_| Reason::BadAuthority)
         };
@@ -195,6 +211,14 @@ impl HeaderList {
             source_cluster: self.source_cluster,
         })
     }
+}
+
+/// Appends a line of a field to those before it (RFC 9110 section 5.3).
+fn append(lines: &mut Option<Box<[u8]>>, value: &[u8]) {
+    *lines = Some(match lines.take() {
+        None => value.into(),
+        Some(before) => [&*before, value].join(&b',').into(),
+    });
 }
 
 /// Returns true if a value has only octets of a field value (RFC 9110 section 5.5), and no
@@ -280,7 +304,9 @@ mod tests {
         .unwrap();
         assert_eq!(&*request.authority, "echo.app:80");
         assert_eq!(request.source_cluster.as_deref(), Some(&b"west"[..]));
-        let (authority, origin) = request.target.unwrap().into_parts();
+        let Target {
+            authority, origin, ..
+        } = request.target.unwrap();
         assert_eq!(authority.to_string(), "echo.app:80");
         assert_eq!(origin, Origin::Waypoint);
     }

@@ -228,8 +228,8 @@ impl Server {
     }
 
     /// Sends the header list of a response: 200 opens the tunnel, any other status ends the
-    /// stream.
-    pub fn respond(&mut self, key: StreamKey, status: u16) {
+    /// stream. `field` is a header besides the status.
+    pub fn respond(&mut self, key: StreamKey, status: u16, field: Option<(&str, &str)>) {
         let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset) else {
             return;
         };
@@ -242,6 +242,9 @@ impl Server {
             block.push(0x20);
         }
         hpack::encode_status(status, &mut block);
+        if let Some((name, value)) = field {
+            hpack::encode_field(name, value, &mut block);
+        }
         let flags = match ends {
             true => flag::END_HEADERS | flag::END_STREAM,
             false => flag::END_HEADERS,

@@ -11,12 +11,26 @@ pub const REJECTED_TUNNEL_RESET: h2::Reason = h2::Reason::CONNECT_ERROR;
 pub struct Target {
     pub(crate) authority: Authority,
     pub(crate) origin: Origin,
+    pub(crate) forwarded: Option<Box<Forwarded>>,
+}
+
+/// Headers for the gateways of other networks, as received.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forwarded {
+    /// `x-strait-via`: gateways that the tunnel has passed.
+    pub via: Option<Box<[u8]>>,
+    /// `x-strait-source`: identity of the first peer, trusted only from `trust.gateways`.
+    pub source: Option<Box<[u8]>>,
+    /// `baggage`.
+    pub baggage: Option<Box<[u8]>>,
+    /// `traceparent`.
+    pub traceparent: Option<Box<[u8]>>,
 }
 
 impl Target {
-    /// Returns the authority and the claimed origin.
-    pub fn into_parts(self) -> (Authority, Origin) {
-        (self.authority, self.origin)
+    /// Returns the headers for gateways of other networks.
+    pub fn forwarded(&self) -> Option<&Forwarded> {
+        self.forwarded.as_deref()
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::lifecycle::Lifecycle;
+use crate::outer::Pool;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
@@ -49,9 +50,12 @@ fn gateway() -> Arc<DataPath> {
     let tls =
         tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration");
     let metrics = Arc::new(Metrics::new());
+    let tls = Arc::new(InboundTls::new(tls));
+    let reader = Publisher::new().reader();
     Arc::new(DataPath {
-        reader: Publisher::new().reader(),
-        tls: InboundTls::new(tls),
+        outer: Pool::new(Arc::clone(&tls), reader.clone()),
+        reader,
+        tls,
         budget: Arc::new(BufferBudget::new(
             BUFFERS,
             metrics.set_buffer_limit(BUFFERS),

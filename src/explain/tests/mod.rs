@@ -76,7 +76,15 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
     let route = || {
         let authority = Authority::parse(of.to()).expect("an authority");
         let origin = of.question.origin().expect("an origin");
-        route::resolve(&of.snapshot, &peer, Target { authority, origin })
+        route::resolve(
+            &of.snapshot,
+            &peer,
+            Target {
+                authority,
+                origin,
+                forwarded: None,
+            },
+        )
     };
     let mut counts: HashMap<*const Endpoint, (Arc<Endpoint>, u32)> = HashMap::new();
     let Ok(mut kept) = route() else {

@@ -18,13 +18,14 @@ use tracing_appender::non_blocking::ErrorCounter;
 use super::access::AccessLog;
 use super::labels::{Source, TunnelFacts, TunnelLabels};
 use super::limiter::{Limiter, WINDOW};
+use super::remote::RemoteGateways;
 use super::sets::{metric, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition};
 use crate::config::Access;
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::status::ReloadSource;
+use crate::status::{ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
 
 /// Limit of log lines about authorization policies per second.
@@ -160,6 +161,7 @@ pub struct Metrics {
     log_drops: OnceLock<ErrorCounter>,
     pub(super) access: AccessLog,
     policy_lines: Limiter,
+    remote_gateways: RemoteGateways,
 }
 
 impl Metrics {
@@ -171,6 +173,8 @@ impl Metrics {
         build_info(&mut registry);
         let r = &mut registry;
         let seconds = Histogram::new(DIAL_BUCKETS);
+        let remote_gateways = RemoteGateways::default();
+        r.register_collector(Box::new(remote_gateways.clone()));
         let suppressed = metric(r, "strait_access_log_suppressed", ACCESS_SUPPRESSED);
         let metrics = Self {
             tcp,
@@ -204,6 +208,7 @@ impl Metrics {
             log_drops: OnceLock::new(),
             access: AccessLog::new(suppressed),
             policy_lines: Limiter::new(POLICY_LINES_A_SECOND),
+            remote_gateways,
             registry,
         };
         metrics.create_fixed_label_sets();
@@ -321,6 +326,14 @@ impl Metrics {
             _ => "failed",
         };
         self.dials.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Sets the source of the gateways of other networks, once.
+    pub fn set_remote_gateways(
+        &self,
+        rows: impl Fn() -> Vec<RemoteGatewayStatus> + Send + Sync + 'static,
+    ) {
+        self.remote_gateways.set(Box::new(rows));
     }
 
     /// Counts a pause of the acceptor because of missing descriptors.

@@ -484,6 +484,39 @@ impl ClientCertVerifier for ClientVerifier {
     tls13_signatures!();
 }
 
+/// Verifier of gateways of other networks, by the rules for clients.
+#[derive(Debug)]
+pub(super) struct GatewayVerifier {
+    peers: Arc<ClientVerifier>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl GatewayVerifier {
+    /// Creates a verifier with the rules of `peers`.
+    pub(super) fn new(peers: &Arc<ClientVerifier>, provider: &Arc<CryptoProvider>) -> Self {
+        Self {
+            peers: Arc::clone(peers),
+            provider: Arc::clone(provider),
+        }
+    }
+}
+
+impl ServerCertVerifier for GatewayVerifier {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.peers.verify_chain(leaf, intermediates, now)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    tls13_signatures!();
+}
+
 /// Verifier of servers by their chain and SPIFFE identity. Host names and addresses are ignored.
 #[derive(Debug)]
 pub(super) struct ServerVerifier {

@@ -18,6 +18,7 @@ use strait::datapath::limits::budget::BufferBudget;
 use strait::datapath::limits::pool::Holder;
 use strait::datapath::{DataPath, dial};
 use strait::lifecycle::Lifecycle;
+use strait::outer::Pool;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
@@ -199,9 +200,11 @@ fn gateway() -> Arc<DataPath> {
     });
     let loopback = "127.0.0.0/8".parse().expect("a network");
     let metrics = Arc::new(Metrics::new());
+    let tls = Arc::new(InboundTls::new(tls().clone()));
     Arc::new(DataPath {
+        outer: Pool::new(Arc::clone(&tls), publisher.reader()),
         reader: publisher.reader(),
-        tls: InboundTls::new(tls().clone()),
+        tls,
         budget: Arc::new(BufferBudget::new(
             BUFFERS,
             metrics.set_buffer_limit(BUFFERS),

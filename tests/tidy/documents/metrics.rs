@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use strait::reason::Reason;
+use strait::status::RemoteGatewayStatus;
 use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source, WorkloadLabels};
 
 use super::page::{assert_generated, table};
@@ -48,6 +49,21 @@ fn sampled(metrics: &Arc<Metrics>) {
     let mut failed = Record::new(metrics, &source, "echo:80");
     failed.finish(Reason::NoEndpoint);
     drop(failed);
+    metrics.set_remote_gateways(|| {
+        vec![RemoteGatewayStatus {
+            address: ([192, 0, 2, 1], 15008).into(),
+            network: "west".into(),
+            cluster: "west".into(),
+            state: "ready",
+            connections: 1,
+            streams: 1,
+            rtt: Some(Duration::from_millis(1)),
+            ejections: 0,
+            last_error: String::new(),
+            identity: None,
+            not_after: None,
+        }]
+    });
     metrics.baggage_mismatch(&source);
     metrics.set_certificate_expiry("identity", &[("leaf", SystemTime::now())]);
     let xds = metrics.xds();

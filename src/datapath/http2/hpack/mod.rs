@@ -133,6 +133,19 @@ pub fn encode_status(status: u16, block: &mut Vec<u8>) {
     block.extend([digit(100), digit(10), digit(1)]);
 }
 
+/// Appends a literal field that is never indexed (RFC 7541 section 6.2.2). Longer names and values
+/// than one octet can announce are cut.
+pub fn encode_field(name: &str, value: &str, block: &mut Vec<u8>) {
+    const LENGTH_MAX: usize = 126;
+    block.push(0);
+    for text in [name, value] {
+        let octets = text.as_bytes();
+        let octets = octets.get(..LENGTH_MAX).unwrap_or(octets);
+        block.push(u8::try_from(octets.len()).unwrap_or_default());
+        block.extend(octets);
+    }
+}
+
 /// Decodes an integer (RFC 7541 section 5.1) of at most five octets, which is less than 2²⁹.
 fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, HpackError> {
     let (&first, mut rest) = block.split_first().ok_or(HpackError::Truncated)?;

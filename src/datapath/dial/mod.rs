@@ -1,4 +1,6 @@
-//! Stage 9: the TCP connection to the picked endpoint, and the addresses that are never dialled.
+//! Stage 9: the connection to the picked endpoint, and the addresses that are never dialled.
+
+pub mod remote;
 
 use std::collections::HashMap;
 use std::io;
@@ -19,14 +21,15 @@ use super::DataPath;
 use super::accept::{TcpKeepaliveSettings, set_options};
 use super::authorize::Authorized;
 use super::identity::Peer;
+use super::io::endpoint::EndpointStream;
 use super::limits::pool::{Descriptor, LimitReached};
 use super::policy::{Grant, Permit};
 
 /// A connection to an endpoint.
 #[derive(Debug)]
 pub struct Upstream {
-    /// The socket.
-    pub stream: TcpStream,
+    /// Byte stream to the endpoint.
+    pub stream: EndpointStream,
     /// Endpoint set of the service, for an ejection.
     pub endpoints: Arc<EndpointSet>,
     /// Grant of the tunnel, with its endpoint.
@@ -75,7 +78,19 @@ pub async fn run(
     let holder = peer.holder.as_ref();
     let connected = match holder.map_or(Err(LimitReached::Share), |holder| holder.upstream()) {
         Ok(descriptor) => {
-            let connected = connect(address, &gateway.deny, deadline).await;
+            let connected = match remote::target(pick.endpoint()) {
+                None => {
+                    let connected = connect(address, &gateway.deny, deadline).await;
+                    connected.map(EndpointStream::Tcp)
+                }
+                Some(target) => {
+                    let opened = Box::pin(remote::open(&pick, &target, (gateway, peer), deadline));
+                    let opened = opened.await;
+                    opened
+                        .map(|stream| EndpointStream::Outer(Box::new(stream)))
+                        .map_err(|failure| (failure.reason, failure.detail))
+                }
+            };
             connected.map(|stream| (stream, descriptor))
         }
         Err(full) => Err((full.reason(), full.to_string())),
@@ -111,11 +126,8 @@ async fn connect(
     deny: &DenyList,
     deadline: Instant,
 ) -> Result<TcpStream, (Reason, String)> {
-    if let Some(rule) = deny.denies(address) {
-        return Err((
-            Reason::DialDenied,
-            format!("{address} is {rule}, which is never dialled"),
-        ));
+    if let Some(why) = deny.explain(address) {
+        return Err((Reason::DialDenied, why));
     }
     let end = deadline.min(Instant::now() + DIAL_TIMEOUT);
     let Ok(stream) = timeout_at(end, TcpStream::connect(address)).await else {
@@ -181,6 +193,12 @@ impl DenyList {
         }
         let rule = fixed_rule(ip)?;
         (!self.allow.iter().any(|net| net.contains(&ip))).then_some(rule)
+    }
+
+    /// Returns the explanation of a denial for the log.
+    fn explain(&self, address: SocketAddr) -> Option<String> {
+        let rule = self.denies(address)?;
+        Some(format!("{address} is {rule}, which is never dialled"))
     }
 
     /// Returns true if `address` leads back to a listener of this process.

@@ -1,0 +1,147 @@
+//! Byte stream to an endpoint: a socket, or a tunnel through a gateway of another network.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Shutdown;
+use std::task::{Context, Poll};
+
+use socket2::SockRef;
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::outer;
+
+use super::linger;
+
+/// Byte stream to an endpoint. A drop resets it, unless it was closed.
+#[derive(Debug)]
+pub enum EndpointStream {
+    /// Socket with zero linger: every close that is not announced is an RST.
+    Tcp(TcpStream),
+    /// Tunnel through a gateway of another network.
+    Outer(Box<outer::Stream>),
+}
+
+impl EndpointStream {
+    /// Returns the number of received bytes that this process holds.
+    pub const fn held(&self) -> usize {
+        match self {
+            Self::Tcp(_) => 0,
+            Self::Outer(stream) => stream.held(),
+        }
+    }
+
+    /// Returns true if the far side has cancelled the tunnel.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Outer(stream) if stream.is_cancelled())
+    }
+
+    /// Polls whether a read succeeds.
+    ///
+    /// # Errors
+    /// The stream has failed.
+    pub fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(stream) => stream.poll_read_ready(cx),
+            Self::Outer(stream) => stream.poll_read_ready(cx),
+        }
+    }
+
+    /// Polls whether a write succeeds.
+    ///
+    /// # Errors
+    /// The stream has failed.
+    pub fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(stream) => stream.poll_write_ready(cx),
+            Self::Outer(stream) => stream.poll_write_ready(cx),
+        }
+    }
+
+    /// Writes. The kernel has a shorter path for one slice.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`], or the stream has failed.
+    pub fn try_write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match (self, slices) {
+            (Self::Tcp(stream), [slice]) => stream.try_write(slice),
+            (Self::Tcp(stream), slices) => stream.try_write_vectored(slices),
+            (Self::Outer(stream), slices) => stream.try_write(slices),
+        }
+    }
+
+    /// Reads; 0 bytes are the end of the stream.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`], or the stream has failed.
+    pub fn try_read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => read_vectored(stream, slices),
+            Self::Outer(stream) => stream.try_read(slices),
+        }
+    }
+
+    /// Writes some of `bytes`, and waits until that is possible.
+    ///
+    /// # Errors
+    /// The stream has failed.
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(bytes).await,
+            Self::Outer(stream) => stream.write(bytes).await,
+        }
+    }
+
+    /// Sends the end of the stream.
+    ///
+    /// # Errors
+    /// The stream has failed.
+    pub fn shut_down(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => SockRef::from(&*stream).shutdown(Shutdown::Write),
+            Self::Outer(stream) => stream.shut_down(),
+        }
+    }
+
+    /// Makes a drop pass on that the peer has cancelled the tunnel.
+    pub fn cancel_on_drop(&mut self) {
+        if let Self::Outer(stream) = self {
+            stream.cancel_on_drop();
+        }
+    }
+
+    /// Closes a stream whose directions have both ended.
+    pub fn close(self) {
+        if let Self::Tcp(stream) = self {
+            linger::disable_reset_on_close(&stream);
+        }
+    }
+
+    /// Closes once the other side has everything, at `deadline` by a reset. The end of the stream
+    /// was sent.
+    pub async fn deliver(self, deadline: Instant) {
+        match self {
+            Self::Tcp(stream) => linger::deliver(stream, deadline).await,
+            Self::Outer(stream) => stream.deliver(deadline).await,
+        }
+    }
+}
+
+/// Reads from a socket. After a short read the readiness is cleared, which saves the system
+/// call that would find nothing: with edge-triggered epoll, later bytes are a new event.
+fn read_vectored(stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    let room: usize = slices.iter().map(|slice| slice.len()).sum();
+    let mut short = None;
+    let read = stream.try_io(Interest::READABLE, || {
+        let count = match slices {
+            [slice] => rustix::io::read(stream, &mut **slice)?,
+            slices => rustix::io::readv(stream, slices)?,
+        };
+        if count == 0 || count == room {
+            return Ok(count);
+        }
+        short = Some(count);
+        Err(io::ErrorKind::WouldBlock.into())
+    });
+    short.map_or(read, Ok)
+}

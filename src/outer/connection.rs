@@ -1,0 +1,421 @@
+//! One HBONE connection to a gateway: its handshake, its PINGs and its end.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use h2::client::{Builder, SendRequest};
+use h2::{Ping, PingPong};
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::reason::{HandshakeRefusal, Reason};
+use crate::snapshot::Reader;
+use crate::tls::{
+    ALPN_H2, Chain, InboundTls, OutboundTls, explain_error, leaf_identity, refusal_for_error,
+};
+
+use super::{Failure, Target};
+
+/// Limit of our tunnels on one connection. Envoy accepts as many
+/// (docs/wire-contract.md 1.2).
+pub(super) const STREAMS_MAX: usize = 100;
+/// Flow-control window of a stream. The windows of all streams fit into that of the connection, so
+/// tunnels that are not read never stall others.
+const STREAM_WINDOW: u32 = 640 * 1024;
+const CONNECTION_WINDOW: u32 = 64 << 20;
+/// Limit of bytes of one tunnel that wait for the socket.
+const SEND_BUFFER: usize = 128 * 1024;
+/// Size of frames that a gateway may send.
+const FRAME_BYTES_MAX: u32 = 64 * 1024;
+/// Limits of streams that were reset here. They count for long, and the defaults of the h2 crate
+/// end a busy connection (docs/wire-contract.md 1.2).
+const RESET_STREAMS_MAX: usize = 4096;
+const LOCAL_RESETS_MAX: usize = 100_000;
+
+/// Deadline for TCP. One lost SYN fits: the kernel sends the next one after 1 s.
+const TCP_DEADLINE: Duration = Duration::from_secs(2);
+/// Pause between PINGs, as in ztunnel and Istio's Envoy.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Deadline after which a connection gets no new tunnels until the PING is acknowledged.
+const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+/// Deadline after which a connection ends with all its tunnels.
+const PING_DEADLINE: Duration = Duration::from_secs(20);
+/// Silence after which a new tunnel also sends a PING: a dead connection is detected by the first
+/// tunnel on it.
+const QUIET: Duration = Duration::from_secs(1);
+/// Age from which another connection takes the new tunnels.
+const AGE_MAX: Duration = Duration::from_secs(60 * 60);
+/// Time without tunnels after which a connection is closed, as in ztunnel's pool.
+const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
+
+type Http2 = h2::client::Connection<TlsStream<TcpStream>, Bytes>;
+
+/// Connection that takes tunnels. It closes once it is dropped and its tunnels have ended.
+#[derive(Debug)]
+pub(super) struct Connection {
+    send: SendRequest<Bytes>,
+    pub(super) state: Arc<State>,
+}
+
+/// State that a connection, its tunnels and its task share.
+#[derive(Debug)]
+pub(super) struct State {
+    /// Number of tunnels, open or being opened.
+    streams: AtomicUsize,
+    /// True once no new tunnel may use the connection.
+    is_retired: AtomicBool,
+    /// True while a PING is late.
+    is_suspect: watch::Sender<bool>,
+    probe: Notify,
+    epoch: Instant,
+    /// Milliseconds after `epoch` of the last answer to anything.
+    answered_ms: AtomicU64,
+    /// Milliseconds after `epoch` at which the last tunnel has ended.
+    emptied_ms: AtomicU64,
+    rtt_micros: AtomicU64,
+    /// Configuration of its handshake.
+    tls: Arc<OutboundTls>,
+    /// Identity of the gateway.
+    pub(super) identity: Arc<str>,
+    /// First expiry in the chain of the gateway.
+    pub(super) not_after: SystemTime,
+}
+
+/// Task of a connection.
+pub(super) struct Driver {
+    http2: Http2,
+    pings: PingPong,
+    state: Arc<State>,
+    chain: Arc<Chain>,
+}
+
+/// Verified gateway.
+struct Verified {
+    chain: Arc<Chain>,
+    identity: Arc<str>,
+}
+
+/// Tunnel's place among the streams of a connection.
+#[derive(Debug)]
+pub(super) struct Slot(Arc<Connection>);
+
+/// Opens a connection. It is usable: the gateway has accepted our certificate and sent its
+/// SETTINGS, as it has acknowledged a PING.
+pub(super) async fn open(
+    target: &Target,
+    tls: &InboundTls,
+    reader: &Reader,
+) -> Result<(Arc<Connection>, Driver), Failure> {
+    let unreachable = |detail: String| {
+        let address = target.address;
+        Failure::new(Reason::GatewayUnreachable, format!("{address}: {detail}"))
+    };
+    let own = tls.outbound();
+    let own = own.ok_or_else(|| unreachable("this gateway has no certificate yet".to_owned()))?;
+    let stream = timeout(TCP_DEADLINE, TcpStream::connect(target.address)).await;
+    let stream = stream.map_err(|_| unreachable("did not answer in time".to_owned()))?;
+    let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
+    let stream = stream.map_err(|error| unreachable(error.to_string()))?;
+    // The name is never sent, and verification uses SPIFFE identities.
+    let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
+    let connector = TlsConnector::from(Arc::clone(&own.config));
+    let stream = connector.connect(name, stream).await.map_err(|error| {
+        let rejected = error
+            .get_ref()
+            .and_then(|error| error.downcast_ref::<rustls::Error>());
+        match rejected {
+            Some(rejected @ rustls::Error::InvalidCertificate(_)) => {
+                let refusal = refusal_for_error(rejected);
+                let detail = format!("{}: {refusal}: {}", target.address, explain_error(rejected));
+                Failure::new(Reason::GatewayUntrusted, detail)
+            }
+            _ => unreachable(error.to_string()),
+        }
+    })?;
+    let (_, session) = stream.get_ref();
+    if session.alpn_protocol() != Some(ALPN_H2) {
+        return Err(unreachable("does not offer ALPN h2".to_owned()));
+    }
+    let certificates = session.peer_certificates().unwrap_or_default();
+    let verified = verify(certificates, target, tls, reader).map_err(|detail| {
+        let detail = format!("{}: {detail}", target.address);
+        Failure::new(Reason::GatewayUntrusted, detail)
+    })?;
+    establish(stream, own, verified)
+        .await
+        .map_err(|error| unreachable(error.to_string()))
+}
+
+/// Checks that the certificate is that of the wanted gateway. The handshake has verified its chain,
+/// trust domain, issuer and revocation.
+///
+/// The root alone proves nothing: each workload of the mesh has a certificate below it.
+fn verify(
+    certificates: &[CertificateDer<'_>],
+    target: &Target,
+    tls: &InboundTls,
+    reader: &Reader,
+) -> Result<Verified, String> {
+    let refused = |refusal: HandshakeRefusal| format!("{refusal}: {}", refusal.description());
+    let leaf = certificates.first();
+    let leaf = leaf.ok_or_else(|| refused(HandshakeRefusal::NoCertificate))?;
+    let identity = leaf_identity(leaf).map_err(refused)?;
+    let chain = tls.register_chain(certificates).map_err(refused)?;
+    let snapshot = reader.load();
+    let issuer = Some(&chain.issuer().spki);
+    let cluster = snapshot.trust.peer_cluster(&identity.trust_domain, issuer);
+    let cluster = cluster.ok_or_else(|| refused(HandshakeRefusal::UntrustedDomain))?;
+    let (wanted, uri) = (&*target.gateway, &identity.uri);
+    if !wanted.identities.is_empty() && !wanted.identities.contains(uri) {
+        return Err(format!("{uri} is not an identity of this gateway"));
+    }
+    let (found, own) = (&*cluster.name, &*snapshot.balancing.position.cluster);
+    if !wanted.cluster.is_empty() && *wanted.cluster != *found {
+        let cluster = &wanted.cluster;
+        return Err(format!(
+            "{uri} belongs to cluster {found}, not to {cluster}"
+        ));
+    }
+    if wanted.cluster.is_empty() && wanted.identities.is_empty() && found == own {
+        return Err(format!(
+            "{uri} belongs to our own cluster {own}, and neither cluster nor identities of this \
+             gateway are known"
+        ));
+    }
+    Ok(Verified {
+        chain,
+        identity: identity.uri,
+    })
+}
+
+/// Performs the HTTP/2 preface, and waits for the answer to a PING.
+async fn establish(
+    stream: TlsStream<TcpStream>,
+    tls: Arc<OutboundTls>,
+    verified: Verified,
+) -> Result<(Arc<Connection>, Driver), h2::Error> {
+    let mut settings = Builder::new();
+    settings
+        .enable_push(false)
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME_BYTES_MAX)
+        .max_send_buffer_size(SEND_BUFFER)
+        .max_concurrent_reset_streams(RESET_STREAMS_MAX)
+        .max_local_error_reset_streams(Some(LOCAL_RESETS_MAX));
+    let (send, mut http2) = settings.handshake(stream).await?;
+    let mut pings = http2.ping_pong().ok_or(h2::Reason::INTERNAL_ERROR)?;
+    let since = Instant::now();
+    tokio::select! {
+        ended = &mut http2 => {
+            ended?;
+            return Err(h2::Reason::NO_ERROR.into());
+        }
+        pong = pings.ping(Ping::opaque()) => drop(pong?),
+    }
+    let state = Arc::new(State {
+        streams: AtomicUsize::new(0),
+        is_retired: AtomicBool::new(false),
+        is_suspect: watch::Sender::new(false),
+        probe: Notify::new(),
+        epoch: Instant::now(),
+        answered_ms: AtomicU64::new(0),
+        emptied_ms: AtomicU64::new(0),
+        rtt_micros: AtomicU64::new(0),
+        tls,
+        identity: verified.identity,
+        not_after: verified.chain.not_after(),
+    });
+    state.record_rtt(since);
+    let driver = Driver {
+        http2,
+        pings,
+        state: Arc::clone(&state),
+        chain: verified.chain,
+    };
+    Ok((Arc::new(Connection { send, state }), driver))
+}
+
+impl Driver {
+    /// Runs the connection until it ends. Returns the cause.
+    pub(super) async fn run(mut self, mut on_idle: impl FnMut()) -> String {
+        let state = Arc::clone(&self.state);
+        let why = tokio::select! {
+            ended = &mut self.http2 => match ended {
+                Ok(()) => "closed".to_owned(),
+                Err(error) => error.to_string(),
+            },
+            why = keep_alive(&mut self.pings, &state, &mut on_idle) => why,
+            refusal = self.chain.wait_trust_lost() => refusal.description().to_owned(),
+        };
+        state.retire();
+        state.is_suspect.send_replace(true);
+        why
+    }
+}
+
+/// Sends PINGs until one is not acknowledged. Returns the cause of the end.
+async fn keep_alive(pings: &mut PingPong, state: &State, on_idle: &mut impl FnMut()) -> String {
+    loop {
+        tokio::select! {
+            () = sleep(PING_INTERVAL) => {}
+            () = state.probe.notified() => {}
+        }
+        if state.retire_if_idle() {
+            on_idle();
+        }
+        let since = Instant::now();
+        let mut pong = std::pin::pin!(pings.ping(Ping::opaque()));
+        let answer = match timeout(PROBE_DEADLINE, &mut pong).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                state.is_suspect.send_replace(true);
+                match timeout(PING_DEADLINE - PROBE_DEADLINE, pong).await {
+                    Ok(answer) => answer,
+                    Err(_) => return "PING not acknowledged".to_owned(),
+                }
+            }
+        };
+        if let Err(error) = answer {
+            return error.to_string();
+        }
+        state.is_suspect.send_replace(false);
+        state.record_rtt(since);
+    }
+}
+
+impl State {
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn record_rtt(&self, since: Instant) {
+        let micros = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.rtt_micros.store(micros, Ordering::Relaxed);
+        self.answered();
+    }
+
+    /// Returns the configuration of its handshake.
+    pub(super) fn tls(&self) -> &Arc<OutboundTls> {
+        &self.tls
+    }
+
+    /// Returns the round trip time of the last PING.
+    pub(super) fn rtt(&self) -> Duration {
+        Duration::from_micros(self.rtt_micros.load(Ordering::Relaxed))
+    }
+
+    /// Returns the number of tunnels.
+    pub(super) fn streams(&self) -> usize {
+        self.streams.load(Ordering::SeqCst)
+    }
+
+    /// Notes an answer of the gateway.
+    pub(super) fn answered(&self) {
+        self.answered_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// Sends a PING if the gateway has been silent.
+    pub(super) fn probe_if_quiet(&self) {
+        let silent = self
+            .now_ms()
+            .saturating_sub(self.answered_ms.load(Ordering::Relaxed));
+        if Duration::from_millis(silent) >= QUIET {
+            self.probe.notify_one();
+        }
+    }
+
+    /// Waits until a PING is late or the connection has ended.
+    pub(super) async fn suspected(&self) {
+        let mut suspect = self.is_suspect.subscribe();
+        // The sender lives as long as `self`.
+        let _ = suspect.wait_for(|is_suspect| *is_suspect).await;
+    }
+
+    /// Keeps new tunnels off the connection. Open ones go on.
+    pub(super) fn retire(&self) {
+        self.is_retired.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns true if new tunnels must not use the connection.
+    pub(super) fn is_unusable(&self) -> bool {
+        self.is_retired.load(Ordering::SeqCst) || *self.is_suspect.borrow()
+    }
+
+    /// Returns true if no tunnel will ever use the connection again.
+    pub(super) fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::SeqCst)
+    }
+
+    /// Returns true if another connection should replace it: by its age, a new certificate or
+    /// changed trust.
+    pub(super) fn is_aged(&self, tls: Option<&Arc<OutboundTls>>) -> bool {
+        let is_current = tls.is_some_and(|tls| Arc::ptr_eq(tls, &self.tls));
+        !is_current || self.epoch.elapsed() >= AGE_MAX || self.not_after <= SystemTime::now()
+    }
+
+    /// Retires the connection if it has had no tunnel for long.
+    fn retire_if_idle(&self) -> bool {
+        let idle = self
+            .now_ms()
+            .saturating_sub(self.emptied_ms.load(Ordering::Relaxed));
+        if self.is_retired() || self.streams() > 0 || Duration::from_millis(idle) < IDLE_MAX {
+            return false;
+        }
+        // A tunnel that comes meanwhile is counted before it looks whether this is retired.
+        self.retire();
+        true
+    }
+}
+
+impl Connection {
+    /// Takes a place for a tunnel, if the connection has one.
+    pub(super) fn try_take(self: &Arc<Self>) -> Option<Slot> {
+        let max = self.send.current_max_send_streams().min(STREAMS_MAX);
+        let taken = self.state.streams.fetch_add(1, Ordering::SeqCst);
+        // The drop of the slot gives the place back.
+        let slot = Slot(Arc::clone(self));
+        if taken >= max || self.state.is_unusable() {
+            return None;
+        }
+        // A connection that has received GOAWAY is never ready.
+        let mut send = self.send.clone();
+        match send.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => Some(slot),
+            Poll::Ready(Err(_)) => {
+                self.state.retire();
+                None
+            }
+            Poll::Pending => None,
+        }
+    }
+}
+
+impl Slot {
+    /// Returns the state of the connection.
+    pub(super) fn state(&self) -> &Arc<State> {
+        &self.0.state
+    }
+
+    /// Returns a handle for one request.
+    pub(super) fn sender(&self) -> SendRequest<Bytes> {
+        self.0.send.clone()
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let state = &self.0.state;
+        if state.streams.fetch_sub(1, Ordering::SeqCst) == 1 {
+            state.emptied_ms.store(state.now_ms(), Ordering::Relaxed);
+        }
+    }
+}

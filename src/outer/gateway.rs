@@ -1,0 +1,258 @@
+//! Connections to one gateway, and its ejection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{debug, info};
+
+use crate::reason::Reason;
+use crate::snapshot::{EndpointState, Reader};
+use crate::status::RemoteGatewayStatus;
+use crate::tls::{InboundTls, OutboundTls};
+
+use super::connection::{self, Connection, Slot};
+use super::{Failure, Target};
+
+/// Limit of connections to one gateway: 6,400 tunnels with the limit of one connection.
+const CONNECTIONS_MAX: usize = 64;
+/// Limit of tunnels that wait for a new connection.
+const WAITERS_MAX: usize = 1024;
+/// Deadline for a new connection, from TCP to the answer to the first PING.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+type Connecting = watch::Receiver<Option<Result<(), Failure>>>;
+
+/// Gateway with its connections.
+#[derive(Debug)]
+pub(super) struct Gateway {
+    pub(super) target: Target,
+    links: Mutex<Links>,
+}
+
+#[derive(Debug, Default)]
+struct Links {
+    connections: Vec<Arc<Connection>>,
+    /// The only connection that is being opened; those that wait for it share its result.
+    connecting: Option<Connecting>,
+    waiters: usize,
+    health: EndpointState,
+    ejections: u64,
+    last_error: String,
+}
+
+/// What a connection is opened with.
+#[derive(Clone, Debug)]
+pub(super) struct Context {
+    pub(super) tls: Arc<InboundTls>,
+    pub(super) reader: Reader,
+}
+
+/// Tunnel that waits for a connection.
+struct Waiter<'a>(&'a Gateway);
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.links.lock().waiters -= 1;
+    }
+}
+
+impl Gateway {
+    pub(super) fn new(target: Target) -> Self {
+        Self {
+            target,
+            links: Mutex::default(),
+        }
+    }
+
+    /// Takes a place on a connection, and opens one if there is none.
+    pub(super) async fn take(
+        self: &Arc<Self>,
+        context: &Context,
+        deadline: Instant,
+    ) -> Result<Slot, Failure> {
+        let failed = |detail: &str| {
+            let detail = format!("{}: {detail}", self.target.address);
+            Failure::new(Reason::GatewayUnreachable, detail)
+        };
+        loop {
+            let (mut connecting, _waiter) = match self.pick(context)? {
+                Picked::Slot(slot) => return Ok(slot),
+                Picked::Wait(connecting) => (connecting, Waiter(self)),
+            };
+            let connected = timeout_at(deadline, connecting.wait_for(Option::is_some)).await;
+            let connected = connected.map_err(|_| failed("no connection in time"))?;
+            match connected.as_deref() {
+                Ok(Some(Err(failure))) => return Err(failure.clone()),
+                Ok(_) => {}
+                Err(_) => return Err(failed("the attempt to connect was aborted")),
+            }
+        }
+    }
+
+    /// Takes a place, or counts one more waiter.
+    fn pick(self: &Arc<Self>, context: &Context) -> Result<Picked, Failure> {
+        let tls = context.tls.outbound();
+        let mut links = self.links.lock();
+        links.connections.retain(|one| !one.state.is_retired());
+        if let Some(slot) = links.take(tls.as_ref()) {
+            // A tunnel never waits for the replacement of a connection that still serves.
+            if slot.state().is_aged(tls.as_ref()) && links.connecting.is_none() {
+                self.connect(&mut links, context);
+            }
+            return Ok(Picked::Slot(slot));
+        }
+        let address = self.target.address;
+        let busy = |detail: String| Failure::new(Reason::RemoteBusy, detail);
+        if links.waiters >= WAITERS_MAX {
+            return Err(busy(format!(
+                "{address}: {WAITERS_MAX} tunnels wait for a connection"
+            )));
+        }
+        let connecting = match links.connecting.clone() {
+            Some(connecting) => connecting,
+            None if links.connections.len() >= CONNECTIONS_MAX => {
+                let detail = format!("{address}: all tunnels of {CONNECTIONS_MAX} connections");
+                return Err(busy(format!("{detail} are in use")));
+            }
+            None => self.connect(&mut links, context),
+        };
+        links.waiters += 1;
+        Ok(Picked::Wait(connecting))
+    }
+
+    /// Starts a task that opens a connection. A tunnel that no longer waits does not stop it.
+    fn connect(self: &Arc<Self>, links: &mut Links, context: &Context) -> Connecting {
+        let (result, connecting) = watch::channel(None);
+        links.connecting = Some(connecting.clone());
+        let (gateway, context) = (Arc::clone(self), context.clone());
+        tokio::spawn(async move {
+            let opened = connection::open(&gateway.target, &context.tls, &context.reader);
+            let opened = timeout(CONNECT_DEADLINE, opened).await;
+            let opened = opened.unwrap_or_else(|_| {
+                let address = gateway.target.address;
+                let detail = format!("{address}: no HBONE connection within 5 s");
+                Err(Failure::new(Reason::GatewayUnreachable, detail))
+            });
+            let finished = gateway.finish(opened);
+            result.send_replace(Some(finished));
+        });
+        connecting
+    }
+
+    /// Adds a new connection, which replaces those that are aged.
+    fn finish(
+        self: &Arc<Self>,
+        opened: Result<(Arc<Connection>, connection::Driver), Failure>,
+    ) -> Result<(), Failure> {
+        let mut links = self.links.lock();
+        links.connecting = None;
+        let (connection, driver) = opened.inspect_err(|failure| {
+            links.last_error.clone_from(&failure.detail);
+        })?;
+        let tls = connection.state.tls();
+        links
+            .connections
+            .retain(|one| !one.state.is_aged(Some(tls)));
+        links.connections.push(connection);
+        links.health = EndpointState::new();
+        drop(links);
+        let gateway = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let forget = || {
+                if let Some(gateway) = gateway.upgrade() {
+                    gateway.forget(None);
+                }
+            };
+            let why = driver.run(forget).await;
+            if let Some(gateway) = gateway.upgrade() {
+                let address = gateway.target.address;
+                debug!(%address, why, "connection to a gateway of another network ended");
+                gateway.forget(Some(why));
+            }
+        });
+        Ok(())
+    }
+
+    /// Forgets retired connections, with the cause of the last end.
+    fn forget(&self, why: Option<String>) {
+        let mut links = self.links.lock();
+        links.connections.retain(|one| !one.state.is_retired());
+        if let Some(why) = why {
+            links.last_error = why;
+        }
+    }
+
+    /// Returns true if the gateway is ejected.
+    pub(super) fn is_ejected(&self) -> bool {
+        self.links.lock().health.is_ejected(Instant::now())
+    }
+
+    /// Ejects the gateway: 5 s at first, doubling to 5 min.
+    pub(super) fn eject(&self) {
+        let mut links = self.links.lock();
+        let now = Instant::now();
+        if !links.health.is_ejected(now) {
+            let time = links.health.eject(now);
+            links.ejections += 1;
+            let (address, network) = (self.target.address, &*self.target.gateway.network);
+            let error = &*links.last_error;
+            info!(%address, network, ?time, error, "gateway of another network ejected");
+        }
+    }
+
+    /// Returns true if it has no state to keep.
+    pub(super) fn is_unused(&self) -> bool {
+        let links = self.links.lock();
+        links.connections.is_empty()
+            && links.connecting.is_none()
+            && !links.health.is_ejected(Instant::now())
+    }
+
+    /// Returns the state for the status page.
+    pub(super) fn status(&self) -> RemoteGatewayStatus {
+        let links = self.links.lock();
+        let newest = links.connections.last().map(|one| &one.state);
+        let streams = links.connections.iter().map(|one| one.state.streams());
+        let state = match (newest, &links.connecting) {
+            _ if links.health.is_ejected(Instant::now()) => "ejected",
+            (Some(state), _) if state.is_unusable() => "silent",
+            (Some(_), _) => "ready",
+            (None, Some(_)) => "connecting",
+            (None, None) if links.last_error.is_empty() => "idle",
+            (None, None) => "failed",
+        };
+        RemoteGatewayStatus {
+            address: self.target.address,
+            network: Arc::clone(&self.target.gateway.network),
+            cluster: Arc::clone(&self.target.gateway.cluster),
+            state,
+            connections: links.connections.len(),
+            streams: streams.sum(),
+            rtt: newest.map(|state| state.rtt()),
+            ejections: links.ejections,
+            last_error: links.last_error.clone(),
+            identity: newest.map(|state| Arc::clone(&state.identity)),
+            not_after: newest.map(|state| state.not_after),
+        }
+    }
+}
+
+/// Result of a look for a place.
+enum Picked {
+    Slot(Slot),
+    Wait(Connecting),
+}
+
+impl Links {
+    /// Takes a place, on an aged connection only if no other has one.
+    fn take(&self, tls: Option<&Arc<OutboundTls>>) -> Option<Slot> {
+        let (aged, fresh): (Vec<_>, Vec<_>) = self
+            .connections
+            .iter()
+            .partition(|one| one.state.is_aged(tls));
+        fresh.into_iter().chain(aged).find_map(Connection::try_take)
+    }
+}

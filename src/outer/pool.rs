@@ -1,0 +1,123 @@
+//! Pool of the connections to all gateways of other networks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{Context as Digest, SHA256};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::snapshot::{Reader, Snapshot};
+use crate::status::RemoteGatewayStatus;
+use crate::tls::InboundTls;
+use crate::wire::GatewayHash;
+
+use super::gateway::{Context, Gateway};
+use super::request::{self, Refused, Request};
+use super::stream::Stream;
+use super::{Failure, Target};
+
+/// Limit of connections that one tunnel tries at one gateway.
+const CONNECTIONS_TRIED: usize = 3;
+/// Minimum number of gateways before those without connections are forgotten.
+const PRUNE_ENTRIES_MIN: usize = 64;
+
+/// Pool, shared by all workers. A lock is held only to look up a gateway or to take a place.
+#[derive(Clone, Debug)]
+pub struct Pool(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    context: Context,
+    gateways: Mutex<Gateways>,
+}
+
+#[derive(Debug, Default)]
+struct Gateways {
+    by_target: HashMap<Target, Arc<Gateway>>,
+    prune_at: usize,
+}
+
+impl Pool {
+    /// Creates a pool whose connections use the current certificate and trust.
+    pub fn new(tls: Arc<InboundTls>, reader: Reader) -> Self {
+        Self(Arc::new(Shared {
+            context: Context { tls, reader },
+            gateways: Mutex::default(),
+        }))
+    }
+
+    /// Opens a tunnel through a gateway. Requests that the gateway has not processed are repeated
+    /// on another connection.
+    ///
+    /// # Errors
+    /// The gateway cannot be reached or has rejected the tunnel, and no byte of it was sent.
+    pub async fn open(
+        &self,
+        target: &Target,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Stream, Failure> {
+        let gateway = self.gateway(target);
+        let mut tries = 0;
+        loop {
+            let slot = gateway.take(&self.0.context, deadline).await?;
+            tries += 1;
+            match request::send(slot, request, deadline).await {
+                Ok(stream) => return Ok(stream),
+                Err(Refused::Unprocessed(_)) if tries < CONNECTIONS_TRIED => {}
+                Err(Refused::Unprocessed(failure) | Refused::Processed(failure)) => {
+                    return Err(failure);
+                }
+            }
+        }
+    }
+
+    fn gateway(&self, target: &Target) -> Arc<Gateway> {
+        let mut gateways = self.0.gateways.lock();
+        if let Some(known) = gateways.by_target.get(target) {
+            return Arc::clone(known);
+        }
+        if gateways.by_target.len() >= gateways.prune_at.max(PRUNE_ENTRIES_MIN) {
+            gateways.by_target.retain(|_, one| !one.is_unused());
+            gateways.prune_at = 2 * gateways.by_target.len();
+        }
+        let new = Arc::new(Gateway::new(target.clone()));
+        gateways.by_target.insert(target.clone(), Arc::clone(&new));
+        new
+    }
+
+    /// Returns true if connections to the gateway have failed and it is ejected.
+    pub fn is_ejected(&self, target: &Target) -> bool {
+        let known = self.0.gateways.lock().by_target.get(target).cloned();
+        known.is_some_and(|gateway| gateway.is_ejected())
+    }
+
+    /// Ejects a gateway for all services.
+    pub fn eject(&self, target: &Target) {
+        self.gateway(target).eject();
+    }
+
+    /// Returns the state of all gateways, in the order of their addresses.
+    pub fn status(&self) -> Vec<RemoteGatewayStatus> {
+        let gateways = self.0.gateways.lock();
+        let gateways: Vec<_> = gateways.by_target.values().cloned().collect();
+        let mut rows: Vec<_> = gateways.iter().map(|one| one.status()).collect();
+        rows.sort_by_key(|row| row.address);
+        rows
+    }
+
+    /// Returns the hash by which `x-strait-via` names this gateway; none without a certificate.
+    pub fn own_hash(&self, snapshot: &Snapshot) -> Option<GatewayHash> {
+        let own = self.0.context.tls.outbound()?;
+        let cluster = &snapshot.balancing.position.cluster;
+        let mut digest = Digest::new(&SHA256);
+        for part in [&**cluster, snapshot.network(), &*own.identity] {
+            digest.update(part.as_bytes());
+            digest.update(&[0]);
+        }
+        let mut hash = [0; 8];
+        hash.copy_from_slice(digest.finish().as_ref().get(..8)?);
+        Some(GatewayHash::new(hash))
+    }
+}

@@ -1,0 +1,135 @@
+//! CONNECT request to a gateway, and its answer.
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use tokio::time::{Instant, sleep_until};
+
+use crate::reason::Reason;
+use crate::wire::{VIA_HEADER, Via};
+
+use super::Failure;
+use super::connection::Slot;
+use super::outcome::{OUTCOME_HEADER, reason_of};
+use super::stream::Stream;
+
+/// Header with the identity of the peer that the first gateway has verified.
+pub const SOURCE_HEADER: &str = "x-strait-source";
+
+/// Deadline for the answer. The gateway dials within it, and another gateway can be tried after it
+/// within the ten seconds of all dials.
+const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// CONNECT request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    authority: String,
+    headers: HeaderMap,
+}
+
+/// Request that did not open a tunnel.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// The gateway has not processed it, or its connection is dead: another connection may succeed.
+    Unprocessed(Failure),
+    /// The gateway has answered, or has not answered in time.
+    Processed(Failure),
+}
+
+impl Request {
+    /// Creates a request for `HOSTNAME:PORT` of a service that has passed the gateways of `via`.
+    pub fn new(authority: String, via: &Via) -> Self {
+        let mut request = Self {
+            authority,
+            headers: HeaderMap::new(),
+        };
+        request.set(VIA_HEADER, via.to_string().as_bytes());
+        request
+    }
+
+    /// Sets a header. A value that HTTP does not allow is omitted.
+    pub fn set(&mut self, name: &'static str, value: &[u8]) {
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            self.headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+
+    fn to_http(&self) -> Result<http::Request<()>, http::Error> {
+        let uri = http::Uri::builder().authority(&*self.authority).build()?;
+        let mut request = http::Request::builder()
+            .method(Method::CONNECT)
+            .uri(uri)
+            .body(())?;
+        *request.headers_mut() = self.headers.clone();
+        Ok(request)
+    }
+}
+
+/// Asks for a tunnel on a connection.
+pub(super) async fn send(
+    slot: Slot,
+    request: &Request,
+    deadline: Instant,
+) -> Result<Stream, Refused> {
+    let connect = request.to_http().map_err(|error| {
+        let detail = format!("{}: {error}", request.authority);
+        Refused::Processed(Failure::new(Reason::RemoteRejected, detail))
+    })?;
+    let state = slot.state();
+    state.probe_if_quiet();
+    let sent = slot.sender().send_request(connect, false);
+    let (response, send) = sent.map_err(|error| {
+        // GOAWAY, or the end of the connection.
+        state.retire();
+        unprocessed(Reason::GatewayUnreachable, &error)
+    })?;
+    let end = deadline.min(Instant::now() + ANSWER_DEADLINE);
+    let response = tokio::select! {
+        response = response => response,
+        () = state.suspected() => {
+            let detail = "the connection is silent, PING not acknowledged";
+            let failure = Failure::new(Reason::GatewayUnreachable, detail);
+            return Err(Refused::Unprocessed(failure));
+        }
+        () = sleep_until(end) => {
+            let detail = "the gateway did not answer the CONNECT in time";
+            return Err(Refused::Processed(Failure::new(Reason::RemoteUnavailable, detail)));
+        }
+    };
+    let response = response.map_err(|error| refused(&slot, &error))?;
+    state.answered();
+    if response.status() == StatusCode::OK {
+        return Ok(Stream::new(send, response.into_body(), slot));
+    }
+    let outcome = response.headers().get(OUTCOME_HEADER);
+    let outcome = outcome.map(HeaderValue::as_bytes);
+    let reason = reason_of(response.status(), outcome);
+    let label = String::from_utf8_lossy(outcome.unwrap_or(b"none"));
+    let status = response.status().as_u16();
+    let detail = format!(
+        "the gateway answered {status}, outcome {}",
+        label.escape_debug()
+    );
+    Err(Refused::Processed(Failure::new(reason, detail)))
+}
+
+/// Interprets a reset of the stream or the end of the connection before the answer.
+fn refused(slot: &Slot, error: &h2::Error) -> Refused {
+    let is_unprocessed = error.reason() == Some(h2::Reason::REFUSED_STREAM) || error.is_go_away();
+    if error.is_reset() && !is_unprocessed {
+        let detail = format!("the gateway reset the CONNECT: {error}");
+        return Refused::Processed(Failure::new(Reason::RemoteUnavailable, detail));
+    }
+    // REFUSED_STREAM is what a draining gateway sends (RFC 9113 section 8.7). A CONNECT whose
+    // connection was lost has delivered no byte.
+    slot.state().retire();
+    match is_unprocessed {
+        true => unprocessed(Reason::RemoteBusy, error),
+        false => unprocessed(Reason::GatewayUnreachable, error),
+    }
+}
+
+fn unprocessed(reason: Reason, error: &h2::Error) -> Refused {
+    Refused::Unprocessed(Failure::new(
+        reason,
+        format!("the gateway's connection: {error}"),
+    ))
+}

@@ -1,0 +1,233 @@
+//! Open tunnel through a gateway, with the operations of a non-blocking socket.
+//!
+//! END_STREAM is FIN and RST_STREAM is RST. Window is given back to the gateway only for bytes
+//! that were read here. Bytes are sent only as far as the gateway's window and the send buffer
+//! allow, so a stream holds at most one window in each direction.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes, BytesMut};
+use h2::{RecvStream, SendStream};
+use tokio::time::{Instant, timeout_at};
+
+use super::connection::Slot;
+
+/// Limit of the bytes that are passed to HTTP/2 at once.
+const WRITE_BYTES_MAX: usize = 64 * 1024;
+/// Limit of bytes that are discarded for a tunnel whose peer has disconnected.
+const DISCARDED_MAX: usize = 256 * 1024;
+
+/// Open tunnel. A drop before both directions have ended resets it.
+#[derive(Debug)]
+pub struct Stream {
+    send: SendStream<Bytes>,
+    receive: RecvStream,
+    /// Received frames, whose window is not given back.
+    unread: VecDeque<Bytes>,
+    held: usize,
+    /// Error to report after `unread`.
+    failed: Option<io::Error>,
+    /// Code by which a drop resets the stream.
+    abort: h2::Reason,
+    has_ended: bool,
+    is_shut_down: bool,
+    is_cancelled: bool,
+    _slot: Slot,
+}
+
+impl Stream {
+    pub(super) fn new(send: SendStream<Bytes>, receive: RecvStream, slot: Slot) -> Self {
+        Self {
+            send,
+            receive,
+            unread: VecDeque::new(),
+            held: 0,
+            failed: None,
+            abort: h2::Reason::INTERNAL_ERROR,
+            has_ended: false,
+            is_shut_down: false,
+            is_cancelled: false,
+            _slot: slot,
+        }
+    }
+
+    /// Returns the number of received bytes that were not read.
+    pub const fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Returns true if the gateway has reset the stream with CANCEL or NO_ERROR, as ztunnel and
+    /// Envoy do once the connection inside the tunnel has closed.
+    pub fn is_cancelled(&self) -> bool {
+        self.is_cancelled
+    }
+
+    /// Makes a drop reset the stream with CANCEL, as the peer of the tunnel has done.
+    pub fn cancel_on_drop(&mut self) {
+        self.abort = h2::Reason::CANCEL;
+    }
+
+    /// Polls whether a read has bytes, the end of the stream, or an error. Takes over all frames that
+    /// have arrived, so that [`Stream::held`] counts them.
+    ///
+    /// # Errors
+    /// The stream was reset, or its connection has failed.
+    pub fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.has_ended && self.failed.is_none() {
+            match self.receive.poll_data(cx) {
+                Poll::Pending => break,
+                Poll::Ready(Some(Ok(bytes))) => {
+                    self.held += bytes.len();
+                    self.unread.push_back(bytes);
+                }
+                Poll::Ready(Some(Err(error))) => self.failed = Some(self.fail(error)),
+                Poll::Ready(None) => self.has_ended = true,
+            }
+        }
+        if self.has_ended || !self.unread.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        match self.failed.take() {
+            Some(error) => {
+                // A later read fails as well.
+                self.failed = Some(error.kind().into());
+                Poll::Ready(Err(error))
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    /// Reads what [`Stream::poll_read_ready`] has found; 0 bytes are the end of the stream.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] without bytes.
+    pub fn try_read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        if self.unread.is_empty() {
+            return match self.has_ended {
+                true => Ok(0),
+                false => Err(io::ErrorKind::WouldBlock.into()),
+            };
+        }
+        let mut count = 0;
+        for slice in slices {
+            let mut room = &mut **slice;
+            while let (false, Some(frame)) = (room.is_empty(), self.unread.front_mut()) {
+                let length = room.len().min(frame.len());
+                let (now, rest) = std::mem::take(&mut room).split_at_mut(length);
+                frame.copy_to_slice(now);
+                (room, count) = (rest, count + length);
+                if frame.is_empty() {
+                    self.unread.pop_front();
+                }
+            }
+        }
+        self.held -= count;
+        let released = self.receive.flow_control().release_capacity(count);
+        released.map_err(|error| self.fail(error))?;
+        Ok(count)
+    }
+
+    /// Writes as many bytes as the window allows.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if it allows none, or the stream was reset.
+    pub fn try_write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let count: usize = slices.iter().map(|slice| slice.len()).sum();
+        let wanted = count.min(WRITE_BYTES_MAX);
+        if wanted == 0 {
+            return Ok(0);
+        }
+        self.send.reserve_capacity(wanted);
+        let room = self.send.capacity().min(wanted);
+        if room == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut bytes = BytesMut::with_capacity(room);
+        for slice in slices {
+            let length = slice.len().min(room - bytes.len());
+            bytes.extend_from_slice(&slice[..length]);
+        }
+        let sent = self.send.send_data(bytes.freeze(), false);
+        sent.map_err(|error| self.fail(error))?;
+        Ok(room)
+    }
+
+    /// Polls whether the window allows bytes of the last [`Stream::try_write`].
+    ///
+    /// # Errors
+    /// The stream was reset, or its connection has failed.
+    pub fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.send.capacity() == 0 {
+            match ready!(self.send.poll_capacity(cx)) {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Poll::Ready(Err(self.fail(error))),
+                None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes some of `bytes`, and waits until that is possible.
+    ///
+    /// # Errors
+    /// The stream was reset, or its connection has failed.
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.try_write(&[IoSlice::new(bytes)]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return written,
+            }
+            poll_fn(|cx| self.poll_write_ready(cx)).await?;
+        }
+    }
+
+    /// Sends END_STREAM.
+    ///
+    /// # Errors
+    /// The stream was reset.
+    pub fn shut_down(&mut self) -> io::Result<()> {
+        if !self.is_shut_down {
+            let ended = self.send.send_data(Bytes::new(), true);
+            ended.map_err(|error| self.fail(error))?;
+            self.is_shut_down = true;
+        }
+        Ok(())
+    }
+
+    /// Discards what the gateway still sends, until it ends the stream or `deadline`. END_STREAM
+    /// was sent, and a reset would revoke bytes that were not delivered.
+    pub async fn deliver(mut self, deadline: Instant) {
+        let mut discarded = std::mem::take(&mut self.held);
+        self.unread.clear();
+        let _ = self.receive.flow_control().release_capacity(discarded);
+        let ended = async {
+            while let Some(Ok(bytes)) = self.receive.data().await {
+                discarded += bytes.len();
+                // Without window the gateway sends no more.
+                if discarded <= DISCARDED_MAX {
+                    let _ = self.receive.flow_control().release_capacity(bytes.len());
+                }
+            }
+        };
+        // At the deadline the drop resets the stream.
+        let is_ended = timeout_at(deadline, ended).await.is_ok();
+        self.has_ended |= is_ended;
+    }
+
+    fn fail(&mut self, error: h2::Error) -> io::Error {
+        let code = error.reason().filter(|_| error.is_reset());
+        self.is_cancelled |= matches!(code, Some(h2::Reason::CANCEL | h2::Reason::NO_ERROR));
+        io::Error::new(io::ErrorKind::ConnectionReset, error)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if !(self.has_ended && self.is_shut_down) {
+            self.send.send_reset(self.abort);
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! The pool against scripted gateways, over sockets and TLS.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::{Connection, SendResponse};
+use http::{Request as HttpRequest, Response};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::*;
+use crate::snapshot::builder::Change;
+use crate::snapshot::traffic::Position;
+use crate::snapshot::{Publisher, TrustSet};
+use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, TrustedDomain};
+use crate::tools::dev::{Authority, Issuer, Leaf};
+use crate::wire::Via;
+
+const EAST: &str = "spiffe://east.local/ns/edge/sa/gateway";
+const WEST: &str = "spiffe://west.local/ns/edge/sa/gateway";
+/// Limit of a wait for something that happens at once.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Certificates of two clusters, and a pool of a gateway of cluster east.
+struct World {
+    authority: Authority,
+    west: Issuer,
+    pool: Pool,
+}
+
+fn domain(name: &str) -> TrustedDomain {
+    TrustedDomain {
+        name: name.into(),
+        issuers: None,
+        roots: None,
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let authority = Authority::new().expect("a root");
+        let east = authority.intermediate("east").expect("an intermediate");
+        let west = authority.intermediate("west").expect("an intermediate");
+        let own = material(&authority, &east.leaf(EAST).expect("a leaf"));
+        let trust = PeerTrust {
+            domains: vec![domain("east.local"), domain("west.local")],
+            ..PeerTrust::default()
+        };
+        let tls = tls::listener_server_config(&own, &trust).expect("a configuration");
+        let publisher = Publisher::new();
+        publisher.update(Change {
+            trust: Some(TrustSet::new([
+                ("east.local", "east"),
+                ("west.local", "west"),
+            ])),
+            position: Some(Position {
+                cluster: "east".into(),
+                ..Position::default()
+            }),
+            ..Change::default()
+        });
+        let pool = Pool::new(Arc::new(InboundTls::new(tls)), publisher.reader());
+        Self {
+            authority,
+            west,
+            pool,
+        }
+    }
+
+    /// Starts a gateway with this certificate.
+    async fn gateway(&self, leaf: &Leaf, script: Script) -> Scripted {
+        let material = material(&self.authority, leaf);
+        let tls = tls::endpoint_server_config(&material, vec![domain("east.local")]);
+        Scripted::start(TlsAcceptor::from(tls.expect("a configuration")), script).await
+    }
+
+    async fn west(&self, script: Script) -> Scripted {
+        self.gateway(&self.west.leaf(WEST).expect("a leaf"), script)
+            .await
+    }
+
+    async fn open(&self, at: &Scripted) -> Result<Stream, Failure> {
+        self.open_as(at, remote("west", &[])).await
+    }
+
+    async fn open_as(&self, at: &Scripted, gateway: RemoteGateway) -> Result<Stream, Failure> {
+        let target = Target {
+            address: at.address,
+            gateway: Arc::new(gateway),
+        };
+        let request = Request::new("echo.app:80".to_owned(), &Via::default());
+        let deadline = Instant::now() + SOON;
+        self.pool.open(&target, &request, deadline).await
+    }
+}
+
+fn material(authority: &Authority, leaf: &Leaf) -> IdentityMaterial {
+    let read = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
+    read.expect("material")
+}
+
+fn remote(cluster: &str, identities: &[&str]) -> RemoteGateway {
+    RemoteGateway {
+        network: "west".into(),
+        cluster: cluster.into(),
+        identities: identities.iter().map(|&id| id.into()).collect(),
+    }
+}
+
+/// Behaviour of a gateway.
+#[derive(Clone)]
+struct Script {
+    streams_max: u32,
+    answer: Answer,
+    /// Once true, connections that were open before send GOAWAY, or are no longer read.
+    stop: watch::Receiver<Stop>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Stop {
+    No,
+    GoAway,
+    Silence,
+}
+
+#[derive(Clone, Copy)]
+enum Answer {
+    /// 200, and every byte comes back.
+    Echo,
+    /// A status and an outcome.
+    Reject(u16, Option<&'static str>),
+    /// REFUSED_STREAM for the first request of all connections.
+    RefuseFirst,
+}
+
+impl Script {
+    fn new(answer: Answer) -> Self {
+        Self {
+            streams_max: 100,
+            answer,
+            stop: watch::channel(Stop::No).1,
+        }
+    }
+}
+
+/// Running gateway.
+struct Scripted {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
+    _tasks: JoinSet<()>,
+}
+
+impl Scripted {
+    async fn start(tls: TlsAcceptor, script: Script) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let (connections, requests) = (Arc::<AtomicUsize>::default(), Arc::default());
+        let (counted, requested) = (Arc::clone(&connections), Arc::clone(&requests));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut running = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::SeqCst);
+                let (tls, script) = (tls.clone(), script.clone());
+                let requested = Arc::clone(&requested);
+                running.spawn(async move {
+                    if let Ok(stream) = tls.accept(stream).await {
+                        serve(stream, script, requested).await;
+                    }
+                });
+            }
+        });
+        Self {
+            address,
+            connections,
+            requests,
+            _tasks: tasks,
+        }
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+}
+
+type Http2 = Connection<TlsStream<TcpStream>, Bytes>;
+
+async fn serve(stream: TlsStream<TcpStream>, script: Script, requests: Arc<AtomicUsize>) {
+    let mut builder = h2::server::Builder::new();
+    builder.max_concurrent_streams(script.streams_max);
+    let handshake: Result<Http2, _> = builder.handshake(stream).await;
+    let Ok(mut http2) = handshake else { return };
+    let before = *script.stop.borrow();
+    let mut stop = script.stop.clone();
+    let mut is_stopped = before != Stop::No;
+    let mut tunnels = JoinSet::new();
+    loop {
+        tokio::select! {
+            changed = stop.changed(), if !is_stopped => {
+                is_stopped = true;
+                let now = *stop.borrow();
+                match now {
+                    _ if changed.is_err() => {}
+                    Stop::GoAway => http2.graceful_shutdown(),
+                    Stop::Silence => std::future::pending::<()>().await,
+                    Stop::No => {}
+                }
+            }
+            request = http2.accept() => {
+                let Some(Ok((request, respond))) = request else { return };
+                let count = requests.fetch_add(1, Ordering::SeqCst);
+                tunnels.spawn(answer(request, respond, script.answer, count));
+            }
+        }
+    }
+}
+
+async fn answer(
+    request: HttpRequest<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    answer: Answer,
+    count: usize,
+) {
+    let (status, outcome) = match answer {
+        Answer::Reject(status, outcome) => (status, outcome),
+        Answer::RefuseFirst if count == 0 => {
+            return respond.send_reset(h2::Reason::REFUSED_STREAM);
+        }
+        Answer::RefuseFirst | Answer::Echo => (200, None),
+    };
+    let response = Response::builder().status(status);
+    let response = match outcome {
+        None => response,
+        Some(outcome) => response.header(OUTCOME_HEADER, outcome),
+    };
+    let response = response.body(()).expect("a response");
+    let send = respond.send_response(response, status != 200);
+    let (Ok(mut send), mut receive) = (send, request.into_body()) else {
+        return;
+    };
+    while let Some(Ok(bytes)) = receive.data().await {
+        let _ = receive.flow_control().release_capacity(bytes.len());
+        // The tests send less than a window.
+        let _ = send.send_data(bytes, false);
+    }
+    let _ = send.send_data(Bytes::new(), true);
+}
+
+/// Reads until the end of the stream.
+async fn read_to_end(stream: &mut Stream) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    loop {
+        std::future::poll_fn(|cx| stream.poll_read_ready(cx)).await?;
+        let mut buffer = [0; 1000];
+        let count = stream.try_read(&mut [IoSliceMut::new(&mut buffer)])?;
+        if count == 0 {
+            return Ok(all);
+        }
+        all.extend_from_slice(&buffer[..count]);
+    }
+}
+
+async fn echoes(stream: &mut Stream, bytes: &[u8]) {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let taken = stream.write(rest).await.expect("an open tunnel");
+        rest = &rest[taken..];
+    }
+    stream.shut_down().expect("an open tunnel");
+    let read = timeout(SOON, read_to_end(stream)).await;
+    let read = read.expect("an answer").expect("a clean end");
+    assert!(read == bytes, "{} of {}", read.len(), bytes.len());
+    assert_eq!(stream.held(), 0);
+}
+
+#[tokio::test]
+async fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let mut stream = world.open(&gateway).await.expect("a tunnel");
+    let bytes: Vec<u8> = (0..300_000_u32)
+        .map(|index| index.to_le_bytes()[1])
+        .collect();
+    let empty = stream.try_read(&mut [IoSliceMut::new(&mut [0])]);
+    assert_eq!(
+        empty.expect_err("no byte").kind(),
+        io::ErrorKind::WouldBlock
+    );
+    assert_eq!(stream.try_write(&[IoSlice::new(&[])]).expect("room"), 0);
+    echoes(&mut stream, &bytes).await;
+    let rows = world.pool.status();
+    assert_eq!(
+        (rows[0].state, rows[0].streams, rows[0].connections),
+        ("ready", 1, 1)
+    );
+    assert_eq!(rows[0].identity.as_deref(), Some(WEST));
+    drop(stream);
+    assert_eq!(world.pool.status()[0].streams, 0);
+}
+
+#[tokio::test]
+async fn tunnels_share_a_connection_and_a_full_one_gets_a_second() {
+    let world = World::new();
+    let script = Script {
+        streams_max: 3,
+        ..Script::new(Answer::Echo)
+    };
+    let gateway = world.west(script).await;
+    let opens = (0..3).map(|_| world.open(&gateway));
+    let mut open = Vec::new();
+    for stream in opens {
+        open.push(stream.await.expect("a tunnel"));
+    }
+    assert_eq!(gateway.connections(), 1);
+    open.push(world.open(&gateway).await.expect("a tunnel"));
+    assert_eq!(gateway.connections(), 2);
+    open.pop();
+    open.pop();
+    open.push(world.open(&gateway).await.expect("a tunnel"));
+    assert_eq!(gateway.connections(), 2, "a free place is used again");
+    for mut stream in open {
+        echoes(&mut stream, b"hello").await;
+    }
+}
+
+#[tokio::test]
+async fn tunnels_that_arrive_together_wait_for_one_connection() {
+    let world = Arc::new(World::new());
+    let gateway = Arc::new(world.west(Script::new(Answer::Echo)).await);
+    let mut tasks = JoinSet::new();
+    for _ in 0..50 {
+        let (world, gateway) = (Arc::clone(&world), Arc::clone(&gateway));
+        tasks.spawn(async move { world.open(&gateway).await });
+    }
+    let streams = tasks.join_all().await;
+    assert!(streams.iter().all(Result::is_ok));
+    assert_eq!(gateway.connections(), 1);
+}
+
+#[tokio::test]
+async fn only_the_expected_gateway_gets_a_request() {
+    let world = World::new();
+    let west = world.west.leaf(WEST).expect("a leaf");
+    let pod = world.west.leaf("spiffe://west.local/ns/shop/sa/checkout");
+    let south = world.west.leaf("spiffe://south.local/ns/edge/sa/gateway");
+    let own = world
+        .authority
+        .intermediate("east")
+        .expect("an intermediate");
+    let own = own.leaf("spiffe://east.local/ns/shop/sa/checkout");
+    let past = time::OffsetDateTime::UNIX_EPOCH;
+    let expired = world.west.leaf_with(|params| {
+        params.subject_alt_names = vec![rcgen::SanType::URI(WEST.try_into().expect("a URI"))];
+        params.not_before = past;
+        params.not_after = past + Duration::from_secs(1);
+    });
+    let cases = [
+        (&west, remote("north", &[]), "belongs to cluster west"),
+        (
+            &west,
+            remote("", &["spiffe://west.local/ns/a/sa/b"]),
+            "is not an identity",
+        ),
+        (
+            &pod.expect("a leaf"),
+            remote("west", &[WEST]),
+            "is not an identity",
+        ),
+        (&own.expect("a leaf"), remote("", &[]), "our own cluster"),
+        (&south.expect("a leaf"), remote("", &[]), "untrusted_domain"),
+        (&expired.expect("a leaf"), remote("west", &[]), "expired"),
+    ];
+    for (leaf, expected, why) in cases {
+        let gateway = world.gateway(leaf, Script::new(Answer::Echo)).await;
+        let refused = world.open_as(&gateway, expected).await;
+        let refused = refused.expect_err("a refusal");
+        assert_eq!(refused.reason, Reason::GatewayUntrusted, "{refused:?}");
+        assert!(refused.detail.contains(why), "{refused:?}");
+        assert_eq!(gateway.requests.load(Ordering::SeqCst), 0);
+    }
+    let other = World::new();
+    let gateway = other.west(Script::new(Answer::Echo)).await;
+    let refused = world.open(&gateway).await.expect_err("another root");
+    assert_eq!(refused.reason, Reason::GatewayUntrusted, "{refused:?}");
+    for expected in [
+        remote("west", &[WEST]),
+        remote("", &[WEST]),
+        remote("", &[]),
+    ] {
+        let gateway = world.west(Script::new(Answer::Echo)).await;
+        let opened = world.open_as(&gateway, expected).await;
+        assert!(opened.is_ok(), "{opened:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_rejection_says_whom_to_avoid() {
+    let world = World::new();
+    for (status, outcome, reason) in [
+        (503, Some("unknown_service"), Reason::RemoteRejected),
+        (503, Some("no_endpoint"), Reason::RemoteUnavailable),
+        (503, Some("gateway_loop"), Reason::GatewayLoop),
+        (503, None, Reason::RemoteUnavailable),
+        (404, None, Reason::RemoteRejected),
+    ] {
+        let gateway = world
+            .west(Script::new(Answer::Reject(status, outcome)))
+            .await;
+        let refused = world.open(&gateway).await.expect_err("a refusal");
+        assert_eq!(refused.reason, reason, "{refused:?}");
+    }
+    let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let target = Target {
+        address: nobody.local_addr().expect("an address"),
+        gateway: Arc::new(remote("west", &[])),
+    };
+    drop(nobody);
+    let request = Request::new("echo.app:80".to_owned(), &Via::default());
+    let deadline = Instant::now() + SOON;
+    let refused = world.pool.open(&target, &request, deadline).await;
+    assert_eq!(
+        refused.expect_err("nobody").reason,
+        Reason::GatewayUnreachable
+    );
+    assert!(!world.pool.is_ejected(&target));
+    world.pool.eject(&target);
+    assert!(world.pool.is_ejected(&target));
+    let row = &world
+        .pool
+        .status()
+        .into_iter()
+        .find(|row| row.address == target.address);
+    let row = row.as_ref().expect("a row");
+    assert_eq!((row.state, row.ejections), ("ejected", 1));
+}
+
+#[tokio::test]
+async fn a_request_that_was_not_processed_is_repeated_elsewhere() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::RefuseFirst)).await;
+    let mut stream = world.open(&gateway).await.expect("a tunnel");
+    assert_eq!(gateway.connections(), 2);
+    echoes(&mut stream, b"hello").await;
+}
+
+#[tokio::test]
+async fn after_goaway_open_tunnels_go_on_and_new_ones_use_another_connection() {
+    let world = World::new();
+    let (stop, stopped) = watch::channel(Stop::No);
+    let script = Script {
+        stop: stopped,
+        ..Script::new(Answer::Echo)
+    };
+    let gateway = world.west(script).await;
+    let mut old = world.open(&gateway).await.expect("a tunnel");
+    stop.send_replace(Stop::GoAway);
+    let mut new = Vec::new();
+    while gateway.connections() == 1 {
+        new.push(world.open(&gateway).await.expect("a tunnel"));
+        assert!(new.len() < 90, "GOAWAY is noticed");
+        tokio::task::yield_now().await;
+    }
+    echoes(&mut old, b"hello").await;
+    for mut stream in new {
+        echoes(&mut stream, b"hello").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_connection_costs_the_next_tunnel_two_seconds() {
+    let world = World::new();
+    let (stop, stopped) = watch::channel(Stop::No);
+    let script = Script {
+        stop: stopped,
+        ..Script::new(Answer::Echo)
+    };
+    let gateway = world.west(script).await;
+    let _old = world.open(&gateway).await.expect("a tunnel");
+    stop.send_replace(Stop::Silence);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    let since = Instant::now();
+    let mut new = world.open(&gateway).await.expect("a tunnel");
+    let time = since.elapsed();
+    assert!(time <= Duration::from_secs(3), "{time:?}");
+    assert_eq!(gateway.connections(), 2);
+    echoes(&mut new, b"hello").await;
+}

@@ -1,0 +1,32 @@
+//! State of the connections to a gateway of another network.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Gateway of another network, with its connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteGatewayStatus {
+    /// Address of its HBONE port.
+    pub address: SocketAddr,
+    /// Network behind it.
+    pub network: Arc<str>,
+    /// Cluster that its certificate has to belong to; empty if any.
+    pub cluster: Arc<str>,
+    /// `ready`, `connecting`, `silent`, `ejected`, `failed` or `idle`.
+    pub state: &'static str,
+    /// Number of connections.
+    pub connections: usize,
+    /// Number of tunnels.
+    pub streams: usize,
+    /// Round trip time of the last PING.
+    pub rtt: Option<Duration>,
+    /// Number of ejections since the start.
+    pub ejections: u64,
+    /// Cause of the last failure or of the last end of a connection; empty if none.
+    pub last_error: String,
+    /// Identity in its certificate.
+    pub identity: Option<Arc<str>>,
+    /// First expiry in the chain of its certificate.
+    pub not_after: Option<SystemTime>,
+}

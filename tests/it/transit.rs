@@ -1,0 +1,292 @@
+//! Tunnels that leave the network: two and three gateways as processes, each in a network of its
+//! own.
+
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use rustix::process::Signal;
+use strait::tools::dev::Leaf;
+use strait::tools::hbone::{Client, ConnectError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::support::{
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, broken, echoes, endpoint_port,
+    identities, reset, run, until,
+};
+
+const WEST_GATEWAY: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
+/// Limit of a wait for something that happens at once.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Settings of a gateway of network east whose service is behind these gateways of network west.
+fn east<'a>(net: Net, gateways: &[Net], identity: &str) -> Settings<'a> {
+    let mut settings = Settings::new(net, identities()).endpoints(&[(99, 1, "TCP")]);
+    // The only instance is in the other network.
+    settings.mesh = settings.mesh.replace(
+        "clusterId: east, network: east",
+        "clusterId: west, network: west",
+    );
+    let transit = "to: [{cluster: west}]\n      transit: always";
+    settings.exposure = settings.exposure.replace("to: [{cluster: west}]", transit);
+    let addresses: Vec<_> = gateways
+        .iter()
+        .map(|net| format!("\"{}:15008\"", net.ip(1)))
+        .collect();
+    settings.more += &format!(
+        "networks: [{{name: west, cluster: west, identities: [\"{identity}\"], gateways: [{}]}}]\n",
+        addresses.join(", ")
+    );
+    settings
+}
+
+/// Settings of a gateway of network west, which exposes its endpoints to cluster east.
+fn west<'a>(net: Net, endpoints: &[(u8, u32, &str)]) -> Settings<'a> {
+    let mut settings = Settings::new(net, identities()).endpoints(endpoints);
+    settings.mesh = in_west(&settings.mesh);
+    settings.exposure = settings.exposure.replace("cluster: west", "cluster: east");
+    settings
+}
+
+fn in_west(mesh: &str) -> String {
+    mesh.replace(
+        "clusterId: east, network: east",
+        "clusterId: west, network: west",
+    )
+    .replace("vips: [east/", "vips: [west/")
+}
+
+/// Makes the files in a folder those of a gateway of network west with this certificate.
+fn become_west(folder: &Path, leaf: &Leaf) {
+    let file = |name: &str| folder.join(name);
+    let config = std::fs::read_to_string(file("strait.yaml")).expect("a configuration");
+    let config = config.replace(
+        "gateway: {cluster: east, network: east}",
+        "gateway: {cluster: west, network: west}",
+    );
+    let config = config.replace(
+        "trust:\n",
+        &format!("trust:\n  gateways: [\"{GATEWAY}\"]\n"),
+    );
+    std::fs::write(file("strait.yaml"), config).expect("a configuration");
+    std::fs::write(file("gateway.crt"), &leaf.chain_pem).expect("a certificate");
+    std::fs::write(file("gateway.key"), &leaf.key_pem).expect("a key");
+}
+
+async fn start_west(settings: &Settings<'_>) -> Gateway {
+    let leaf = identities().leaf(WEST_GATEWAY);
+    let mut gateway = Gateway::spawn(settings, |folder| become_west(folder, &leaf));
+    gateway.ready().await;
+    gateway
+}
+
+/// Starts a gateway of each network, and an endpoint of the service behind the second.
+async fn pair(endpoint: Endpoint, net: Net) -> (Gateway, Gateway, Endpoint) {
+    let second = start_west(&west(net, &[(11, 1, "TCP")])).await;
+    let first = Gateway::start(&east(Net::new(), &[net], WEST_GATEWAY)).await;
+    (first, second, endpoint)
+}
+
+#[test]
+fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
+    run(async {
+        let net = Net::new();
+        let listener = net.listen(11, endpoint_port()).await;
+        let endpoint = Endpoint::echo_or_endless(listener);
+        let (first, second, endpoint) = pair(endpoint, net).await;
+        let client = first.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        echoes(&mut tunnel).await;
+        // More than all windows and buffers on the way.
+        let sent: Vec<u8> = (0..8_000_000_u32)
+            .map(|index| index.to_le_bytes()[1])
+            .collect();
+        let (mut read, mut write) = tokio::io::split(tunnel);
+        let upload = async {
+            write.write_all(&sent).await.expect("an open tunnel");
+            write.shutdown().await.expect("an open tunnel");
+        };
+        let mut received = Vec::new();
+        let (_, end) = tokio::join!(upload, read.read_to_end(&mut received));
+        end.expect("a clean end");
+        assert!(received == sent, "{} of {}", received.len(), sent.len());
+        until(
+            "it is completed",
+            async || first.tunnels("completed").await,
+            |&n| n == 1.0,
+        )
+        .await;
+        until(
+            "it is completed",
+            async || second.tunnels("completed").await,
+            |&n| n == 1.0,
+        )
+        .await;
+        assert_eq!(endpoint.accepted(), 1);
+        let connections = async || second.metric("strait_connections_open").await;
+        until("one pooled connection", connections, |&open| open == 1.0).await;
+        let (_, page, _) = first.run_command(&["status"]).await;
+        assert!(page.contains("Gateways of other networks"), "{page}");
+        assert!(page.contains(WEST_GATEWAY), "{page}");
+    });
+}
+
+#[test]
+fn a_reset_of_either_side_reaches_the_other_through_both_gateways() {
+    run(async {
+        let net = Net::new();
+        let listener = net.listen(11, endpoint_port()).await;
+        let endpoint = Endpoint::new(listener, |mut stream| async move {
+            // The first byte decides: reset, or wait for the end.
+            if matches!(stream.read_u8().await, Ok(b'r')) {
+                reset(stream);
+            } else {
+                let _ = stream.read_u8().await;
+            }
+        });
+        let (first, second, _endpoint) = pair(endpoint, net).await;
+        let client = first.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        tunnel.write_all(b"r").await.expect("an open tunnel");
+        let code = timeout(SOON, broken(&mut tunnel)).await.expect("a reset");
+        assert_eq!(code, Some(h2::Reason::CONNECT_ERROR));
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        tunnel.write_all(b"w").await.expect("an open tunnel");
+        tunnel.reset(h2::Reason::INTERNAL_ERROR);
+        let resets = async || second.tunnels("downstream_reset").await;
+        until("the reset arrives", resets, |&count| count == 1.0).await;
+        first.wait_until_open(1, 0).await;
+    });
+}
+
+#[test]
+fn a_gateway_with_another_identity_gets_no_tunnel() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let second = start_west(&west(net, &[(11, 1, "TCP")])).await;
+        let expected = "spiffe://west.local/ns/other/sa/gateway";
+        let first = Gateway::start(&east(Net::new(), &[net], expected)).await;
+        let client = first.client(identities()).await;
+        let refused = client.tunnel(ECHO).await;
+        assert!(matches!(refused, Err(ConnectError::Status(status)) if status == 503));
+        assert_eq!(first.tunnels("gateway_untrusted").await, 1.0);
+        assert_eq!(second.tunnels_by_reason().await.len(), 0);
+        first.logged("is not an identity of this gateway").await;
+    });
+}
+
+#[test]
+fn a_gateway_that_is_gone_is_replaced_by_the_other_one() {
+    run(async {
+        let (net, gone) = (Net::new(), Net::new());
+        let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let _second = start_west(&west(net, &[(11, 1, "TCP")])).await;
+        let first = Gateway::start(&east(Net::new(), &[gone, net], WEST_GATEWAY)).await;
+        let client = first.client(identities()).await;
+        for _ in 0..20 {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            echoes(&mut tunnel).await;
+        }
+        let failed = first.metric("strait_dials_total{result=\"failed\"}").await;
+        assert!(failed <= 2.0, "{failed} dials of a gateway that is ejected");
+    });
+}
+
+#[test]
+fn a_drain_of_the_next_gateway_keeps_open_tunnels_until_its_deadline() {
+    run(async {
+        let net = Net::new();
+        let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let (first, second, _endpoint) = pair(endpoint, net).await;
+        let client = first.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        second.signal(Signal::TERM);
+        second.logged("stopping").await;
+        echoes(&mut tunnel).await;
+        let code = timeout(SOON, broken(&mut tunnel)).await.expect("a reset");
+        assert_eq!(code, Some(h2::Reason::CONNECT_ERROR));
+    });
+}
+
+/// Asks for a tunnel, and returns the status and the outcome.
+async fn outcome(gateway: &Gateway, id: &str, server: &str, via: &str) -> (u16, Option<String>) {
+    let tls = TlsConnector::from(identities().client(id, server));
+    let stream = TcpStream::connect(gateway.address)
+        .await
+        .expect("a connection");
+    let name = rustls::pki_types::ServerName::try_from("0.0.0.0").expect("a name");
+    let stream = tls.connect(name, stream).await.expect("TLS");
+    let (mut send, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
+    let driver = tokio::spawn(connection);
+    let request = Request::connect("nothing.here:80").header("x-strait-via", via);
+    let request = request.body(()).expect("a request");
+    let (answer, _stream): (_, h2::SendStream<Bytes>) =
+        send.send_request(request, true).expect("a stream");
+    let answer = answer.await.expect("an answer");
+    driver.abort();
+    let outcome = answer.headers().get("x-strait-outcome");
+    let outcome = outcome.map(|value| value.to_str().expect("text").to_owned());
+    (answer.status().as_u16(), outcome)
+}
+
+#[test]
+fn only_gateways_learn_why_a_tunnel_is_rejected() {
+    run(async {
+        let second = start_west(&west(Net::new(), &[])).await;
+        let hash = "0123456789abcdef";
+        let unknown = Some("unknown_service".to_owned());
+        assert_eq!(
+            outcome(&second, GATEWAY, WEST_GATEWAY, hash).await,
+            (503, unknown)
+        );
+        let east = "spiffe://east.local/ns/shop/sa/checkout";
+        assert_eq!(
+            outcome(&second, east, WEST_GATEWAY, hash).await,
+            (503, None)
+        );
+        let looped = Some("gateway_loop".to_owned());
+        let long = [hash; 4].join(",");
+        assert_eq!(
+            outcome(&second, GATEWAY, WEST_GATEWAY, &long).await,
+            (503, looped)
+        );
+        assert_eq!(second.tunnels("gateway_loop").await, 1.0);
+    });
+}
+
+#[test]
+fn two_gateways_that_send_a_service_to_each_other_reject_it_after_three_tunnels() {
+    run(async {
+        let (here, there) = (Net::new(), Net::new());
+        let first = Gateway::start(&east(here, &[there], WEST_GATEWAY)).await;
+        let mut settings = west(there, &[(99, 1, "TCP")]);
+        settings.mesh = settings.mesh.replace(
+            "clusterId: west, network: west",
+            "clusterId: east, network: east",
+        );
+        let transit = "to: [{cluster: east}]\n      transit: always";
+        settings.exposure = settings.exposure.replace("to: [{cluster: east}]", transit);
+        settings.more += &format!(
+            "networks: [{{name: east, cluster: east, identities: [\"{GATEWAY}\"], gateways: \
+             [\"{}:15008\"]}}]\n",
+            here.ip(1)
+        );
+        let second = start_west(&settings).await;
+        let client = Client::connect(first.address, &identities().client(CLIENT, GATEWAY)).await;
+        let client = client.expect("a connection");
+        let refused = timeout(SOON, client.tunnel(ECHO)).await.expect("an answer");
+        assert!(matches!(refused, Err(ConnectError::Status(status)) if status == 503));
+        let ends = (
+            first.tunnels_by_reason().await,
+            second.tunnels_by_reason().await,
+        );
+        let total = ends.0.values().chain(ends.1.values()).sum::<f64>();
+        assert!(total <= 3.0, "{ends:?}");
+        assert!(ends.0.contains_key("gateway_loop"), "{ends:?}");
+    });
+}
