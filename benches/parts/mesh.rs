@@ -133,6 +133,7 @@ pub fn endpoints(count: usize) -> EndpointSet {
             address: (address([10, 0, 0, 1], index), 15008).into(),
             protocol: Protocol::Hbone,
             definition: Arc::new(workload(index, 0)),
+            remote: None,
             weight: weight(index),
             state: Arc::new(EndpointState::default()),
         })

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::RemoteGateway;
 use super::mesh::{Protocol, Workload};
 use crate::status::WorkloadLabels;
 
@@ -21,6 +22,9 @@ pub struct Endpoint {
     pub weight: u32,
     /// Workload as received from the source when the endpoint was built.
     pub definition: Arc<Workload>,
+    /// Gateway whose HBONE port `address` is, if the endpoint represents the instances of a service
+    /// in another network.
+    pub remote: Option<Arc<RemoteGateway>>,
     /// State that outlives the snapshot.
     pub state: Arc<EndpointState>,
 }

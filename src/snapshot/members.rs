@@ -37,6 +37,7 @@ impl Member {
                 protocol,
                 weight: workload.capacity,
                 definition: Arc::clone(workload),
+                remote: None,
                 state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
             })
         };

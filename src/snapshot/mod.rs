@@ -33,6 +33,7 @@ mod names;
 mod pick_probability;
 mod policies;
 mod precedence;
+mod remote;
 mod required_hosts;
 mod shards;
 #[cfg(test)]
@@ -55,6 +56,7 @@ pub use names::{Alias, NameTable, Target};
 pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::Collision;
+pub use remote::RemoteGateway;
 pub use shards::Shards;
 pub use tiers::exclusion_reason;
 pub use trust::{Caller, PeerCluster, TrustSet};
