@@ -66,6 +66,7 @@ async fn read_client_hello(
             let target = Target {
                 authority: wanted.authority,
                 origin: Origin::Workload,
+                via_gateway: false,
             };
             (target, wanted.granted_by_listener)
         }),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::reason::Reason;
 use crate::snapshot::mesh::{self, Waypoint};
 use crate::snapshot::{EndpointSet, MatchedBy, Service, Snapshot};
-use crate::wire::Authority;
+use crate::wire::{Authority, Transit};
 
 use super::http2::tunnel::{Origin, Target};
 use super::identity::Peer;
@@ -18,10 +18,14 @@ pub struct Route {
     service: Arc<Service>,
     port: u16,
     matched_by: MatchedBy,
-    endpoints: Arc<EndpointSet>,
+    pub(super) endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
     passthrough: bool,
     origin: Origin,
+    /// True if the tunnel came through a gateway of another network.
+    pub(super) via_gateway: bool,
+    /// Permission to leave the network; `Off` before policy evaluation.
+    pub(super) transit: Transit,
 }
 
 impl Route {
@@ -71,6 +75,9 @@ impl Route {
                 "it is behind the waypoint {names}, which is unknown or has no HBONE endpoint"
             ));
         }
+        if let Some(networks) = self.unreached_networks() {
+            return Some(networks);
+        }
         let left_out = self.endpoints.left_out();
         let left_out: Vec<_> = left_out.iter().map(ToString::to_string).collect();
         let why = || format!("no endpoint is left: {}", left_out.join("; "));
@@ -112,6 +119,7 @@ impl Route {
 /// # Errors
 /// [`Reason::UnknownService`].
 pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
+    let via_gateway = target.via_gateway;
     let (asked, origin) = target.into_parts();
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
@@ -131,6 +139,8 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
         by_waypoint,
         passthrough: false,
         origin,
+        via_gateway,
+        transit: Transit::Off,
         authority: asked,
     })
 }
@@ -145,6 +155,7 @@ pub fn resolve_passthrough(
     peer: &Peer,
     target: Target,
 ) -> Result<Route, Reason> {
+    let via_gateway = target.via_gateway;
     let (asked, origin) = target.into_parts();
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
@@ -161,6 +172,8 @@ pub fn resolve_passthrough(
         by_waypoint,
         passthrough: true,
         origin,
+        via_gateway,
+        transit: Transit::Off,
         authority: asked,
     })
 }

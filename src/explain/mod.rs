@@ -23,7 +23,7 @@ use crate::datapath::client_hello::{ClientHello, is_istio_alpn};
 use crate::datapath::dial::DenyList;
 use crate::datapath::http2::tunnel::{Origin, Target};
 use crate::datapath::identity::Peer;
-use crate::datapath::listener::ListenerRules;
+use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::reason::Reason;
@@ -182,6 +182,7 @@ impl Explainer<'_> {
         let target = Target {
             authority: wanted.authority.clone(),
             origin: Origin::Workload,
+            via_gateway: false,
         };
         let route = route::resolve_passthrough(self.world.snapshot, &peer, target);
         let (mut leg, permit) =
@@ -221,7 +222,8 @@ impl Explainer<'_> {
         };
         let identity = self.identity()?;
         let issuer = self.issuer()?;
-        let from = (self.question.address(), Arc::default());
+        let listener_of_peer = Arc::new(Listener::with_transit(listener.transit()));
+        let from = (self.question.address(), listener_of_peer);
         let peer = Peer::authenticated(identity.clone(), issuer, from, self.world.snapshot);
         answer.peer = why::identity(&identity, &peer, self.world.snapshot);
         let peer = match peer {
@@ -330,6 +332,7 @@ impl Explainer<'_> {
         let target = Target {
             authority: authority.clone(),
             origin,
+            via_gateway: false,
         };
         let route = route::resolve(self.world.snapshot, peer, target);
         self.evaluate(peer, &authority, route, false)

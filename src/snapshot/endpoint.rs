@@ -12,7 +12,7 @@ use super::mesh::{Protocol, Workload};
 use crate::status::WorkloadLabels;
 
 /// Address and port of a workload, as the data path dials it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Endpoint {
     /// Address to dial: `ip:15008` for a workload with HBONE, otherwise the target port.
     pub address: SocketAddr,

@@ -9,7 +9,9 @@ pub mod hello;
 mod region;
 pub mod sni;
 mod spki;
+mod transit;
 
 pub use authority::{Authority, AuthorityError, Host};
 pub use region::RegionPattern;
 pub use spki::{SpkiHash, UNKNOWN_CLUSTER};
+pub use transit::Transit;

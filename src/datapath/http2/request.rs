@@ -186,6 +186,7 @@ impl HeaderList {
                 .map(|authority| Target {
                     authority,
                     origin: self.origin.unwrap_or(Origin::Workload),
+                    via_gateway: false,
                 })
                 .map_err(|_| Reason::BadAuthority)
         };
