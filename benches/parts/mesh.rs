@@ -134,6 +134,7 @@ pub fn endpoints(count: usize) -> EndpointSet {
             protocol: Protocol::Hbone,
             remote: None,
             definition: Arc::new(workload(index, 0)),
+            remote: None,
             weight: weight(index),
             state: Arc::new(EndpointState::default()),
         })

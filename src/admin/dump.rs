@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use super::status::evacuated;
 use super::view::{Member, View, key_of};
 use super::{AdminState, stream};
+use crate::snapshot::Endpoint;
 use crate::snapshot::authorization::{Action, Condition, Match, Policy, PolicyScope, StringMatch};
 use crate::snapshot::mesh::{GatewayAddress, Place, Service, Workload};
 use crate::status::{Certificate, CertificateInfo};
@@ -133,7 +134,10 @@ fn service_to_json(service: &Service, view: &View<'_>) -> Value {
     } else {
         "OnlyHealthy"
     };
+    let gateways = view.gateways(service);
+    let gateways: Vec<_> = gateways.iter().map(remote_gateway_to_json).collect();
     json!({
+        "gateways": gateways,
         "name": service.name,
         "namespace": service.namespace,
         "hostname": service.hostname,
@@ -149,6 +153,20 @@ fn service_to_json(service: &Service, view: &View<'_>) -> Value {
             "healthPolicy": health,
         },
         "canonical": service.canonical,
+    })
+}
+
+/// Converts a gateway of another network, with its part of the instances of a service port.
+fn remote_gateway_to_json((port, endpoint): &(u16, &Endpoint)) -> Value {
+    let remote = endpoint.remote.as_deref();
+    json!({
+        "port": port,
+        "network": remote.map(|remote| &remote.network),
+        "cluster": remote.map(|remote| &remote.cluster),
+        "identities": remote.map(|remote| &remote.identities),
+        "address": endpoint.address,
+        "weight": endpoint.weight,
+        "inFlight": endpoint.state.in_flight(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! `/drain/region`: evacuation of a region by an operator, and its reversal. POST executes it;
 //! GET returns a preview of the same POST.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use axum::extract::{Query, State};
@@ -227,15 +227,19 @@ fn lost_in(
 ) -> Vec<String> {
     let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
     let has_lost = |old: &Service, new: &Service| {
-        [
-            (&old.ports, &new.ports),
-            (&old.passthrough_ports, &new.passthrough_ports),
-        ]
-        .into_iter()
-        .any(|(old, new)| {
+        let has_transit = |port: &u16| {
+            let sets = new.transit_ports.get(port);
+            !is_empty(sets.map(|sets| &sets.failover))
+        };
+        let lost_in = |old: &HashMap<u16, _>, new: &HashMap<u16, _>, may_leave: bool| {
             let mut sets = old.iter();
-            sets.any(|(port, set)| !is_empty(Some(set)) && is_empty(new.get(port)))
-        })
+            sets.any(|(port, set)| {
+                let is_lost = !is_empty(Some(set)) && is_empty(new.get(port));
+                is_lost && !(may_leave && has_transit(port))
+            })
+        };
+        lost_in(&old.ports, &new.ports, true)
+            || lost_in(&old.passthrough_ports, &new.passthrough_ports, false)
     };
     let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
         let new = next.get(host)?;

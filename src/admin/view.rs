@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::DenyLookup;
 use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
-use crate::snapshot::{self, Endpoint, Snapshot, exclusion_reason};
+use crate::snapshot::{self, Endpoint, ExclusionReason, Snapshot, exclusion_reason};
 
 /// View of a snapshot.
 pub(super) struct View<'a> {
@@ -104,7 +104,16 @@ impl<'a> View<'a> {
         endpoint: Option<&Endpoint>,
     ) -> Option<String> {
         if let Some(why) = exclusion_reason(self.snapshot, service, workload, port) {
-            return Some(why.to_string());
+            let sets = built.and_then(|built| built.transit_ports.get(&port));
+            let mut others = sets.into_iter().flat_map(|sets| &sets.always.endpoints);
+            return Some(match &why {
+                ExclusionReason::OtherNetwork(network)
+                    if others.any(|one| is_in_network(one, network)) =>
+                {
+                    format!("in network {network}, reached through its gateways by transit")
+                }
+                why => why.to_string(),
+            });
         }
         let Some(endpoint) = endpoint else {
             return Some(match built {
@@ -115,6 +124,27 @@ impl<'a> View<'a> {
                 None => "no service owns this hostname; see Problems".to_owned(),
             });
         };
+        self.not_dialled_reason(endpoint)
+    }
+
+    /// Returns the gateways of other networks that tunnels to a service may use, each with the
+    /// service port.
+    pub(super) fn gateways(&self, service: &Service) -> Vec<(u16, &'a Endpoint)> {
+        let built = self.snapshot.services.get(&service.hostname);
+        let own = built.filter(|built| *built.namespace == *service.namespace);
+        let sets = own.into_iter().flat_map(|built| &built.transit_ports);
+        let endpoints = sets.flat_map(|(port, sets)| {
+            let endpoints = sets.always.endpoints.iter();
+            endpoints.map(|endpoint| (*port, &**endpoint))
+        });
+        let remote = endpoints.filter(|(_, endpoint)| endpoint.remote.is_some());
+        let mut remote: Vec<_> = remote.collect();
+        remote.sort_by_key(|(port, endpoint)| (*port, endpoint.address));
+        remote
+    }
+
+    /// Returns why an endpoint is not dialled at present, apart from its weight and tier.
+    pub(super) fn not_dialled_reason(&self, endpoint: &Endpoint) -> Option<String> {
         if let Some(rule) = (self.denies)(endpoint.address) {
             return Some(format!("its address is {rule}; see dial.allow"));
         }
@@ -122,6 +152,11 @@ impl<'a> View<'a> {
         let seconds = left.as_millis().div_ceil(1000);
         Some(format!("its dials failed; ejected for {seconds}s more"))
     }
+}
+
+fn is_in_network(endpoint: &Endpoint, network: &str) -> bool {
+    let remote = endpoint.remote.as_ref();
+    remote.is_some_and(|remote| *remote.network == *network)
 }
 
 /// Returns `namespace/hostname`, the key of a service in workloads.

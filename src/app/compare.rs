@@ -10,7 +10,7 @@ use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, Service, ServiceVisibility, Snapshot};
 
 use super::inputs::{exposure_table, name_table};
-use super::{names, routes, traffic};
+use super::{names, routes, traffic, transit};
 
 /// Returns the warnings, one line each. Missing services are reported only if the mesh is in a
 /// file: under a control plane they may appear later.
@@ -47,6 +47,7 @@ pub(super) fn run(
     }
     warnings.extend(traffic::unknown_names(config, mesh));
     warnings.extend(check_dialable(config, &snapshot));
+    warnings.extend(transit::check_grants(config, &snapshot));
     warnings.extend(routes::check_routes(config, &snapshot));
     warnings.extend(names::check_names(config, &snapshot));
     if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
@@ -68,6 +69,7 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snaps
         exposure: Some(exposure_table(config)),
         names: Some(name_table(config)),
         scope: Some(scope.clone()),
+        networks: Some(traffic::networks(config)),
         direct: Some(config.listeners.iter().any(Listener::is_tls)),
         ..Change::default()
     };
@@ -90,11 +92,10 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
             continue;
         };
         let asked = |of: &u16| port.is_none_or(|only| only == *of);
-        let sets = service
-            .ports
-            .iter()
-            .filter(|(of, _)| asked(of))
-            .map(|(_, set)| set);
+        let sets = service.ports.iter().filter(|(of, _)| asked(of));
+        let remote = service.transit_ports.iter().filter(|(of, _)| asked(of));
+        let remote = remote.map(|(_, sets)| &sets.always);
+        let sets = sets.map(|(_, set)| set).chain(remote);
         // One endpoint represents all: they are in one network and dialled in the same way.
         let endpoint = sets.flat_map(|set| &set.endpoints).next();
         let wrong = match (port, endpoint.map(|endpoint| deny.denies(endpoint.address))) {

@@ -99,6 +99,7 @@ impl Inputs {
             listeners: false,
             position: Some(traffic::position(&self.config, None)),
             traffic: Some(traffic::traffic_rules(&self.config)),
+            networks: Some(traffic::networks(&self.config)),
             overrides: None,
         }
     }
@@ -429,6 +430,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
             audiences: to.collect(),
             exposes_workloads: entry.workloads,
             route_by: entry.route_by,
+            transit: entry.transit,
         };
         // A name without a port has the port of the service.
         let names = entry.names.iter();

@@ -360,6 +360,7 @@ mod tests {
             sources: Vec::new(),
             protocol: config::ListenerProtocol::Hbone {
                 route_by: crate::wire::sni::RouteBy::default(),
+                transit: crate::wire::Transit::Always,
             },
         };
         let first = bind(&listener(0)).unwrap();

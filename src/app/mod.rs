@@ -17,6 +17,7 @@ mod reload;
 mod routes;
 mod server;
 mod traffic;
+mod transit;
 mod trust;
 
 use std::net::SocketAddr;

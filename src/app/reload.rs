@@ -297,6 +297,7 @@ impl Reloader {
             names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
             traffic: Some(traffic::traffic_rules(&new)),
+            networks: Some(traffic::networks(&new)),
             ..self.change(&new, joined)
         });
         // After the snapshot update, which contains the targets of a new listener.

@@ -5,8 +5,10 @@ use std::path::Path;
 
 use crate::config::pod::Pod;
 use crate::config::{Config, Discovery, Distribution, LocalityOrigin};
+use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{Locality, Mesh, Scope};
 use crate::snapshot::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
+use crate::snapshot::{NetworkRule, NetworkTable};
 use crate::wire::RegionPattern;
 
 /// Returns the position of this gateway from the configuration, or from the pod until the mesh
@@ -58,6 +60,24 @@ pub(super) fn traffic_rules(config: &Config) -> Traffic {
         }
     }
     Traffic::new(services, default_rule)
+}
+
+/// Returns the other networks of the configuration.
+pub(super) fn networks(config: &Config) -> NetworkTable {
+    let networks = config.networks.iter().map(|network| {
+        let gateways = network.gateways.iter().map(|gateway| {
+            let port = gateway.port.unwrap_or(HBONE_PORT);
+            (gateway.host.as_str().into(), port)
+        });
+        let identities = network.identities.iter();
+        let rule = NetworkRule {
+            cluster: network.cluster.as_deref().unwrap_or_default().into(),
+            identities: identities.map(|one| one.as_str().into()).collect(),
+            gateways: gateways.collect(),
+        };
+        (network.name.as_str().into(), rule)
+    });
+    networks.collect()
 }
 
 /// Returns warnings about entries for services and regions that the mesh file does not have.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::auto::AutoExport;
 use super::define::{Account, ExistingPath, NonEmpty, Segment, Service, section, words};
 use super::names::HostPort;
+use crate::wire::Transit;
 use crate::wire::sni::RouteBy;
 use crate::yaml::{Fields, Value};
 
@@ -64,6 +65,10 @@ section! {
         /// Routing of tunnels to this service on HBONE listeners, as `listeners[].route_by`. All
         /// entries of one port of a service agree.
         route_by: Option<RouteBy> = default(None, "that of the listener");
+        /// Use of other networks by tunnels of these peers. It widens their reach: gateways of
+        /// other networks authorize this gateway, and not the peer. With `failover`, tunnels that
+        /// came through another gateway stay in this network.
+        transit: Transit = default(Transit::Off);
         /// The line of the entry, for findings that need the mesh.
         line: u64 = aside(Fields::line);
     }

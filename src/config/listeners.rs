@@ -1,5 +1,6 @@
 //! The `listeners` section: addresses for peers, their protocols and routes.
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use ipnet::IpNet;
@@ -8,6 +9,7 @@ use serde_json::{Value as Json, json};
 
 use super::define::{NonEmpty, ServicePort, Shape, Type, repeated, scalar, section, words};
 use super::names::HostPort;
+use crate::wire::Transit;
 use crate::wire::sni::{RouteBy, SniPattern};
 use crate::yaml::Value;
 
@@ -40,6 +42,9 @@ pub enum ListenerProtocol {
         /// The routing of tunnels to services that do not define it themselves.
         #[serde(serialize_with = "word")]
         route_by: RouteBy,
+        /// The limit of transit.
+        #[serde(serialize_with = "word")]
+        transit: Transit,
     },
     /// TLS passthrough, routed by the server name of the ClientHello.
     Tls(TlsRouting),
@@ -86,6 +91,9 @@ section! {
         /// every client of this listener, whatever `exposure` contains.
         routes: Option<Vec<SniRoute>> = default(
             None, "`routing` is required with `protocol: tls`");
+        /// Limit of `exposure.services[].transit` for tunnels of this listener, of `protocol:
+        /// hbone`.
+        transit: Option<Transit> = default(None, "`always`");
         /// Networks whose addresses may connect and open tunnels. Connections of others are reset.
         sources: Vec<IpNet> as NonEmpty<IpNet> = default(Vec::new(), "every address");
     }
@@ -133,8 +141,8 @@ impl PartialEq for Line {
     }
 }
 
-fn word<S: Serializer>(route_by: &RouteBy, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(route_by)
+fn word<S: Serializer>(word: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(word)
 }
 
 impl Listener {
@@ -201,15 +209,19 @@ fn hbone(keys: &ListenerKeys, value: Value<'_>) -> Option<ListenerProtocol> {
         );
     }
     let route_by = keys.route_by.unwrap_or_default();
+    let transit = keys.transit.unwrap_or(Transit::Always);
     (keys.routing.is_none() && keys.routes.is_none())
-        .then_some(ListenerProtocol::Hbone { route_by })
+        .then_some(ListenerProtocol::Hbone { route_by, transit })
 }
 
 fn tls(keys: &ListenerKeys, value: Value<'_>) -> Option<TlsRouting> {
-    if keys.route_by.is_some() {
-        let route_by = value.at(PLACE, "route_by");
+    let foreign = [
+        ("route_by", keys.route_by.is_some()),
+        ("transit", keys.transit.is_some()),
+    ];
+    if let Some((key, _)) = foreign.into_iter().find(|(_, is_set)| *is_set) {
         let what = "applies to HBONE listeners, and this is a TLS listener";
-        route_by.error(what, "the listener without it");
+        value.at(PLACE, key).error(what, "the listener without it");
         return None;
     }
     match (keys.routing, &keys.routes) {

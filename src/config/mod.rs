@@ -17,6 +17,7 @@ mod level;
 mod links;
 mod listeners;
 mod names;
+mod networks;
 pub mod pod;
 pub mod reference;
 mod sections;
@@ -42,6 +43,7 @@ pub use level::{Access, Directives};
 pub use links::Link;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
+pub use networks::Network;
 pub use sections::{
     ADMIN, Admin, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Gateway, Limits, Locality,
     LocalityOrigin, Log, LogFormat, METRICS, Metrics, Policy, PolicyMode, READINESS, Readiness,
@@ -58,7 +60,7 @@ pub const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 section! {
     /// All of `strait.yaml`, checked.
-    pub struct Config at "", planned("networks", "tracing") {
+    pub struct Config at "", planned("tracing") {
         /// The file.
         file: PathBuf as NewFile = fact(|fields: &Fields<'_>| fields.file().to_owned());
         /// Cluster, network and locality of the gateway.
@@ -91,6 +93,8 @@ section! {
         policy: Policy = nested();
         /// Preferred endpoints and weights of regions.
         traffic: Vec<Traffic> = default(Vec::new());
+        /// Gateways of other networks, besides those of the mesh.
+        networks: Vec<Network> = default(Vec::new());
         /// Resolution of hostnames.
         dns: Dns = nested();
         /// Addresses that may be dialled.
@@ -195,7 +199,7 @@ impl Config {
     }
 
     /// Returns the keys that `new` changes and that only a restart applies. Listeners, trust,
-    /// exposure, links, names, policy, traffic, `log.level` and `log.access` apply live.
+    /// exposure, links, names, policy, traffic, networks, `log.level` and `log.access` apply live.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),

@@ -12,7 +12,7 @@ use crate::config::{self, ListenerProtocol, TlsRouting};
 use crate::lifecycle::DrainScope;
 use crate::reason::Reason;
 use crate::wire::sni::{IstioName, RouteBy, SniPattern};
-use crate::wire::{Authority, Host};
+use crate::wire::{Authority, Host, Transit};
 
 use super::client_hello::ClientHello;
 
@@ -25,12 +25,24 @@ pub struct Listener {
 }
 
 /// Rules for the connections of one listener. The default is an HBONE listener that is open to
-/// every address.
-#[derive(Debug, Default)]
+/// every address and does not limit transit.
+#[derive(Debug)]
 pub struct ListenerRules {
     sources: Vec<IpNet>,
     routing: Option<Routing>,
     route_by: RouteBy,
+    transit: Transit,
+}
+
+impl Default for ListenerRules {
+    fn default() -> Self {
+        Self {
+            sources: Vec::new(),
+            routing: None,
+            route_by: RouteBy::default(),
+            transit: Transit::Always,
+        }
+    }
 }
 
 /// Routing of a TLS passthrough listener.
@@ -77,6 +89,18 @@ impl Listener {
         }
     }
 
+    /// Creates a listener that is open to every address and limits transit.
+    pub fn with_transit(transit: Transit) -> Self {
+        let rules = ListenerRules {
+            transit,
+            ..ListenerRules::default()
+        };
+        Self {
+            rules: ArcSwap::from_pointee(rules),
+            ..Self::default()
+        }
+    }
+
     /// Returns the current rules, for a lookup that ends before the next await.
     pub fn rules(&self) -> Guard<Arc<ListenerRules>> {
         self.rules.load()
@@ -104,15 +128,21 @@ impl ListenerRules {
                 Some(Routing::Routes(Routes::new(routes)))
             }
         };
-        let route_by = match &listener.protocol {
-            ListenerProtocol::Hbone { route_by } => *route_by,
-            ListenerProtocol::Tls(_) => RouteBy::Sni,
+        let (route_by, transit) = match &listener.protocol {
+            ListenerProtocol::Hbone { route_by, transit } => (*route_by, *transit),
+            ListenerProtocol::Tls(_) => (RouteBy::Sni, Transit::Off),
         };
         Self {
             sources: listener.sources.clone(),
             routing,
             route_by,
+            transit,
         }
+    }
+
+    /// Returns the limit of transit.
+    pub fn transit(&self) -> Transit {
+        self.transit
     }
 
     /// Returns true if a peer with this address may connect.
@@ -380,6 +410,7 @@ mod tests {
         let ip = |text: &str| text.parse().expect("an address");
         let hbone = ListenerProtocol::Hbone {
             route_by: RouteBy::default(),
+            transit: Transit::Always,
         };
         let open = listener(hbone.clone(), &[]);
         assert!(open.admits(ip("192.0.2.1")) && open.admits(ip("::1")) && !open.is_passthrough());

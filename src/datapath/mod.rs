@@ -9,6 +9,7 @@
 //! | 4 | `http2` | HTTP/2 over the `Session` | [`Target`](http2::tunnel::Target) |
 //! | 2 to 4 | `client_hello`, `passthrough` | `AcceptedConnection` by a TLS listener | `Target` |
 //! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
+//! | 6 | `transit` | `Peer` × `Route` | [`Transit`](crate::wire::Transit) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
 //! | 8 | `authorize` | `Peer` × `Pick` | [`Authorized`](authorize::Authorized) |
@@ -32,6 +33,8 @@ pub mod client_hello;
 pub mod passthrough;
 
 pub mod route;
+
+pub mod transit;
 
 pub mod policy;
 

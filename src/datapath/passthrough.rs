@@ -67,6 +67,7 @@ async fn read_client_hello(
                 authority: wanted.authority,
                 origin: Origin::Workload,
                 forwarded: None,
+                via_gateway: false,
             };
             (target, wanted.granted_by_listener)
         }),

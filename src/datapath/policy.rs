@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, ExposureVerdict, MatchedBy, ServicePort, Snapshot, mesh};
-use crate::wire::{Authority, sni};
+use crate::wire::{Authority, Transit, sni};
 
 use super::http2::tunnel::Origin;
 use super::identity::Peer;
 use super::route::{self, Route};
+use super::transit;
 
 /// Permit for a peer to use a route. Only [`run`] and [`permit_listener_route`] create one, and
 /// only a permit can be dialled.
@@ -34,6 +35,7 @@ impl Permit {
             (false, false) => Waypoint::None,
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
+        let via_gateway = route.via_gateway;
         let (asked, means) = self.route.into_match();
         Grant {
             endpoint,
@@ -43,6 +45,7 @@ impl Permit {
             authority: asked,
             matched_by: means,
             granted: self.granted_by_listener,
+            via_gateway,
         }
     }
 }
@@ -57,6 +60,7 @@ pub struct Grant {
     granted: bool,
     endpoint: Arc<Endpoint>,
     waypoint: Waypoint,
+    via_gateway: bool,
 }
 
 /// Role of the service's waypoints in an open tunnel.
@@ -91,8 +95,9 @@ impl Grant {
 /// no longer contain.
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
     check(snapshot, peer, &route)?;
+    let transit = transit::evaluate(snapshot, peer, &route);
     Ok(Permit {
-        route,
+        route: route.permit_transit(transit),
         granted_by_listener: false,
     })
 }
@@ -173,6 +178,12 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
     let endpoint = &right.endpoint.definition;
     let gone = snapshot.evaluate_removed_target(peer.policy_source(), asked, means, endpoint);
     verdict_to_result(gone).map_err(Reason::label)?;
+    if right.endpoint.remote.is_some() {
+        let granted = snapshot.transit(peer.policy_source(), asked, of, means);
+        if transit::limit(snapshot, peer, granted, right.via_gateway) == Transit::Off {
+            return Err("transit to other networks is no longer granted");
+        }
+    }
     match right.waypoint {
         Waypoint::Bypassed(origin)
             if !route::may_bypass_waypoints(snapshot, peer, (host, means), origin) =>

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::reason::Reason;
 use crate::snapshot::mesh::{self, Waypoint};
 use crate::snapshot::{EndpointSet, MatchedBy, Service, Snapshot};
-use crate::wire::Authority;
+use crate::wire::{Authority, Transit};
 
 use super::http2::tunnel::{Forwarded, Origin, Target};
 use super::identity::Peer;
@@ -18,11 +18,15 @@ pub struct Route {
     service: Arc<Service>,
     port: u16,
     matched_by: MatchedBy,
-    endpoints: Arc<EndpointSet>,
+    pub(super) endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
     passthrough: bool,
     origin: Origin,
     forwarded: Option<Box<Forwarded>>,
+    /// True if the tunnel came through a gateway of another network.
+    pub(super) via_gateway: bool,
+    /// Permission to leave the network; `Off` before policy evaluation.
+    pub(super) transit: Transit,
 }
 
 impl Route {
@@ -71,6 +75,9 @@ impl Route {
             return Some(format!(
                 "it is behind the waypoint {names}, which is unknown or has no HBONE endpoint"
             ));
+        }
+        if let Some(networks) = self.unreached_networks() {
+            return Some(networks);
         }
         let left_out = self.endpoints.left_out();
         let left_out: Vec<_> = left_out.iter().map(ToString::to_string).collect();
@@ -122,6 +129,7 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
         authority: asked,
         origin,
         forwarded,
+        via_gateway,
     } = target;
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
@@ -142,6 +150,8 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
         passthrough: false,
         origin,
         forwarded,
+        via_gateway,
+        transit: Transit::Off,
         authority: asked,
     })
 }
@@ -160,6 +170,7 @@ pub fn resolve_passthrough(
         authority: asked,
         origin,
         forwarded,
+        via_gateway,
     } = target;
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
@@ -177,6 +188,8 @@ pub fn resolve_passthrough(
         passthrough: true,
         origin,
         forwarded,
+        via_gateway,
+        transit: Transit::Off,
         authority: asked,
     })
 }

@@ -28,6 +28,9 @@ pub struct Answer {
     pub spill: Option<String>,
     /// True if dial latency counts as load.
     pub by_latency: bool,
+    /// Permission of the tunnel to leave the network, as text; none if no other network has
+    /// instances of the service.
+    pub transit: Option<String>,
     /// Mode of Istio's policies: `off`, `audit` or `enforce`.
     pub policies: String,
     /// Fraction of tunnels that is rejected before any pick: the drop overloads of an Envoy
@@ -160,7 +163,9 @@ pub struct EndpointRow {
     pub address: String,
     /// Protocol: `HBONE` or `TCP`.
     pub protocol: String,
-    /// Cluster of the workload.
+    /// Network behind the gateway at this address; none for an endpoint of the own network.
+    pub network: Option<Arc<str>>,
+    /// Cluster of the workload, or of the gateway if it is known.
     pub cluster: Arc<str>,
     /// Locality as `region/zone/subzone`, as far as it is known.
     pub locality: String,

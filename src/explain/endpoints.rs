@@ -17,7 +17,7 @@ use crate::snapshot::{
 };
 
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
-use super::{ExplainState, Explainer};
+use super::{ExplainState, Explainer, why};
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
 struct WeightedSet {
@@ -54,7 +54,7 @@ pub(super) fn run(
     for one in &drawn {
         let first = answer.groups.len();
         let groups = groups(one);
-        let candidates = candidates(world, peer, one, (first, &groups));
+        let candidates = candidates(world, peer, one, first);
         for outcome in possible_outcomes(&candidates, route.reason_without_endpoint()) {
             if !outcomes.contains(&outcome) {
                 outcomes.push(outcome);
@@ -67,6 +67,7 @@ pub(super) fn run(
         answer.groups.extend(groups);
         all.extend(candidates);
     }
+    answer.transit = why::transit(route);
     answer.dropped = balance::drop_probability(route);
     if answer.dropped > 0.0 {
         let dropped = Err(Reason::DropOverload);
@@ -178,14 +179,18 @@ fn candidates<'a>(
     world: &ExplainState<'_>,
     peer: &Peer,
     drawn: &'a WeightedSet,
-    (first, groups): (usize, &[GroupRow]),
+    first: usize,
 ) -> Vec<Candidate<'a>> {
     // Endpoints of a set are ordered by group.
-    let of_groups = groups.iter().enumerate();
-    let places = of_groups.flat_map(|(place, group)| {
-        let count = usize::try_from(group.ready).unwrap_or(usize::MAX);
-        std::iter::repeat_n(first + place, count)
-    });
+    let sizes: Vec<_> = match drawn.set.groups() {
+        Some(groups) => {
+            let groups = groups.list().iter();
+            groups.map(|group| drawn.set.of(group).len()).collect()
+        }
+        None => vec![drawn.set.endpoints.len()],
+    };
+    let sizes = sizes.into_iter().enumerate();
+    let places = sizes.flat_map(|(place, size)| std::iter::repeat_n(first + place, size));
     let odds = pick_probabilities(&drawn.set, world.now);
     let endpoints = drawn.set.endpoints.iter().zip(odds).zip(places);
     let enforces = world.snapshot.enforcement == Enforcement::Enforce;
@@ -268,6 +273,10 @@ fn row(world: &ExplainState<'_>, candidate: &Candidate<'_>) -> EndpointRow {
             Protocol::Hbone => "HBONE".to_owned(),
             Protocol::Tcp => "TCP".to_owned(),
         },
+        network: endpoint
+            .remote
+            .as_ref()
+            .map(|remote| Arc::clone(&remote.network)),
         cluster: Arc::clone(&definition.cluster),
         locality: locality(&definition.locality),
         group: candidate.group,
@@ -308,7 +317,7 @@ fn list_unused(
     if let MatchedBy::Workload(workload) = route.means() {
         if is_out(&&**workload) {
             let of = (route.service(), route.port());
-            list(workload, &|| why(world, route, of, workload));
+            list(workload, &|| why_unused(world, route, of, workload));
         }
         return;
     }
@@ -332,13 +341,13 @@ fn list_unused(
         let mut keys = keys.iter();
         let found = keys.find(|(key, _)| workload.services.get(&**key).is_some());
         if let Some((_, of)) = found {
-            list(workload, &|| why(world, route, *of, workload));
+            list(workload, &|| why_unused(world, route, *of, workload));
         }
     }
 }
 
 /// Returns the reason for which a workload of a service is not a candidate.
-fn why(
+fn why_unused(
     world: &ExplainState<'_>,
     route: &Route,
     (service, port): (&Arc<Service>, u16),
@@ -351,6 +360,7 @@ fn why(
         _ => None,
     };
     match (why, region) {
+        (Some(ExclusionReason::OtherNetwork(network)), _) => why::other_network(route, &network),
         (Some(why), _) => why.to_string(),
         (None, Some(region)) => format!("the alias is for region {region}"),
         (None, None) => "excluded by `traffic` for this name".to_owned(),

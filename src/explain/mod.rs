@@ -23,7 +23,7 @@ use crate::datapath::client_hello::{ClientHello, is_istio_alpn};
 use crate::datapath::dial::DenyList;
 use crate::datapath::http2::tunnel::{Origin, Target};
 use crate::datapath::identity::Peer;
-use crate::datapath::listener::ListenerRules;
+use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::reason::Reason;
@@ -183,6 +183,7 @@ impl Explainer<'_> {
             authority: wanted.authority.clone(),
             origin: Origin::Workload,
             forwarded: None,
+            via_gateway: false,
         };
         let route = route::resolve_passthrough(self.world.snapshot, &peer, target);
         let (mut leg, permit) =
@@ -222,7 +223,8 @@ impl Explainer<'_> {
         };
         let identity = self.identity()?;
         let issuer = self.issuer()?;
-        let from = (self.question.address(), Arc::default());
+        let listener_of_peer = Arc::new(Listener::with_transit(listener.transit()));
+        let from = (self.question.address(), listener_of_peer);
         let peer = Peer::authenticated(identity.clone(), issuer, from, self.world.snapshot);
         answer.peer = why::identity(&identity, &peer, self.world.snapshot);
         let peer = match peer {
@@ -332,6 +334,7 @@ impl Explainer<'_> {
             authority: authority.clone(),
             origin,
             forwarded: None,
+            via_gateway: false,
         };
         let route = route::resolve(self.world.snapshot, peer, target);
         self.evaluate(peer, &authority, route, false)

@@ -7,10 +7,11 @@ use crate::datapath::identity::Peer;
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
-    Alias, Enforcement, Exposure, ExposureVerdict, MatchedBy, Service, ServicePort, Snapshot,
+    Alias, Enforcement, Exposure, ExposureVerdict, MatchedBy, RemoteGateway, Service, ServicePort,
+    Snapshot,
 };
 use crate::tls::Identity;
-use crate::wire::{Authority, Host};
+use crate::wire::{Authority, Host, Transit};
 
 use super::ExplainState;
 use super::answer::{EntryRow, LookupRow, PeerRow, RouteRow, RuleRow};
@@ -112,6 +113,43 @@ pub(super) fn unrouted(
             ..RuleRow::default()
         },
         ..LookupRow::default()
+    }
+}
+
+/// Describes the permission of a tunnel to leave the network; none if no other network has
+/// instances of the service.
+pub(super) fn transit(route: &Route) -> Option<String> {
+    let networks = &route.service().other_networks;
+    if networks.is_empty() {
+        return None;
+    }
+    let networks = networks.join(", ");
+    let transit = route.transit();
+    Some(match transit {
+        _ if route.is_passthrough() => {
+            format!("off on TLS listeners; other instances are in {networks}")
+        }
+        _ if route.is_by_waypoint() => {
+            format!("off for tunnels to a waypoint; other instances are in {networks}")
+        }
+        Transit::Off => format!(
+            "off; other instances are in {networks}; see `exposure.services[].transit` and \
+             `listeners[].transit`"
+        ),
+        Transit::Failover => format!("{transit}: {networks} if no endpoint here can serve"),
+        Transit::Always => format!("{transit}: {networks} by the distribution of the service"),
+    })
+}
+
+/// Describes why an instance of another network is no endpoint itself.
+pub(super) fn other_network(route: &Route, network: &str) -> String {
+    let mut endpoints = route.endpoints().endpoints.iter();
+    let is_through = |remote: &RemoteGateway| *remote.network == *network;
+    let is_reached = endpoints.any(|one| one.remote.as_deref().is_some_and(is_through));
+    match route.transit() {
+        _ if is_reached => format!("in network {network}, reached through its gateways"),
+        Transit::Off => format!("in network {network}, and transit is off"),
+        _ => format!("in network {network}, which has no gateway that can be used"),
     }
 }
 

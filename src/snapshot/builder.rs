@@ -7,8 +7,8 @@ use super::index;
 use super::mesh::Mesh;
 use super::traffic::{Override, Position, Traffic};
 use super::{
-    Enforcement, ExportSet, ExposureTable, NameTable, Policies, ServiceVisibility, Snapshot,
-    TrustSet,
+    Enforcement, ExportSet, ExposureTable, NameTable, NetworkTable, Policies, ServiceVisibility,
+    Snapshot, TrustSet,
 };
 
 /// HBONE port (docs/wire-contract.md 1.8), at which HBONE endpoints are dialled.
@@ -43,6 +43,8 @@ pub struct Change {
     pub position: Option<Position>,
     /// Load balancing of the configuration.
     pub traffic: Option<Traffic>,
+    /// Other networks of the configuration.
+    pub networks: Option<NetworkTable>,
     /// Operator override. It holds until it is reverted.
     pub overrides: Option<Override>,
 }
@@ -73,9 +75,13 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
             replaced(&old.balancing, Some(next))
         }
     };
+    next.networks = replaced(&old.networks, change.networks);
     let (told, network) = change.mesh.unzip();
-    let is_told =
-        told.is_some() || !change.answers.is_empty() || next.has_passthrough != old.has_passthrough;
+    let told = with_configured_gateways(told, old, &next);
+    let is_told = told.is_some()
+        || !change.answers.is_empty()
+        || next.has_passthrough != old.has_passthrough
+        || next.exposure.has_transit() != old.exposure.has_transit();
     let mesh = is_told.then(|| next.hosts.follow(&old.mesh, told, change.answers));
     if let Some(located) = next.balancing.with_own_locality(&next.hosts.told) {
         next.balancing = Arc::new(located);
@@ -96,6 +102,31 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     }
     next.generation += u64::from(moved);
     next
+}
+
+/// Adds the gateways of the configuration to a mesh as received, or, if they have changed, to the
+/// last one.
+fn with_configured_gateways(told: Option<Mesh>, old: &Snapshot, next: &Snapshot) -> Option<Mesh> {
+    let is_changed = next.networks != old.networks;
+    let mut mesh = told.or_else(|| is_changed.then(|| old.hosts.told.clone()))?;
+    for gateway in old.networks.records().filter(|_| is_changed) {
+        let last = old.hosts.told.workloads.get(&gateway.uid);
+        let now = mesh.workloads.get(&gateway.uid);
+        if last
+            .zip(now)
+            .is_some_and(|(last, now)| Arc::ptr_eq(last, now))
+        {
+            mesh.workloads.remove(&gateway.uid);
+        }
+    }
+    for gateway in next.networks.records() {
+        let known = old.hosts.told.workloads.get(&gateway.uid);
+        let known = known.filter(|known| ***known == gateway).cloned();
+        let uid = Arc::clone(&gateway.uid);
+        mesh.workloads
+            .insert(uid, known.unwrap_or_else(|| Arc::new(gateway)));
+    }
+    Some(mesh)
 }
 
 fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
@@ -217,7 +248,12 @@ mod tests {
         let snapshot = built(&Snapshot::default(), mesh(workloads));
         assert_eq!(
             addresses(&snapshot),
-            ["10.0.0.1:15008", "10.0.0.6:15008", "10.0.0.2:8080"]
+            [
+                "10.0.0.1:15008",
+                "10.0.0.6:15008",
+                "10.0.0.2:8080",
+                "10.0.0.7:15008"
+            ]
         );
     }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::RemoteGateway;
 use super::mesh::{Protocol, Workload};
 use super::remote::RemoteGateway;
 use crate::status::WorkloadLabels;
 
 /// Address and port of a workload, as the data path dials it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Endpoint {
     /// Address to dial: `ip:15008` for a workload with HBONE, otherwise the target port.
     pub address: SocketAddr,
@@ -25,6 +26,9 @@ pub struct Endpoint {
     pub weight: u32,
     /// Workload as received from the source when the endpoint was built.
     pub definition: Arc<Workload>,
+    /// Gateway whose HBONE port `address` is, if the endpoint represents the instances of a service
+    /// in another network.
+    pub remote: Option<Arc<RemoteGateway>>,
     /// State that outlives the snapshot.
     pub state: Arc<EndpointState>,
 }

@@ -7,7 +7,8 @@ use derive_more::Display;
 
 use super::alias_table::AliasTable;
 use super::mesh::Scope;
-use super::traffic::Spill;
+use super::remote_instances::NetworkShare;
+use super::traffic::{Count, Spill};
 use super::{Endpoint, EndpointState, ExclusionReason};
 
 /// Endpoints of one service port, with the tables of a weighted pick.
@@ -56,9 +57,9 @@ pub struct Group {
     pub tier: Tier,
     /// Weighted locality of the group, in display form, with its weight.
     pub place: Option<(Arc<str>, u32)>,
-    /// Number of ready endpoints.
+    /// Number of ready endpoints; a gateway counts its part of the instances behind it.
     pub ready: u32,
-    /// Number of endpoints that are not drained.
+    /// Number of endpoints that are not drained, counted in the same way.
     pub all: u32,
     /// Fraction of all picks while each group has an endpoint that may be picked. The sum is 1
     /// unless no endpoint is ready.
@@ -76,6 +77,12 @@ pub enum Tier {
     /// Match of all preferences up to this one.
     #[display("same {_0}")]
     Same(Scope),
+    /// Another network, with a match of all further preferences up to this one.
+    #[display("other network, same {_0}")]
+    OtherNetworkSame(Scope),
+    /// Another network.
+    #[display("other network")]
+    OtherNetwork,
     /// Mismatch of the first preference.
     #[display("elsewhere")]
     Elsewhere,
@@ -93,8 +100,107 @@ pub(super) struct Found {
     pub(super) tier: Tier,
     pub(super) place: Option<(Arc<str>, u32)>,
     pub(super) endpoints: Vec<Arc<Endpoint>>,
-    pub(super) all: u32,
+    pub(super) count: Count,
     pub(super) parts: u32,
+}
+
+/// Endpoint that a set may contain, with the instances that it represents.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) count: Count,
+}
+
+/// Entries of a set. Weights and counts are multiplied by `scale`.
+#[derive(Clone, Debug)]
+pub(super) struct Entries {
+    pub(super) list: Vec<Entry>,
+    pub(super) scale: u32,
+    /// True if endpoints of other networks are among them.
+    pub(super) has_remote: bool,
+}
+
+impl Entries {
+    /// Returns the entries of the own network, each endpoint with whether it is ready.
+    pub(super) fn local<'a>(endpoints: impl Iterator<Item = (&'a Arc<Endpoint>, bool)>) -> Self {
+        let entry = |(endpoint, is_ready): (&Arc<Endpoint>, bool)| Entry {
+            endpoint: Arc::clone(endpoint),
+            count: Count::one(is_ready),
+        };
+        Self {
+            list: endpoints.map(entry).collect(),
+            scale: 1,
+            has_remote: false,
+        }
+    }
+
+    /// Adds other networks. The weight of a network is divided evenly among its gateways. All
+    /// weights are multiplied by one factor, so that no part is a fraction.
+    pub(super) fn with_networks(mut self, shares: Vec<NetworkShare>) -> Self {
+        if shares.is_empty() {
+            return self;
+        }
+        let scale = common_scale(&self.list, &shares);
+        for Entry { endpoint, count } in self.list.iter_mut().filter(|_| scale > 1) {
+            *count = Count {
+                ready: count.ready * scale,
+                all: count.all * scale,
+            };
+            *endpoint = Arc::new(Endpoint {
+                weight: endpoint.weight.saturating_mul(scale),
+                definition: Arc::clone(&endpoint.definition),
+                remote: endpoint.remote.clone(),
+                state: Arc::clone(&endpoint.state),
+                ..**endpoint
+            });
+        }
+        for share in shares {
+            let parts = share.gateways.len() as u64;
+            // A whole number, unless the weights are so large that the factor was limited.
+            let part = |of: u32| {
+                let part = (u64::from(of) * u64::from(scale) + parts / 2) / parts;
+                u32::try_from(part).unwrap_or(u32::MAX)
+            };
+            let count = Count {
+                ready: part(share.ready).max(u32::from(share.ready > 0)),
+                all: part(share.all),
+            };
+            let gateways = share.gateways.into_iter().map(|gateway| Entry {
+                endpoint: Arc::new(Endpoint {
+                    weight: count.ready,
+                    ..gateway
+                }),
+                count,
+            });
+            self.list.extend(gateways);
+        }
+        self.scale = scale;
+        self.has_remote = true;
+        self
+    }
+}
+
+/// Returns the least factor by which every share is divisible by its number of gateways, limited
+/// so that the sum of all weights fits 32 bits.
+fn common_scale(local: &[Entry], shares: &[NetworkShare]) -> u32 {
+    let gcd = |mut one: u64, mut other: u64| {
+        while other > 0 {
+            (one, other) = (other, one % other);
+        }
+        one
+    };
+    let factors = shares.iter().map(|share| {
+        let parts = share.gateways.len() as u64;
+        parts / gcd(parts, gcd(u64::from(share.ready), u64::from(share.all)))
+    });
+    let factor = factors.fold(1, |all: u64, one| all.saturating_mul(one / gcd(all, one)));
+    let local: u64 = local
+        .iter()
+        .map(|one| u64::from(one.endpoint.weight.max(1)))
+        .sum();
+    let remote: u64 = shares.iter().map(|share| u64::from(share.all)).sum();
+    let limit = u64::from(u32::MAX) / (local + remote).max(1);
+    u32::try_from(factor.min(limit).max(1)).unwrap_or(u32::MAX)
 }
 
 /// Group of a set, for draws.
@@ -138,8 +244,8 @@ impl EndpointSet {
             list.push(Group {
                 tier: group.tier,
                 place: group.place,
-                ready: u32::try_from(group.endpoints.len()).unwrap_or(u32::MAX),
-                all: group.all,
+                ready: group.count.ready,
+                all: group.count.all,
                 share: f64::from(group.parts) / parts.max(1.0),
                 range: start..start + group.endpoints.len(),
                 lots: AliasTable::new(group.endpoints.iter().map(|endpoint| endpoint.weight)),

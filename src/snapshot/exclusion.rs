@@ -6,7 +6,11 @@ use std::sync::Arc;
 use derive_more::Display;
 
 use super::builder::HBONE_PORT;
-use super::mesh::{Ports, Protocol, Scope, Service, Template, Workload};
+use super::mesh::{Place, Ports, Protocol, Scope, Service, Template, Workload};
+
+/// Prefix of the uids of records that represent the gateway of a network
+/// (docs/wire-contract.md 3.3).
+pub(super) const GATEWAY_RECORD: &str = "NetworkGateway/";
 
 /// Reason for which a workload is not dialled for a service port, as far as the mesh determines it.
 ///
@@ -113,13 +117,12 @@ pub(super) fn workload_exclusion(
     network: &str,
     hbone_only: bool,
 ) -> Option<ExclusionReason> {
-    if workload.network_gateway.is_some()
-        || workload.uid.starts_with("NetworkGateway/")
-        || workload.uid.split('/').nth(1) == Some("SplitHorizonWorkload")
-    {
+    if gateway_network(workload).is_some() {
         Some(ExclusionReason::RepresentsGateway)
-    } else if !workload.network.is_empty() && *workload.network != *network {
-        Some(ExclusionReason::OtherNetwork(workload.network.to_string()))
+    } else if let Some(network) = remote_network(workload, network) {
+        Some(ExclusionReason::OtherNetwork(network.to_owned()))
+    } else if is_split_horizon(workload) {
+        Some(ExclusionReason::RepresentsGateway)
     } else if hbone_only && !has_hbone_port(workload) {
         Some(ExclusionReason::NoHbone)
     } else if workload.addresses.is_empty() {
@@ -127,6 +130,33 @@ pub(super) fn workload_exclusion(
     } else {
         None
     }
+}
+
+/// Returns the network whose gateway a record represents; `None` for any other workload.
+pub(super) fn gateway_network(workload: &Workload) -> Option<&str> {
+    let rest = workload.uid.strip_prefix(GATEWAY_RECORD)?;
+    Some(match &*workload.network {
+        "" => rest.split_once('/').map_or("", |(network, _)| network),
+        network => network,
+    })
+}
+
+/// Returns whether a workload represents all instances of a service behind a gateway of their
+/// network.
+pub(super) fn is_split_horizon(workload: &Workload) -> bool {
+    workload.uid.split('/').nth(1) == Some("SplitHorizonWorkload")
+}
+
+/// Returns the network of a workload that is an instance in another network than ours, which is
+/// `own`. Workloads of one network are dialled directly, whichever their clusters are.
+pub(super) fn remote_network<'a>(workload: &'a Workload, own: &str) -> Option<&'a str> {
+    let of_gateway = || match &workload.network_gateway.as_deref()?.place {
+        Place::Address(network, _) => Some(network.as_str()),
+        Place::Name(_) => None,
+    };
+    let own_label = Some(&*workload.network).filter(|network| !network.is_empty());
+    let network = own_label.or_else(of_gateway)?;
+    (!network.is_empty() && *network != *own).then_some(network)
 }
 
 /// Returns whether a workload is dialled over HBONE for a port of a service, at `target`.
@@ -233,6 +263,11 @@ mod tests {
             reason_after(|_, workload| workload.network = "".into()),
             None
         );
+        // The gateway of the own network is not needed within it.
+        let through = reason_after(|_, workload| {
+            workload.network_gateway = Some(Arc::new(gateway()));
+        });
+        assert_eq!(through, None);
         let allowed = reason_after(|service, workload| {
             service.allow_unhealthy = true;
             workload.healthy = false;
@@ -349,8 +384,12 @@ mod tests {
                 ExclusionReason::NotServed,
             ),
             (
-                |_, workload| workload.network_gateway = Some(Arc::new(gateway())),
-                ExclusionReason::RepresentsGateway,
+                |_, workload| {
+                    workload.network = "".into();
+                    let place = Place::Address("west".to_owned(), [10, 0, 0, 9].into());
+                    workload.network_gateway = Some(Arc::new(GatewayAddress { place, port: 1 }));
+                },
+                ExclusionReason::OtherNetwork("west".into()),
             ),
             (
                 |_, workload| workload.uid = "NetworkGateway/west/10.0.0.9/15008".into(),

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use crate::wire::sni::RouteBy;
-use crate::wire::{Authority, Host};
+use crate::wire::{Authority, Host, Transit};
 
 use super::{Caller, TrustSet};
 
@@ -22,6 +22,8 @@ pub struct ExposureTable {
     aliases: HashMap<Box<str>, Vec<(AliasTarget, Exposure)>>,
     /// True if an entry sets the namespace of its service.
     pub(super) has_namespaces: bool,
+    /// True if an entry grants transit to other networks.
+    has_transit: bool,
     /// Hosts that routes of TLS listeners expose to anyone.
     routed: HashSet<Box<str>>,
 }
@@ -89,6 +91,8 @@ pub struct Exposure {
     pub exposes_workloads: bool,
     /// Routing key of tunnels to the service; `None` means that of the listener.
     pub route_by: Option<RouteBy>,
+    /// Use of other networks by tunnels of these audiences.
+    pub transit: Transit,
 }
 
 /// Description of peers. All keys must match; the values of one key are alternatives.
@@ -134,6 +138,7 @@ impl ExposureTable {
         names: impl IntoIterator<Item = (&'a str, Option<u16>)>,
     ) {
         self.has_namespaces |= exposure.namespace.is_some();
+        self.has_transit |= exposure.transit > Transit::Off;
         for (name, asked) in names {
             let alias = AliasTarget {
                 requested_port: asked,
@@ -192,6 +197,37 @@ impl ExposureTable {
         let entries = self.entries(host).iter();
         let mut of_port = entries.filter(|entry| entry.port.is_none_or(|only| only == port));
         of_port.find_map(|entry| entry.route_by)
+    }
+
+    /// Returns whether any entry grants transit to other networks.
+    pub fn has_transit(&self) -> bool {
+        self.has_transit
+    }
+
+    /// Returns the transit that the entries of service `host` grant a caller at its port.
+    pub(super) fn transit(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        host: &str,
+        port: u16,
+    ) -> Transit {
+        let entries = self.entries(host).iter();
+        granted_transit(
+            entries.filter(|entry| entry.applies_to(port)),
+            caller,
+            trust,
+        )
+    }
+
+    /// Returns the transit that the entries with this alias grant a caller.
+    pub(super) fn transit_of_alias(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        asked: &Authority,
+    ) -> Transit {
+        granted_transit(self.entries_with_alias(asked), caller, trust)
     }
 
     /// Returns whether services without an entry are exposed to every peer of the trust set, except
@@ -279,6 +315,17 @@ impl Exposure {
     pub fn applies_to(&self, port: u16) -> bool {
         self.port.is_none_or(|only| only == port)
     }
+}
+
+/// Returns the greatest transit of the entries that admit a caller.
+fn granted_transit<'a>(
+    entries: impl Iterator<Item = &'a Exposure>,
+    caller: Caller<'_>,
+    trust: &TrustSet,
+) -> Transit {
+    let admits = |entry: &&Exposure| entry.audiences.iter().any(|of| of.admits(caller, trust));
+    let granted = entries.filter(admits).map(|entry| entry.transit);
+    granted.max().unwrap_or_default()
 }
 
 fn evaluate<'a>(

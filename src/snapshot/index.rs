@@ -10,15 +10,18 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::endpoints::Entries;
 use super::exclusion::{speaks_hbone, workload_exclusion};
 use super::exposed_workloads::ExposedWorkloads;
 use super::identities::{self, Identities};
 use super::members::{Member, dialled_port, ports};
 use super::mesh::{self, Mesh};
+use super::networks::NetworkTable;
 use super::precedence::Claim;
+use super::remote_instances::{self, NetworkShare, RemoteInstances};
 use super::tiers::Ranking;
 use super::waypoints::{AffectedServices, NamedWaypoints};
-use super::{Endpoint, Service, Shards, Snapshot};
+use super::{Endpoint, Service, Shards, Snapshot, TransitSets};
 
 /// Joined state that the builder keeps for the next change.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +42,12 @@ pub(super) struct Index {
     pub(super) waypoints: NamedWaypoints,
     /// Workloads that are reached at their addresses.
     pub(super) exposed_workloads: ExposedWorkloads,
+    /// Instances and gateways of other networks.
+    pub(super) remote: RemoteInstances,
+    /// Configuration of other networks.
+    networks: Arc<NetworkTable>,
+    /// True if some tunnel may leave the network, which takes sets with remote endpoints.
+    transit: bool,
 }
 
 type Members = Arc<[Member]>;
@@ -50,6 +59,8 @@ struct Joined<'a> {
     reselected: bool,
     /// Services that have lost an identity.
     losers: Vec<Arc<str>>,
+    /// Services, as `namespace/hostname`, whose endpoints in other networks may differ.
+    remote: BTreeSet<Arc<str>>,
 }
 
 /// Hostnames affected by a change of services.
@@ -99,11 +110,20 @@ pub(super) fn apply(
     network: Arc<str>,
 ) -> bool {
     let index = &snapshot.index;
-    let rules = (&index.network, index.hbone_only, index.direct);
+    let old_rules = (
+        &index.network,
+        index.hbone_only,
+        index.direct,
+        index.transit,
+    );
     let (hbone_only, direct) = (mesh.hbone_only, snapshot.has_passthrough);
+    let (networks, transit) = (
+        Arc::clone(&snapshot.networks),
+        snapshot.exposure.has_transit(),
+    );
     let mut previous = Index::default();
     let mut claims_before = None;
-    if rules != (&network, hbone_only, direct) {
+    if old_rules != (&network, hbone_only, direct, transit) || index.networks != networks {
         snapshot.mesh = Mesh::default();
         let services = mem::take(&mut snapshot.services);
         snapshot.derived_services = Shards::default();
@@ -112,6 +132,8 @@ pub(super) fn apply(
             network,
             hbone_only,
             direct,
+            networks,
+            transit,
             ..Index::default()
         };
         previous = mem::replace(&mut snapshot.index, index);
@@ -134,6 +156,8 @@ pub(super) fn apply(
     reclaimed.extend(claimed.hosts.into_iter().map(Cow::Borrowed));
     let mut touched = reclaimed.clone();
     touched.extend(joined.hosts.into_iter().map(Cow::Borrowed));
+    let hosts = joined.remote.iter().filter_map(|name| name.split_once('/'));
+    touched.extend(hosts.map(|(_, host)| Cow::Borrowed(host)));
     let renamed = snapshot.refresh(touched.iter().map(|host| &**host));
     if let Some((vips, services)) = &claims_before {
         snapshot.restore_claim_ages(vips, services);
@@ -190,7 +214,12 @@ impl Index {
         let (pods, reselected) = pods(old, new);
         let mut identities = identities::Edits::default();
         let mut edits: HashMap<&'a Arc<str>, Edits<'a>> = HashMap::new();
+        let mut remote = remote_instances::Edits::default();
         for Pods { like, gone, come } in pods {
+            gone.iter()
+                .for_each(|one| remote.remove(one, &self.network));
+            come.iter()
+                .for_each(|(one, _)| remote.add(one, &self.network));
             identities.change(like, come.len(), gone.len());
             let ports = ports(like, self.direct);
             let come = come.into_iter().filter_map(|(workload, before)| {
@@ -210,6 +239,8 @@ impl Index {
             }
         }
         let losers = self.identities.apply(identities);
+        let earlier = (&previous.remote, &*self.network);
+        let remote = self.remote.apply(remote, &self.networks, earlier);
         let mut hosts = BTreeSet::new();
         for (service, edits) in edits {
             if self.edit(service, edits) {
@@ -220,6 +251,7 @@ impl Index {
             hosts,
             reselected,
             losers,
+            remote,
         }
     }
 
@@ -337,7 +369,7 @@ impl Index {
             .iter()
             .map(|(service, port)| self.part(service, *port));
         let parts: Vec<_> = parts.collect();
-        let set = |port: u16, direct: bool| {
+        let local = |port: u16, direct: bool| {
             let endpoints = parts.iter().flat_map(|part| {
                 let members = part.members.iter();
                 members.filter_map(move |member| self.endpoint(part, member, port, direct))
@@ -351,9 +383,29 @@ impl Index {
             }
             let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
             endpoints.retain(|(one, _)| region.is_none_or(|region| is_in(one, region)));
-            Arc::new(ranking(port).build_set(endpoints.into_iter()))
+            Entries::local(endpoints.into_iter())
+        };
+        let set = |port, direct| Arc::new(ranking(port).build_set(local(port, direct)));
+        let remote = |port: u16| {
+            let shares: Vec<_> = self.shares(&parts, port, region).collect();
+            if shares.is_empty() {
+                return None;
+            }
+            let entries = local(port, false).with_networks(shares);
+            let by_rules = ranking(port);
+            let failover = (!by_rules.is_own_network_first()).then(|| {
+                let first = ranking(port).with_own_network_first();
+                Arc::new(first.build_set(entries.clone()))
+            });
+            let always = Arc::new(by_rules.build_set(entries));
+            let failover = failover.unwrap_or_else(|| Arc::clone(&always));
+            Some(TransitSets { failover, always })
         };
         let ports = || definition.ports.keys().copied();
+        let networks = parts
+            .iter()
+            .flat_map(|part| self.remote.networks(&part.name, &self.network));
+        let networks: BTreeSet<_> = networks.collect();
         Service {
             name: Arc::clone(&definition.name),
             namespace: Arc::clone(&definition.namespace),
@@ -365,7 +417,36 @@ impl Index {
             } else {
                 HashMap::new()
             },
+            transit_ports: if self.transit && !networks.is_empty() {
+                ports()
+                    .filter_map(|port| Some((port, remote(port)?)))
+                    .collect()
+            } else {
+                HashMap::new()
+            },
+            other_networks: networks.into_iter().collect(),
         }
+    }
+
+    /// Returns the endpoints of a service port in other networks, in one region or in any.
+    fn shares<'a>(
+        &'a self,
+        parts: &'a [Behind<'_>],
+        port: u16,
+        region: Option<&'a str>,
+    ) -> impl Iterator<Item = NetworkShare> + 'a {
+        let rules = (&*self.network, self.hbone_only);
+        let shares = parts.iter().flat_map(move |part| {
+            let service = (part.service, part.name.as_str());
+            let port = part.port.unwrap_or(port);
+            self.remote.shares(service, port, &self.networks, rules)
+        });
+        let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
+        shares.filter_map(move |mut share| {
+            let gateways = &mut share.gateways;
+            gateways.retain(|one| region.is_none_or(|region| is_in(one, region)));
+            (!gateways.is_empty()).then_some(share)
+        })
     }
 
     /// Returns a service with its members, at one of its ports or at the requested one.

@@ -38,6 +38,7 @@ impl Member {
                 remote: None,
                 weight: workload.capacity,
                 definition: Arc::clone(workload),
+                remote: None,
                 state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
             })
         };

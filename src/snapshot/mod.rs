@@ -30,10 +30,12 @@ mod lookup;
 mod members;
 pub mod mesh;
 mod names;
+mod networks;
 mod pick_probability;
 mod policies;
 mod precedence;
 mod remote;
+mod remote_instances;
 mod required_hosts;
 mod shards;
 #[cfg(test)]
@@ -53,6 +55,7 @@ pub use hosts::{Answer, Doubts, Host, Hosts};
 pub use lookup::{LookupResult, MatchedBy, ServicePort};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
+pub use networks::{NetworkRule, NetworkTable};
 pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::Collision;
@@ -93,6 +96,8 @@ pub struct Snapshot {
     pub enforcement: Enforcement,
     /// Inputs of load balancing other than the mesh.
     pub balancing: Arc<Balancing>,
+    /// Other networks by the configuration.
+    pub networks: Arc<NetworkTable>,
     /// Mesh for the builder and the admin pages, as received except that a workload with a hostname
     /// appears once per resolved address.
     pub mesh: mesh::Mesh,
@@ -143,6 +148,20 @@ pub struct Service {
     /// Endpoints per service port for TLS listeners, always at the target port
     /// (docs/wire-contract.md 1.8). Empty if there is no such listener.
     pub passthrough_ports: HashMap<u16, Arc<EndpointSet>>,
+    /// Endpoints per service port for tunnels that may leave the network. A port without instances
+    /// in other networks has none, nor has any port if no entry of the exposure grants transit.
+    pub transit_ports: HashMap<u16, TransitSets>,
+    /// Other networks that have instances of the service.
+    pub other_networks: Box<[Arc<str>]>,
+}
+
+/// Endpoints of a service port in the own network and in others.
+#[derive(Clone, Debug)]
+pub struct TransitSets {
+    /// Endpoints of other networks take only tunnels that those of the own network cannot take.
+    pub failover: Arc<EndpointSet>,
+    /// Tunnels are distributed by the rules of the service.
+    pub always: Arc<EndpointSet>,
 }
 
 /// Read handle of the data path: the current snapshot and notifications of a new generation.

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::exclusion::workload_exclusion;
+use super::exclusion::{gateway_network, workload_exclusion};
 use super::mesh::{self, Workload};
 use super::{ExclusionReason, Host, Snapshot};
 
@@ -69,6 +69,10 @@ impl<'a> WantedHosts<'a> {
     /// Returns whether a tunnel may be dialled to a workload once it has an address.
     fn would_dial(&self, workload: &'a Workload) -> bool {
         let snapshot = self.snapshot;
+        if let Some(network) = gateway_network(workload) {
+            let is_other = *network != *snapshot.network();
+            return is_other && workload.capacity > 0 && snapshot.exposure.has_transit();
+        }
         let hbone_only = snapshot.mesh.hbone_only && !snapshot.has_passthrough;
         let unused = workload_exclusion(workload, snapshot.network(), hbone_only);
         let is_dialled =

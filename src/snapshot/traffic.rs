@@ -104,9 +104,17 @@ pub(super) struct Count {
 }
 
 impl Count {
-    pub(super) fn add(&mut self, is_ready: bool) {
-        self.ready += u32::from(is_ready);
-        self.all += 1;
+    /// Returns the count of one endpoint.
+    pub(super) fn one(is_ready: bool) -> Self {
+        Self {
+            ready: u32::from(is_ready),
+            all: 1,
+        }
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.ready = self.ready.saturating_add(other.ready);
+        self.all = self.all.saturating_add(other.all);
     }
 }
 

@@ -9,9 +9,11 @@ pub mod hello;
 mod region;
 pub mod sni;
 mod spki;
+mod transit;
 mod via;
 
 pub use authority::{Authority, AuthorityError, Host};
 pub use region::RegionPattern;
 pub use spki::{SpkiHash, UNKNOWN_CLUSTER};
+pub use transit::Transit;
 pub use via::{GatewayHash, HOPS_MAX, VIA_HEADER, Via};

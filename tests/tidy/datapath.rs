@@ -14,6 +14,7 @@ const STAGES: &[&str] = &[
     "http2",
     "passthrough",
     "route",
+    "transit",
     "policy",
     "balance",
     "authorize",

@@ -8,7 +8,7 @@ use crate::admin::text::join;
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 use crate::snapshot::mesh::Service;
 use crate::snapshot::{Caller, Exposure, ExposureVerdict, MatchedBy, ServicePort, Snapshot};
-use crate::wire::{Authority, Host};
+use crate::wire::{Authority, Host, Transit};
 
 /// Describes the peers that may reach a service, by the rules of `exposure` and of TLS listeners.
 pub(super) fn exposed_to(
@@ -82,8 +82,12 @@ fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
     } else {
         ""
     };
+    let transit = match entry.transit {
+        Transit::Off => String::new(),
+        transit => format!(", other networks too (transit {transit})"),
+    };
     let audiences = entry.audiences.iter();
-    audiences.map(move |to| format!("{to}{port}{workloads}"))
+    audiences.map(move |to| format!("{to}{port}{workloads}{transit}"))
 }
 
 /// Access to services through TLS listeners, whose peers have no verified identity.

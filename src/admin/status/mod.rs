@@ -349,10 +349,13 @@ fn service_to_json(
     let mut seen = HashSet::new();
     let found = members.iter().flat_map(|member| &member.ports);
     let found = found.filter_map(|port| port.endpoint);
+    let gateways = view.gateways(service);
+    let found = found.chain(gateways.iter().map(|(_, gateway)| *gateway));
     // Ports that are dialled at one address share one state, which is counted once.
-    let found = found.filter(|found| seen.insert((found.uid(), found.address)));
+    let found = found.filter(|found| seen.insert(Arc::as_ptr(&found.state)));
     let tunnels: u32 = found.map(|found| found.state.in_flight()).sum();
     let count: usize = members.iter().map(|member| member.ports.len()).sum();
+    let count = count + gateways.len();
     let rows = members.iter().flat_map(|member| {
         let ports = member.ports.iter();
         ports.map(|port| {
@@ -366,6 +369,17 @@ fn service_to_json(
             })
         })
     });
+    let gateways = gateways.iter().map(|(port, gateway)| {
+        json!({
+            "port": port,
+            "uid": gateway.uid(),
+            "address": gateway.address.to_string(),
+            "weight": gateway.weight,
+            "tunnels": gateway.state.in_flight(),
+            "unused": view.not_dialled_reason(gateway),
+        })
+    });
+    let rows = rows.chain(gateways);
     json!({
         "service": key_of(service),
         "ports": service.ports.keys().collect::<Vec<_>>(),

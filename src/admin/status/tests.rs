@@ -108,7 +108,9 @@ fn listeners() -> Vec<ListenerRow> {
         error: None,
     };
     let route_by = RouteBy::default();
-    let hbone = listener("mesh", 15008, &[], ListenerProtocol::Hbone { route_by });
+    let transit = crate::wire::Transit::Always;
+    let hbone = ListenerProtocol::Hbone { route_by, transit };
+    let hbone = listener("mesh", 15008, &[], hbone);
     let istio = ListenerProtocol::Tls(TlsRouting::Istio { routing: "istio" });
     let routes = vec![SniRoute {
         sni: vec![SniPattern::parse("*.a").unwrap(), SniPattern::Any],

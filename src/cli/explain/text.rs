@@ -76,6 +76,9 @@ impl Page {
     }
 
     fn groups(&mut self, answer: &Answer) {
+        if let Some(transit) = &answer.transit {
+            self.field("Transit", transit);
+        }
         let is_plain = |group: &GroupRow| group.tier == "all" && group.place.is_none();
         if answer.groups.iter().all(is_plain) && answer.groups.len() < 2 {
             return;

@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 
 use super::{Shape, Type, form, scalar};
 use crate::config::names::{HostPort, is_segment};
+use crate::wire::Transit;
 use crate::wire::sni::RouteBy;
 use crate::yaml::Value;
 
@@ -203,6 +204,29 @@ impl Type for RouteBy {
 
     fn shape() -> Shape {
         one_of(&Self::NAMES.map(|(word, _)| (word, &[] as &[&str])))
+    }
+}
+
+impl Type for Transit {
+    type Out = Self;
+
+    fn read(value: Value<'_>) -> Option<Self> {
+        value.choice(&Self::NAMES)
+    }
+
+    fn show(out: &Self) -> Json {
+        json!(out.to_string())
+    }
+
+    fn shape() -> Shape {
+        one_of(&[
+            ("off", &["never."]),
+            (
+                "failover",
+                &["tunnels that endpoints of the own network cannot take."],
+            ),
+            ("always", &["by the distribution of the service."]),
+        ])
     }
 }
 

@@ -77,6 +77,10 @@ pub async fn run(
     let started = Instant::now();
     let holder = peer.holder.as_ref();
     let connected = match holder.map_or(Err(LimitReached::Share), |holder| holder.upstream()) {
+        Ok(_) if pick.endpoint().remote.is_some() => {
+            let why = format!("{address} is the gateway of another network, not dialled yet");
+            Err((Reason::DialDenied, why))
+        }
         Ok(descriptor) => {
             let connected = match remote::target(pick.endpoint()) {
                 None => {

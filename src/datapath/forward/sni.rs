@@ -55,12 +55,14 @@ async fn establish_by_server_name(
     let name = server_name(peer, tunnel, record).await?;
     let (origin, port) = (outer.route().origin(), outer.route().asked().port);
     let forwarded = outer.route().forwarded().cloned().map(Box::new);
+    let via_gateway = outer.route().via_gateway;
     drop(outer);
     let target = name.and_then(|name| sni::authority_of(&name, port));
     let target = target.map(|authority| Target {
         authority,
         origin,
         forwarded,
+        via_gateway,
     });
     let (permit, _) =
         resolve_and_evaluate(gateway, peer, target.ok_or(Reason::UnknownSni), record)?;

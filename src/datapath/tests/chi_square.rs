@@ -19,11 +19,15 @@ pub(crate) fn p_value(bins: &[(f64, f64)]) -> f64 {
     let rest = small
         .iter()
         .fold((0.0, 0.0), |sum, bin| (sum.0 + bin.0, sum.1 + bin.1));
-    let bins: Vec<_> = large
-        .into_iter()
-        .copied()
-        .chain((rest.0 > 0.0).then_some(rest))
-        .collect();
+    let mut bins: Vec<_> = large.into_iter().copied().collect();
+    // A rest that is small, too, joins the smallest of the other bins.
+    let smallest = bins
+        .iter_mut()
+        .min_by(|one, other| one.0.total_cmp(&other.0));
+    match smallest.filter(|_| rest.0 < EXPECTED_MIN) {
+        Some(smallest) => *smallest = (smallest.0 + rest.0, smallest.1 + rest.1),
+        None => bins.extend((rest.0 > 0.0).then_some(rest)),
+    }
     let freedom = bins.len().saturating_sub(1);
     if freedom == 0 {
         return 1.0;

@@ -17,7 +17,7 @@ use crate::snapshot::{
     Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, NameTable, Snapshot, TrustSet,
 };
 use crate::tls::Identity;
-use crate::wire::RegionPattern;
+use crate::wire::{RegionPattern, Transit};
 
 use super::super::Question;
 
@@ -53,7 +53,9 @@ impl Generated {
             service(&mut rng, WAYPOINTS[1], false),
         ];
         let count = rng.u8(1..WORKLOADS_MAX);
-        let workloads: Vec<_> = (1..=count).map(|at| workload(&mut rng, at)).collect();
+        let mut workloads: Vec<_> = (1..=count).map(|at| workload(&mut rng, at)).collect();
+        let gateways = rng.u8(..4);
+        workloads.extend((1..=gateways).map(|at| gateway(&mut rng, at)));
         let locality = locality(&mut rng);
         let change = Change {
             mesh: Some((Mesh::new(services, workloads), "east".into())),
@@ -189,13 +191,30 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
         template: Template {
             namespace: "app".into(),
             cluster: if rng.bool() { "east" } else { "other" }.into(),
-            network: if one_in(rng, 8) { "west" } else { "east" }.into(),
+            network: if one_in(rng, 4) { "west" } else { "east" }.into(),
             locality: locality(rng).into(),
             protocol: if plain {
                 Protocol::Tcp
             } else {
                 Protocol::Hbone
             },
+            ..Template::default()
+        }
+        .into(),
+        ..Workload::default()
+    }
+}
+
+/// Returns the record of a gateway of network `west`.
+fn gateway(rng: &mut Rng, at: u8) -> Workload {
+    Workload {
+        uid: format!("NetworkGateway/west/192.0.2.{at}/15008").into(),
+        addresses: [[192, 0, 2, at].into()].into(),
+        healthy: !one_in(rng, 5),
+        capacity: 1,
+        template: Template {
+            network: "west".into(),
+            locality: locality(rng).into(),
             ..Template::default()
         }
         .into(),
@@ -248,8 +267,9 @@ fn exposure(rng: &mut Rng) -> ExposureTable {
         cluster: Some("west".into()),
         ..Audience::default()
     }];
-    let entry = |index| Exposure {
+    let mut entry = |index| Exposure {
         index,
+        transit: Transit::NAMES[rng.usize(..3)].1,
         audiences: to.clone(),
         exposes_workloads: true,
         ..Exposure::default()
@@ -280,9 +300,10 @@ fn names(rng: &mut Rng) -> NameTable {
 fn apply_history(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
     let mut services: Vec<_> = snapshot.services.iter().collect();
     services.sort_by_key(|(hostname, _)| Arc::clone(hostname));
-    let sets = services
-        .iter()
-        .flat_map(|(_, service)| service.ports.get(&80));
+    let sets = services.iter().flat_map(|(_, service)| {
+        let remote = service.transit_ports.get(&80).map(|sets| &sets.always);
+        service.ports.get(&80).into_iter().chain(remote)
+    });
     let endpoints: Vec<&Arc<Endpoint>> = sets.flat_map(|set| &set.endpoints).collect();
     let (is_busy, now) = (rng.bool(), Instant::now());
     let mut tunnels = Vec::new();

@@ -2,6 +2,7 @@
 //! random meshes (Pearson's chi-square).
 
 mod mesh;
+mod networks;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use super::*;
 use crate::datapath::balance::choose;
 use crate::datapath::dial::DenyList;
 use crate::datapath::tests::chi_square::p_value;
+use crate::datapath::transit;
 use crate::snapshot::Endpoint;
 
 use mesh::Generated;
@@ -76,15 +78,15 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
     let route = || {
         let authority = Authority::parse(of.to()).expect("an authority");
         let origin = of.question.origin().expect("an origin");
-        route::resolve(
-            &of.snapshot,
-            &peer,
-            Target {
-                authority,
-                origin,
-                forwarded: None,
-            },
-        )
+        let target = Target {
+            authority,
+            origin,
+            via_gateway: false,
+            forwarded: None,
+        };
+        let route = route::resolve(&of.snapshot, &peer, target)?;
+        let transit = transit::evaluate(&of.snapshot, &peer, &route);
+        Ok::<_, Reason>(route.permit_transit(transit))
     };
     let mut counts: HashMap<*const Endpoint, (Arc<Endpoint>, u32)> = HashMap::new();
     let Ok(mut kept) = route() else {

@@ -13,6 +13,7 @@ use super::{Caller, EndpointSet, ExposureVerdict, Service, Snapshot};
 
 #[cfg(test)]
 mod tests;
+mod transit;
 
 /// Service port that matches an authority.
 #[derive(Clone, Debug)]

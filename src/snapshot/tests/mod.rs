@@ -162,8 +162,7 @@ fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workloa
         let is_hbone_port = port == HBONE_PORT && target == HBONE_PORT;
         let speaks = workload.protocol == Protocol::Hbone || is_hbone_port;
         let is_spoken = !mesh.hbone_only || speaks;
-        let direct = workload.network_gateway.is_none();
-        if is_here && is_spoken && direct && workload.capacity > 0 {
+        if is_here && is_spoken && workload.capacity > 0 {
             let port = match workload.protocol {
                 Protocol::Hbone => HBONE_PORT,
                 Protocol::Tcp => target,

@@ -12,8 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 
-use super::endpoints::{Found, Tier};
-use super::exclusion::{service_exclusion, speaks_hbone, target_port, workload_exclusion};
+use super::endpoints::{Entries, Entry, Found, Tier};
+use super::exclusion::{
+    remote_network, service_exclusion, speaks_hbone, target_port, workload_exclusion,
+};
 use super::mesh::{Assignment, Locality, Scope, Service, Workload};
 use super::traffic::{Balancing, Count, Regions, Spill, matches_locality};
 use super::{Endpoint, EndpointSet, ExclusionReason, Snapshot};
@@ -25,6 +27,9 @@ pub(super) struct Ranking<'a> {
     balancing: &'a Balancing,
     /// Scopes in which endpoints are preferred, most important first.
     preferences: &'a [Scope],
+    /// True if endpoints of other networks are used only when those of the own network cannot
+    /// serve.
+    is_own_network_first: bool,
     strict: bool,
     /// Present if the tiers are the priorities of an Envoy assignment.
     assignment: Option<&'a Assignment>,
@@ -63,6 +68,9 @@ struct Group {
 
 /// Offset of the tiers of degraded endpoints. Envoy's priorities end at 128.
 const DEGRADED_FROM: u32 = 1 << 16;
+
+/// Offset of the tiers of other networks, if the own network comes first.
+const OTHER_NETWORKS_FROM: u32 = 1 << 20;
 
 /// Load of a tier that takes everything: shares are whole percents, as Envoy's are.
 const FULL_LOAD_PERCENT: u64 = 100;
@@ -106,10 +114,16 @@ impl<'a> Ranking<'a> {
         };
         let factor = by_priority.map(|said| Spill::by_factor(said.overprovisioning));
         let spill = own.and_then(|own| own.spill).or(factor).or(every.spill);
+        let is_own_network_first = match preferences {
+            Some(preferences) => preferences.first() == Some(&Scope::Network),
+            // Shares of regions or priorities distribute over networks, too.
+            None => by_priority.is_none(),
+        };
         Self {
             network,
             balancing,
             preferences: preferences.unwrap_or_default(),
+            is_own_network_first,
             strict: service.strict && configured_preferences.is_none(),
             assignment: by_priority,
             places,
@@ -118,9 +132,24 @@ impl<'a> Ranking<'a> {
         }
     }
 
+    /// Returns the ranking of failover: other networks only take tunnels that the endpoints of the
+    /// own network cannot take.
+    pub(super) fn with_own_network_first(self) -> Self {
+        Self {
+            is_own_network_first: true,
+            ..self
+        }
+    }
+
+    /// Returns whether other networks are used for failover only.
+    pub(super) fn is_own_network_first(&self) -> bool {
+        self.is_own_network_first
+    }
+
     /// Returns whether all endpoints form one group without a tier, place or special rule.
-    fn is_single_group(&self) -> bool {
+    fn is_single_group(&self, entries: &Entries) -> bool {
         self.preferences.is_empty()
+            && !(self.is_own_network_first && entries.has_remote)
             && self.assignment.is_none()
             && matches!(self.places, Places::None)
             && self.balancing.evacuated.is_empty()
@@ -135,27 +164,31 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// Returns the set of these endpoints, each with whether it is ready.
-    pub(super) fn build_set<'e>(
-        &self,
-        endpoints: impl Iterator<Item = (&'e Arc<Endpoint>, bool)>,
-    ) -> EndpointSet {
-        if self.is_single_group() {
-            let ready = endpoints.filter(|(_, is_ready)| *is_ready);
-            return EndpointSet::new(ready.map(|(endpoint, _)| Arc::clone(endpoint)));
+    /// Returns the set of these endpoints. One without a ready instance is only counted.
+    pub(super) fn build_set(&self, entries: Entries) -> EndpointSet {
+        if self.is_single_group(&entries) {
+            let ready = entries.list.into_iter().filter(|one| one.count.ready > 0);
+            return EndpointSet::new(ready.map(|one| one.endpoint));
         }
+        let ranks_networks = self.is_own_network_first && entries.has_remote;
+        let scale = entries.scale.max(1);
         let mut tiers: BTreeMap<u32, Count> = BTreeMap::new();
         let mut groups: BTreeMap<(u32, Option<usize>), Group> = BTreeMap::new();
         let mut left_out = BTreeSet::new();
-        for (endpoint, is_ready) in endpoints {
+        for Entry { endpoint, count } in entries.list {
+            let is_ready = count.ready > 0;
             let spot = match self.placement(&endpoint.definition) {
+                Ok(spot) if ranks_networks && spot.tier == Tier::Any => Placement {
+                    tier: Tier::Same(Scope::Network),
+                    ..spot
+                },
                 Ok(spot) => spot,
                 Err(why) => {
                     left_out.extend(is_ready.then_some(why));
                     continue;
                 }
             };
-            tiers.entry(spot.order).or_default().add(is_ready);
+            tiers.entry(spot.order).or_default().add(count);
             if spot.weight == 0 {
                 left_out.extend(is_ready.then_some(ExclusionReason::NoLocality));
                 continue;
@@ -166,8 +199,8 @@ impl<'a> Ranking<'a> {
                 count: Count::default(),
                 ready: Vec::new(),
             });
-            group.count.add(is_ready);
-            group.ready.extend(is_ready.then(|| Arc::clone(endpoint)));
+            group.count.add(count);
+            group.ready.extend(is_ready.then_some(endpoint));
         }
         if self.assignment.is_some() {
             merge_degraded_counts(&mut tiers, |order| degraded_order(*order), |count| count);
@@ -177,7 +210,7 @@ impl<'a> Ranking<'a> {
                 |group| &mut group.count,
             );
         }
-        let found = self.distribute(&tiers, groups.into_values());
+        let found = self.distribute(&tiers, groups.into_values(), scale);
         match &found[..] {
             [one] if left_out.is_empty() && !self.by_latency && one.is_plain() => {
                 EndpointSet::new(one.endpoints.iter().cloned())
@@ -195,6 +228,7 @@ impl<'a> Ranking<'a> {
         &self,
         tiers: &BTreeMap<u32, Count>,
         groups: impl Iterator<Item = Group>,
+        scale: u32,
     ) -> Vec<Found> {
         let loads = tier_loads(self.spill, tiers.values().copied());
         let loads: BTreeMap<_, _> = tiers.keys().copied().zip(loads).collect();
@@ -215,7 +249,7 @@ impl<'a> Ranking<'a> {
             let sum = sums.get(&order).copied().unwrap_or(0);
             let parts = (load * able).checked_div(sum).unwrap_or(0);
             let parts = u32::try_from(parts).unwrap_or(u32::MAX);
-            (order, Reverse(parts), self.build_group(group, parts))
+            (order, Reverse(parts), self.build_group(group, parts, scale))
         });
         let mut found: Vec<_> = found.collect();
         found.sort_by_key(|(order, parts, _)| (*order, *parts));
@@ -229,13 +263,17 @@ impl<'a> Ranking<'a> {
         found
     }
 
-    fn build_group(&self, group: Group, parts: u32) -> Found {
+    fn build_group(&self, group: Group, parts: u32, scale: u32) -> Found {
+        let instances = |units: u32| units.div_ceil(scale);
         let place = group.spot.place.and_then(|place| self.name(place));
         Found {
             tier: group.spot.tier,
             place: place.map(|name| (name, group.spot.weight)),
             endpoints: group.ready,
-            all: group.count.all,
+            count: Count {
+                ready: instances(group.count.ready),
+                all: instances(group.count.all),
+            },
             parts,
         }
     }
@@ -284,18 +322,23 @@ impl<'a> Ranking<'a> {
     /// Returns the tier of a workload, by its priority or by the number of preferences that it
     /// matches. As in ztunnel's ranking, the first mismatch ends the count
     /// (docs/wire-contract.md 7). NODE has no rank, because the node of a gateway is arbitrary.
-    /// Only workloads of this network are dialled, so ztunnel's rules for other networks do not
-    /// matter here.
+    /// Where the own network comes first, other networks are ranked among themselves by the other
+    /// preferences.
     fn tier(&self, workload: &Workload) -> Result<(u32, Tier), ExclusionReason> {
+        let is_remote = remote_network(workload, self.network).is_some();
+        let is_last = is_remote && self.is_own_network_first;
+        let offset = if is_last { OTHER_NETWORKS_FROM } else { 0 };
         if self.assignment.is_some() {
             let priority = workload.priority;
-            return Ok(if workload.degraded {
-                (degraded_order(priority), Tier::Degraded(priority))
-            } else {
-                (priority, Tier::Priority(priority))
+            return Ok(match (is_last, workload.degraded) {
+                (true, true) => (offset + degraded_order(priority), Tier::OtherNetwork),
+                (true, false) => (offset + priority, Tier::OtherNetwork),
+                (false, true) => (degraded_order(priority), Tier::Degraded(priority)),
+                (false, false) => (priority, Tier::Priority(priority)),
             });
         }
         let preferences = self.preferences.iter().filter(|of| **of != Scope::Node);
+        let preferences = preferences.filter(|of| !(is_last && **of == Scope::Network));
         let (mut tier, mut order) = (Tier::Any, 0);
         let mut missed = None;
         for scope in preferences {
@@ -306,8 +349,18 @@ impl<'a> Ranking<'a> {
                 order += 1;
             }
         }
+        if self.strict && is_last && self.preferences.contains(&Scope::Network) {
+            return Err(ExclusionReason::MissesPreference(Scope::Network));
+        }
         match missed {
             Some(scope) if self.strict => Err(ExclusionReason::MissesPreference(scope)),
+            _ if is_last => Ok((
+                offset + order,
+                match tier {
+                    Tier::Same(scope) => Tier::OtherNetworkSame(scope),
+                    _ => Tier::OtherNetwork,
+                },
+            )),
             Some(_) if tier == Tier::Any => Ok((order, Tier::Elsewhere)),
             _ => Ok((order, tier)),
         }

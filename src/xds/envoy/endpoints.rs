@@ -24,7 +24,7 @@ use crate::grpc::endpoint::cluster_load_assignment::{Policy, policy::DropOverloa
 use crate::grpc::endpoint::lb_endpoint::HostIdentifier;
 use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
 use crate::grpc::number::fractional_percent::DenominatorType;
-use crate::snapshot::mesh::{Locality, Protocol, Template, Workload};
+use crate::snapshot::mesh::{GatewayAddress, Locality, Place, Protocol, Template, Workload};
 use crate::wire::{Authority, Host};
 use crate::xds::convert::{At as _, check_length, each, shown};
 use crate::xds::interner::Interner;
@@ -251,6 +251,10 @@ impl Endpoints {
         let address = match place {
             HostAddress::At(ip) => {
                 workload.addresses = [ip].into();
+                if !workload.network.is_empty() {
+                    let place = Place::Address(workload.network.to_string(), ip);
+                    workload.network_gateway = Some(Arc::new(GatewayAddress { place, port }));
+                }
                 SocketAddr::new(ip, port).to_string()
             }
             HostAddress::Named(name) => {
@@ -378,8 +382,9 @@ fn original_destination(metadata: &Metadata) -> Option<SocketAddr> {
 }
 
 /// Sets the names of a workload from Istio's metadata, `istio: {workload:
-/// name;namespace;canonical name;revision;cluster}`. Missing parts stay empty, as for unknown
-/// workloads in WDS.
+/// name;namespace;canonical name;revision;cluster, network: NETWORK}`. Missing parts stay empty,
+/// as for unknown workloads in WDS. The address of an endpoint of another network is that of its
+/// gateway, and its weight is the number of instances behind it.
 fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Interner) {
     let text = metadata_string(metadata, "istio", "workload").unwrap_or_default();
     let mut parts = text.split(';').map(|part| words.share(part));
@@ -390,5 +395,6 @@ fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Interner)
     template.canonical_name = next();
     template.canonical_revision = next();
     template.cluster = next();
+    template.network = words.share(metadata_string(metadata, "istio", "network").unwrap_or(""));
     workload.own_name = Some(Arc::clone(&workload.workload_name));
 }

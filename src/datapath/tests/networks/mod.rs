@@ -1,0 +1,525 @@
+//! Shares of endpoints in several networks. The numbers in the test names refer to the acceptance
+//! list of the features that Strait was planned with.
+
+mod transit;
+
+use std::sync::Arc;
+
+use crate::datapath::balance::choose;
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{
+    GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Workload,
+};
+use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
+use crate::snapshot::{
+    Audience, EndpointSet, Exposure, ExposureTable, NetworkRule, NetworkTable, Snapshot, TrustSet,
+    pick_probabilities,
+};
+use crate::wire::{RegionPattern, Transit};
+
+use super::chi_square::p_value;
+
+const PICKS: u32 = 100_000;
+/// Significance level: one correct sample in a million is rejected. The seeds are fixed.
+const P_MIN: f64 = 1e-6;
+const ECHO: &str = "app/echo.app";
+const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
+
+fn locality(region: &str) -> Locality {
+    Locality {
+        region: region.into(),
+        zone: format!("{region}-a").into(),
+        ..Locality::default()
+    }
+}
+
+fn service(preferences: &[Scope]) -> Service {
+    Service {
+        name: "echo".into(),
+        namespace: "app".into(),
+        hostname: "echo.app".into(),
+        ports: [(80, 8080)].into(),
+        preferences: preferences.into(),
+        ..Service::default()
+    }
+}
+
+/// Returns a pod of network `network`, which is also its region.
+fn pod(network: &str, at: u8) -> Workload {
+    Workload {
+        uid: format!("{network}-{at:03}").into(),
+        addresses: [[10, 0, 0, at].into()].into(),
+        healthy: true,
+        capacity: 1,
+        services: [(ECHO.into(), [(80, 8080)].into())].into(),
+        template: Template {
+            cluster: network.into(),
+            network: network.into(),
+            protocol: Protocol::Hbone,
+            locality: locality(network).into(),
+            ..Template::default()
+        }
+        .into(),
+        ..Workload::default()
+    }
+}
+
+fn pods(network: &str, count: u8) -> Vec<Workload> {
+    (1..=count).map(|at| pod(network, at)).collect()
+}
+
+/// Returns the record of a gateway at 192.0.2.`at`.
+fn gateway(network: &str, at: u8) -> Workload {
+    Workload {
+        uid: format!("NetworkGateway/{network}/192.0.2.{at}/15008").into(),
+        addresses: [[192, 0, 2, at].into()].into(),
+        services: [].into(),
+        template: Template {
+            namespace: "edge".into(),
+            service_account: "gateway".into(),
+            trust_domain: format!("{network}.local").into(),
+            cluster: network.into(),
+            network: network.into(),
+            locality: locality(network).into(),
+            ..Template::default()
+        }
+        .into(),
+        ..pod(network, at)
+    }
+}
+
+/// Returns the split-horizon record of `count` instances behind the gateway at 192.0.2.`at`.
+fn record(network: &str, at: u8, count: u32) -> Workload {
+    let place = Place::Address(network.to_owned(), [192, 0, 2, at].into());
+    Workload {
+        uid: format!("{network}/SplitHorizonWorkload/edge/gw/192.0.2.{at}/{ECHO}").into(),
+        addresses: Box::default(),
+        capacity: count,
+        network_gateway: Some(Arc::new(GatewayAddress { place, port: 15008 })),
+        ..pod(network, 0)
+    }
+}
+
+/// Returns the snapshot of a gateway in network and region `east`. The service is exposed to
+/// cluster west with `transit`.
+fn snapshot_with(
+    transit: Transit,
+    service: Service,
+    workloads: Vec<Workload>,
+    rule: TrafficRule,
+) -> Snapshot {
+    build(
+        &Snapshot::default(),
+        change(transit, service, workloads, rule),
+    )
+}
+
+fn change(
+    transit: Transit,
+    service: Service,
+    workloads: Vec<Workload>,
+    rule: TrafficRule,
+) -> Change {
+    let domains = ["east", "west", "north"].map(|name| (format!("{name}.local"), name));
+    Change {
+        mesh: Some((Mesh::new([service], workloads), "east".into())),
+        trust: Some(TrustSet::new(
+            domains
+                .iter()
+                .map(|(domain, name)| (domain.as_str(), *name)),
+        )),
+        exposure: Some(exposure(transit)),
+        position: Some(Position {
+            cluster: "east".into(),
+            locality: locality("east"),
+            ..Position::default()
+        }),
+        traffic: Some(Traffic::new(
+            [("echo.app".into(), rule)],
+            TrafficRule::default(),
+        )),
+        ..Change::default()
+    }
+}
+
+fn exposure(transit: Transit) -> ExposureTable {
+    let mut table = ExposureTable::new(false);
+    let to = Audience {
+        cluster: Some("west".into()),
+        ..Audience::default()
+    };
+    let entry = Exposure {
+        audiences: vec![to],
+        transit,
+        ..Exposure::default()
+    };
+    table.add_entry("echo.app", &entry, [("echo.example", None)]);
+    table
+}
+
+/// Returns the snapshot with the distribution `any` and transit without limits.
+fn spread(workloads: Vec<Workload>) -> Snapshot {
+    let any = TrafficRule {
+        preferences: Some(&[]),
+        ..TrafficRule::default()
+    };
+    snapshot_with(Transit::Always, service(&[]), workloads, any)
+}
+
+fn always(snapshot: &Snapshot) -> &Arc<EndpointSet> {
+    let service = snapshot.services.get("echo.app").expect("a service");
+    service.endpoints_by(80, Transit::Always).expect("a set")
+}
+
+fn failover(snapshot: &Snapshot) -> &Arc<EndpointSet> {
+    let service = snapshot.services.get("echo.app").expect("a service");
+    service.endpoints_by(80, Transit::Failover).expect("a set")
+}
+
+/// Asserts that the predicted shares are exactly `want`, by address, and that 100,000 picks fit.
+#[track_caller]
+fn assert_shares(set: &EndpointSet, want: &[(&str, f64)]) {
+    fastrand::seed(17);
+    let now = tokio::time::Instant::now();
+    let predicted = pick_probabilities(set, now);
+    let mut got: Vec<_> = set.endpoints.iter().zip(predicted).collect();
+    got.retain(|(_, share)| *share > 0.0);
+    got.sort_by_key(|(one, _)| one.address);
+    let shown: Vec<_> = got
+        .iter()
+        .map(|(one, share)| (one.address.to_string(), *share))
+        .collect();
+    let is_equal = |(got, want): (&(String, f64), &(&str, f64))| {
+        got.0 == want.0 && (got.1 - want.1).abs() < 1e-6
+    };
+    assert_eq!(shown.len(), want.len(), "{shown:?}");
+    assert!(shown.iter().zip(want).all(is_equal), "{shown:?}");
+    let mut counts = vec![0_u32; got.len()];
+    for _ in 0..PICKS {
+        let chosen = choose(set, &[]).expect("an endpoint");
+        let place = got.iter().position(|(one, _)| Arc::ptr_eq(one, chosen));
+        counts[place.expect("one with a share")] += 1;
+    }
+    let bins = want.iter().zip(&counts);
+    let bins: Vec<_> = bins
+        .map(|((_, share), count)| (share * f64::from(PICKS), f64::from(*count)))
+        .collect();
+    let p = p_value(&bins);
+    assert!(p > P_MIN, "p is {p}: {bins:?}");
+}
+
+#[test]
+fn acceptance_1_two_and_two_endpoints_get_a_quarter_each_directly_or_through_gateways() {
+    let mut workloads = [pods("east", 2), pods("west", 2)].concat();
+    workloads.push(gateway("west", 1));
+    let direct = [("10.0.0.1:15008", 0.25), ("10.0.0.2:15008", 0.25)];
+    let through = |gateways: &[(&'static str, f64)]| [&direct[..], gateways].concat();
+    assert_shares(
+        always(&spread(workloads.clone())),
+        &through(&[("192.0.2.1:15008", 0.5)]),
+    );
+    workloads.push(gateway("west", 2));
+    let two = through(&[("192.0.2.1:15008", 0.25), ("192.0.2.2:15008", 0.25)]);
+    assert_shares(always(&spread(workloads)), &two);
+    // The same network as istiod describes it: one record for both instances.
+    let mut workloads = pods("east", 2);
+    workloads.extend([record("west", 1, 2), gateway("west", 1), gateway("west", 2)]);
+    assert_shares(always(&spread(workloads)), &two);
+}
+
+#[test]
+fn acceptance_1_the_instances_of_three_remote_zones_all_count() {
+    let mut workloads = pods("east", 2);
+    for (zone, count) in [("a", 1), ("b", 2), ("c", 3)] {
+        for at in 0..count {
+            let mut one = pod("west", at);
+            one.uid = format!("{zone}-{at}").into();
+            one.locality = Arc::new(Locality {
+                region: "west".into(),
+                zone: zone.into(),
+                ..Locality::default()
+            });
+            workloads.push(one);
+        }
+    }
+    workloads.push(gateway("west", 1));
+    let mut waiting = pod("west", 9);
+    waiting.healthy = false;
+    workloads.push(waiting);
+    let want = [
+        ("10.0.0.1:15008", 0.125),
+        ("10.0.0.2:15008", 0.125),
+        ("192.0.2.1:15008", 0.75),
+    ];
+    assert_shares(always(&spread(workloads)), &want);
+}
+
+#[test]
+fn acceptance_2_gateways_of_one_network_share_evenly_whatever_is_behind_them() {
+    let mut workloads = [pods("east", 1), pods("west", 3), pods("north", 2)].concat();
+    workloads.extend([gateway("west", 1), gateway("west", 2)]);
+    workloads.extend((3..=5).map(|at| gateway("north", at)));
+    let mut unready = gateway("west", 9);
+    unready.healthy = false;
+    workloads.push(unready);
+    let want = [
+        ("10.0.0.1:15008", 1.0 / 6.0),
+        ("192.0.2.1:15008", 0.25),
+        ("192.0.2.2:15008", 0.25),
+        ("192.0.2.3:15008", 1.0 / 9.0),
+        ("192.0.2.4:15008", 1.0 / 9.0),
+        ("192.0.2.5:15008", 1.0 / 9.0),
+    ];
+    assert_shares(always(&spread(workloads)), &want);
+}
+
+fn regions(weights: &[(&str, u32)]) -> TrafficRule {
+    let pattern = |text| RegionPattern::parse(text).expect("a region");
+    let weights = weights.iter();
+    TrafficRule {
+        regions: Regions::new(weights.map(|(text, weight)| (pattern(text), *weight))),
+        ..TrafficRule::default()
+    }
+}
+
+#[test]
+fn acceptance_7_regions_share_10_to_90_between_networks_and_0_evacuates() {
+    let mut workloads = [pods("east", 3), pods("west", 1)].concat();
+    workloads.push(gateway("west", 1));
+    let weighted = |transit, weights: &[(&str, u32)]| {
+        snapshot_with(transit, service(&[]), workloads.clone(), regions(weights))
+    };
+    let third = 0.1 / 3.0;
+    let local = ["10.0.0.1:15008", "10.0.0.2:15008", "10.0.0.3:15008"];
+    let split = weighted(Transit::Always, &[("east", 10), ("west/*", 90)]);
+    let mut want = local.map(|address| (address, third)).to_vec();
+    want.push(("192.0.2.1:15008", 0.9));
+    assert_shares(always(&split), &want);
+    // Failover keeps tunnels here, whatever the weights are, until none is left here.
+    let all = local.map(|address| (address, 1.0 / 3.0));
+    assert_shares(failover(&split), &all);
+    let away = [("192.0.2.1:15008", 1.0)];
+    let evacuated = weighted(Transit::Failover, &[("east", 0), ("west", 1)]);
+    assert_shares(failover(&evacuated), &away);
+    let drained = build(
+        &split,
+        Change {
+            overrides: Some(Override::Evacuate(
+                RegionPattern::parse("east").expect("a region"),
+            )),
+            ..Change::default()
+        },
+    );
+    assert_shares(always(&drained), &away);
+    assert_shares(failover(&drained), &away);
+}
+
+/// Returns the share of the own network, of a near and of a far one.
+fn shares_by_network(set: &EndpointSet) -> [f64; 3] {
+    let now = tokio::time::Instant::now();
+    let mut shares = [0.0; 3];
+    for (endpoint, share) in set.endpoints.iter().zip(pick_probabilities(set, now)) {
+        let place = match endpoint.remote.as_ref().map(|remote| &*remote.network) {
+            None => 0,
+            Some("west") => 1,
+            Some(_) => 2,
+        };
+        shares[place] += share;
+    }
+    shares.map(|share| (share * 100.0).round() / 100.0)
+}
+
+#[test]
+fn acceptance_8_each_distribution_spans_networks_by_what_is_ready() {
+    const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
+    const REGION: &[Scope] = &[Scope::Network, Scope::Region];
+    const NEAR_REGION: &[Scope] = &[Scope::Region];
+    // Ten endpoints here, five in network `west` of the own region, five in `north`.
+    let shares = |rule: Option<&'static [Scope]>, ready_here: u8, ready_near: bool| {
+        let mut workloads = [pods("east", 10), pods("west", 5), pods("north", 5)].concat();
+        workloads.extend([gateway("west", 1), gateway("north", 2)]);
+        for one in &mut workloads {
+            if *one.network == *"west" {
+                one.locality = Arc::new(locality("east"));
+                one.healthy = ready_near || one.services.is_empty();
+            } else if *one.network == *"east" {
+                one.healthy = one.addresses[0] <= std::net::IpAddr::from([10, 0, 0, ready_here]);
+            }
+        }
+        let rule = TrafficRule {
+            preferences: rule,
+            spill: Some(Spill::below(100)),
+            ..TrafficRule::default()
+        };
+        shares_by_network(always(&snapshot_with(
+            Transit::Always,
+            service(&[]),
+            workloads,
+            rule,
+        )))
+    };
+    // By default as with `network`, a tunnel stays while endpoints here are ready.
+    for rule in [None, Some(&[Scope::Network][..])] {
+        assert_eq!(shares(rule, 10, true), [1.0, 0.0, 0.0], "{rule:?}");
+        assert_eq!(shares(rule, 6, true), [0.6, 0.2, 0.2], "{rule:?}");
+        assert_eq!(shares(rule, 0, true), [0.0, 0.5, 0.5], "{rule:?}");
+    }
+    for rule in [CLOSE, REGION] {
+        assert_eq!(shares(Some(rule), 10, true), [1.0, 0.0, 0.0], "{rule:?}");
+        assert_eq!(shares(Some(rule), 6, true), [0.6, 0.4, 0.0], "{rule:?}");
+        assert_eq!(shares(Some(rule), 0, true), [0.0, 1.0, 0.0], "{rule:?}");
+        assert_eq!(shares(Some(rule), 0, false), [0.0, 0.0, 1.0], "{rule:?}");
+    }
+    assert_eq!(shares(Some(&[]), 10, true), [0.5, 0.25, 0.25]);
+    assert_eq!(shares(Some(&[]), 0, true), [0.0, 0.5, 0.5]);
+    // Without the network among the preferences, a near network is as good as the own one.
+    assert_eq!(shares(Some(NEAR_REGION), 10, true), [0.67, 0.33, 0.0]);
+    assert_eq!(shares(Some(NEAR_REGION), 0, false), [0.0, 0.0, 1.0]);
+}
+
+#[test]
+fn active_passive_is_a_threshold_of_zero() {
+    let passive = |ready: u8| {
+        let mut workloads = [pods("east", 10), pods("west", 1)].concat();
+        workloads.push(gateway("west", 1));
+        for one in workloads.iter_mut().take(10).skip(usize::from(ready)) {
+            one.healthy = false;
+        }
+        let rule = TrafficRule {
+            spill: Some(Spill::below(0)),
+            ..TrafficRule::default()
+        };
+        let snapshot = snapshot_with(Transit::Failover, service(&[]), workloads, rule);
+        shares_by_network(failover(&snapshot))[1]
+    };
+    assert_eq!([10, 5, 1, 0].map(passive), [0.0, 0.0, 0.0, 1.0]);
+}
+
+#[test]
+fn a_strict_service_stays_in_its_network() {
+    let mut workloads = pods("west", 2);
+    workloads.push(gateway("west", 1));
+    let strict = Service {
+        strict: true,
+        ..service(&[Scope::Network])
+    };
+    let rule = TrafficRule::default();
+    let snapshot = snapshot_with(Transit::Always, strict, workloads, rule);
+    assert_eq!(always(&snapshot).endpoints.len(), 0);
+}
+
+#[test]
+fn clusters_of_one_network_are_reached_directly() {
+    let mut other = pod("east", 2);
+    other.cluster = "west".into();
+    let place = Place::Address("east".to_owned(), [192, 0, 2, 1].into());
+    other.network_gateway = Some(Arc::new(GatewayAddress { place, port: 15008 }));
+    let snapshot = spread(vec![pod("east", 1), other, gateway("east", 1)]);
+    let service = snapshot.services.get("echo.app").expect("a service");
+    assert_eq!(service.other_networks.len(), 0);
+    let want = [("10.0.0.1:15008", 0.5), ("10.0.0.2:15008", 0.5)];
+    assert_shares(&service.ports[&80], &want);
+}
+
+/// Returns address, network, cluster and identities of each gateway.
+fn shown(snapshot: &Snapshot) -> Vec<String> {
+    let endpoints = always(snapshot).endpoints.iter();
+    let shown = endpoints.map(|one| {
+        let remote = one.remote.as_ref().expect("a gateway");
+        let (network, cluster) = (&remote.network, &remote.cluster);
+        let identities = remote.identities.join(",");
+        format!("{} {network} {cluster} {identities}", one.address)
+    });
+    shown.collect()
+}
+
+fn answered(before: &Snapshot, last: u8) -> Snapshot {
+    let answer = ("gw.example.com".into(), [[192, 0, 2, last].into()].into());
+    let change = Change {
+        answers: vec![answer],
+        ..Change::default()
+    };
+    build(before, change)
+}
+
+#[test]
+fn gateways_come_from_records_instances_and_the_configuration() {
+    let mut by_address = pod("west", 1);
+    let place = Place::Address("west".to_owned(), [192, 0, 2, 7].into());
+    let port = 31_008;
+    by_address.network_gateway = Some(Arc::new(GatewayAddress { place, port }));
+    let rule = NetworkRule {
+        cluster: "north".into(),
+        identities: ["spiffe://north.local/ns/edge/sa/gw".into()].into(),
+        gateways: [("gw.example.com".into(), 15008), ("192.0.2.9".into(), 443)].into(),
+    };
+    let any = TrafficRule {
+        preferences: Some(&[]),
+        ..TrafficRule::default()
+    };
+    let workloads = vec![by_address, pod("north", 1), gateway("north", 4)];
+    let change = Change {
+        networks: Some([("north".into(), rule)].into_iter().collect()),
+        ..change(Transit::Always, service(&[]), workloads, any)
+    };
+    let first = build(&Snapshot::default(), change);
+    assert!(first.wanted_hosts().contains_key("gw.example.com"));
+    let second = answered(&first, 8);
+    let configured = "north north spiffe://north.local/ns/edge/sa/gw";
+    let want = [
+        format!("192.0.2.4:15008 {configured}"),
+        format!("192.0.2.8:15008 {configured}"),
+        format!("192.0.2.9:443 {configured}"),
+        "192.0.2.7:31008 west  ".to_owned(),
+    ];
+    assert_eq!(shown(&second), want);
+    assert!(second.is_gateway("spiffe://north.local/ns/edge/sa/gw"));
+    assert!(!second.is_gateway(CLIENT));
+    // All addresses of a hostname are replaced, and states of the other gateways stay.
+    let third = answered(&second, 10);
+    assert!(shown(&third).contains(&format!("192.0.2.10:15008 {configured}")));
+    let state = |snapshot: &Snapshot| Arc::as_ptr(&always(snapshot).endpoints[0].state);
+    assert_eq!(state(&second), state(&third));
+    let without = Change {
+        networks: Some(NetworkTable::default()),
+        ..Change::default()
+    };
+    let want = [
+        "192.0.2.4:15008 north north spiffe://north.local/ns/edge/sa/gateway",
+        "192.0.2.7:31008 west  ",
+    ];
+    assert_eq!(shown(&build(&third, without)), want);
+}
+
+#[test]
+fn the_state_of_a_gateway_belongs_to_one_service_and_outlives_snapshots() {
+    let mut workloads = pods("west", 2);
+    workloads.push(gateway("west", 1));
+    let first = spread(workloads);
+    let state = |snapshot: &Snapshot| Arc::clone(&always(snapshot).endpoints[0].state);
+    let mut mesh = first.mesh.clone();
+    let more = pod("west", 3);
+    mesh.workloads.insert(Arc::clone(&more.uid), Arc::new(more));
+    let mut twin = service(&[]);
+    (twin.name, twin.hostname) = ("twin".into(), "twin.app".into());
+    mesh.services.insert("app/twin.app".into(), Arc::new(twin));
+    let mut of_twin = pod("west", 4);
+    of_twin.services = [("app/twin.app".into(), [(80, 80)].into())].into();
+    mesh.workloads.insert("twin".into(), Arc::new(of_twin));
+    let second = build(
+        &first,
+        Change {
+            mesh: Some((mesh, "east".into())),
+            ..Change::default()
+        },
+    );
+    assert_eq!(always(&second).endpoints[0].weight, 3);
+    assert!(Arc::ptr_eq(&state(&first), &state(&second)));
+    let twin = second.services.get("twin.app").expect("a service");
+    let twin = twin.endpoints_by(80, Transit::Always).expect("a set");
+    assert!(!Arc::ptr_eq(&twin.endpoints[0].state, &state(&second)));
+    assert_eq!(
+        twin.endpoints[0].address,
+        always(&second).endpoints[0].address
+    );
+}

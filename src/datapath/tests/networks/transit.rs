@@ -1,0 +1,118 @@
+//! Permission of tunnels to leave the network.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::config::parse_identity;
+use crate::datapath::http2::tunnel::{Origin, Target};
+use crate::datapath::identity::Peer;
+use crate::datapath::listener::Listener;
+use crate::datapath::policy;
+use crate::datapath::route;
+use crate::reason::Reason;
+use crate::snapshot::Snapshot;
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::traffic::TrafficRule;
+use crate::tls::Identity;
+use crate::wire::{Authority, Transit};
+
+use super::{CLIENT, exposure, gateway, pods, service, snapshot_with};
+
+fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
+    let parts = parse_identity(principal)
+        .expect("an identity")
+        .map(Arc::from);
+    let [trust_domain, namespace, service_account] = parts;
+    let identity = Identity {
+        uri: principal.into(),
+        trust_domain,
+        namespace,
+        service_account,
+        not_after: SystemTime::UNIX_EPOCH,
+    };
+    let listener = Arc::new(Listener::with_transit(listener));
+    let from = (([127, 0, 0, 1], 1).into(), listener);
+    Peer::authenticated(identity, None, from, snapshot).expect("a trusted peer")
+}
+
+fn permit(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    to: &str,
+    via_gateway: bool,
+) -> Result<policy::Permit, Reason> {
+    let target = Target {
+        authority: Authority::parse(to).expect("an authority"),
+        origin: Origin::Workload,
+        via_gateway,
+        forwarded: None,
+    };
+    policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?)
+}
+
+#[test]
+fn a_tunnel_leaves_the_network_only_as_far_as_entry_listener_and_way_permit() {
+    use Transit::{Always, Failover, Off};
+    const GATEWAY: &str = "spiffe://west.local/ns/edge/sa/gateway";
+    let mut workloads = pods("north", 1);
+    workloads.extend([gateway("north", 1), gateway("west", 2)]);
+    for (grant, listener, principal, via, want) in [
+        (Off, Always, CLIENT, false, Off),
+        (Failover, Always, CLIENT, false, Failover),
+        (Failover, Off, CLIENT, false, Off),
+        (Always, Failover, CLIENT, false, Failover),
+        (Always, Always, CLIENT, false, Always),
+        (Failover, Always, CLIENT, true, Off),
+        (Failover, Always, GATEWAY, false, Off),
+        (Always, Failover, CLIENT, true, Off),
+        (Always, Always, CLIENT, true, Always),
+        (Always, Always, GATEWAY, false, Always),
+    ] {
+        let rule = TrafficRule::default();
+        let snapshot = snapshot_with(grant, service(&[]), workloads.clone(), rule);
+        let peer = peer(&snapshot, principal, listener);
+        for to in ["echo.app:80", "echo.example:80"] {
+            let permit = permit(&snapshot, &peer, to, via).expect("a permit");
+            let case = format!("{grant} {listener} {principal} {via} {to}");
+            assert_eq!(permit.route().transit(), want, "{case}");
+            let endpoints = &permit.route().endpoints().endpoints;
+            assert_eq!(endpoints.is_empty(), want == Off, "{case}");
+            assert_eq!(permit.route().detail().is_some(), want == Off, "{case}");
+        }
+    }
+}
+
+#[test]
+fn an_open_tunnel_to_another_network_ends_with_the_grant_of_transit() {
+    let mut workloads = [pods("east", 1), pods("west", 1)].concat();
+    workloads.push(gateway("west", 1));
+    let rule = TrafficRule::default();
+    let first = snapshot_with(Transit::Failover, service(&[]), workloads, rule);
+    let peer = peer(&first, CLIENT, Transit::Always);
+    let grant = |is_remote: bool| {
+        let permit = permit(&first, &peer, "echo.app:80", false).expect("a permit");
+        let mut endpoints = permit.route().endpoints().endpoints.iter();
+        let endpoint = endpoints.find(|one| one.remote.is_some() == is_remote);
+        let endpoint = Arc::clone(endpoint.expect("an endpoint"));
+        permit.into_grant(endpoint)
+    };
+    let (here, there) = (grant(false), grant(true));
+    let next = |transit| {
+        let change = Change {
+            exposure: Some(exposure(transit)),
+            ..Change::default()
+        };
+        build(&first, change)
+    };
+    for (transit, is_kept) in [(Transit::Always, true), (Transit::Off, false)] {
+        let next = next(transit);
+        assert_eq!(next.generation, first.generation + 1);
+        assert_eq!(policy::still_allowed(&next, &peer, &here), Ok(()));
+        let judged = policy::still_allowed(&next, &peer, &there);
+        assert_eq!(judged.is_ok(), is_kept, "{transit}");
+    }
+    let service = next(Transit::Off);
+    let service = service.services.get("echo.app").expect("a service");
+    assert!(service.transit_ports.is_empty());
+    assert_eq!(*service.other_networks, [Arc::from("west")]);
+}

@@ -1,0 +1,63 @@
+//! Part of stage 6: permission of a tunnel to leave the network.
+
+use crate::snapshot::{ServicePort, Snapshot};
+use crate::wire::Transit;
+
+use super::identity::Peer;
+use super::route::Route;
+
+/// Evaluates the permission of a tunnel to leave the network.
+pub fn evaluate(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Transit {
+    let of = ServicePort {
+        host: &route.service().hostname,
+        port: route.port(),
+    };
+    let granted = snapshot.transit(peer.policy_source(), route.asked(), of, route.means());
+    limit(snapshot, peer, granted, route.via_gateway)
+}
+
+/// Limits a grant by the listener, and for tunnels that came through a gateway. Such a tunnel
+/// needs `always`, so that two networks without endpoints do not send it back and forth.
+pub fn limit(snapshot: &Snapshot, peer: &Peer, granted: Transit, via_gateway: bool) -> Transit {
+    let granted = granted.min(peer.listener.rules().transit());
+    let principal = &peer.source.principal;
+    let is_gateway = || snapshot.is_gateway(principal) || snapshot.trust.is_gateway(principal);
+    let is_via_gateway = || via_gateway || is_gateway();
+    if granted == Transit::Failover && is_via_gateway() {
+        Transit::Off
+    } else {
+        granted
+    }
+}
+
+impl Route {
+    /// Returns the permission to leave the network.
+    pub fn transit(&self) -> Transit {
+        self.transit
+    }
+
+    /// Adds endpoints of other networks, as far as `transit` permits. Tunnels to a waypoint, and
+    /// those of TLS listeners, stay.
+    pub fn permit_transit(mut self, transit: Transit) -> Self {
+        if self.is_by_waypoint() || self.is_passthrough() {
+            return self;
+        }
+        self.transit = transit;
+        if let Some(endpoints) = self.service().endpoints_by(self.port(), transit).cloned() {
+            self.endpoints = endpoints;
+        }
+        self
+    }
+
+    /// Returns a detail for the log if other networks have instances and the tunnel must stay.
+    pub(super) fn unreached_networks(&self) -> Option<String> {
+        let networks = &self.service().other_networks;
+        let is_off = self.transit == Transit::Off && !networks.is_empty();
+        is_off.then(|| {
+            format!(
+                "no endpoint is in this network, and transit is off; others in: {}",
+                networks.join(", ")
+            )
+        })
+    }
+}

@@ -1,0 +1,55 @@
+//! Permission of a tunnel to leave the network.
+
+use std::sync::Arc;
+
+use super::{MatchedBy, ServicePort};
+use crate::snapshot::{Caller, EndpointSet, Service, Snapshot};
+use crate::wire::{Authority, Transit};
+
+impl Snapshot {
+    /// Returns the transit that the exposure grants a caller to the service port to which `asked`
+    /// leads. Without an entry that grants it, there is none. Of several services behind an alias,
+    /// the smallest grant applies. A workload at its address is in this network.
+    pub fn transit(
+        &self,
+        caller: Caller<'_>,
+        asked: &Authority,
+        to: ServicePort<'_>,
+        means: &MatchedBy,
+    ) -> Transit {
+        let of_service = |(host, port): (&str, u16)| {
+            let entry = self.exposure_host(host);
+            self.exposure.transit(caller, &self.trust, &entry, port)
+        };
+        if !self.exposure.has_transit() || self.is_cluster_local(to.host) {
+            return Transit::Off;
+        }
+        match means {
+            MatchedBy::Service => of_service((to.host, to.port)),
+            MatchedBy::Exposed => self.exposure.transit_of_alias(caller, &self.trust, asked),
+            MatchedBy::Alias(alias) => {
+                let targets = self.behind(alias, asked.port).map(of_service);
+                targets.min().unwrap_or_default()
+            }
+            MatchedBy::Workload(_) => Transit::Off,
+        }
+    }
+
+    /// Returns whether an identity is that of a gateway of another network, by the mesh or by the
+    /// configuration.
+    pub fn is_gateway(&self, principal: &str) -> bool {
+        self.networks.has_identity(principal) || self.index.remote.has_identity(principal)
+    }
+}
+
+impl Service {
+    /// Returns the endpoints of a port with instances in other networks, if tunnels may use these.
+    pub fn endpoints_by(&self, port: u16, transit: Transit) -> Option<&Arc<EndpointSet>> {
+        let sets = self.transit_ports.get(&port)?;
+        match transit {
+            Transit::Off => None,
+            Transit::Failover => Some(&sets.failover),
+            Transit::Always => Some(&sets.always),
+        }
+    }
+}

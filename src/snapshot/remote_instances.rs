@@ -1,0 +1,436 @@
+//! Instances of services in other networks, and the gateways through which they are reached.
+//!
+//! A network weighs its ready instances, summed over all zones. Its weight is split evenly over
+//! its ready gateways. Each instance thus gets the same share, however it is reached.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::builder::HBONE_PORT;
+use super::exclusion::{
+    GATEWAY_RECORD, gateway_network, is_split_horizon, remote_network, service_exclusion,
+    speaks_hbone,
+};
+use super::mesh::{self, GatewayAddress, Locality, Place, Protocol, Template, Workload};
+use super::networks::NetworkTable;
+use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards};
+
+/// Cluster of records whose source names none (docs/wire-contract.md 3.2).
+const UNNAMED_CLUSTER: &str = "Kubernetes";
+
+/// Instances and gateways of other networks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RemoteInstances {
+    /// Gateways by network, in the order of the uids of their records.
+    gateways: Shards<Arc<str>, Arc<[Gateway]>>,
+    /// Instances by `namespace/hostname` of their service.
+    services: Shards<Arc<str>, Arc<Instances>>,
+}
+
+/// Instances of one service.
+#[derive(Debug, Default)]
+struct Instances {
+    /// Instances by uid.
+    list: Box<[Arc<Workload>]>,
+    /// State of the service behind each gateway.
+    states: States,
+}
+
+type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
+
+/// Gateway of another network.
+#[derive(Clone, Debug)]
+struct Gateway {
+    address: SocketAddr,
+    /// Record of the mesh or of the configuration; `None` for an address in an instance.
+    record: Option<Arc<Workload>>,
+    remote: Arc<RemoteGateway>,
+}
+
+/// Added, changed or removed records, and the affected services.
+#[derive(Debug, Default)]
+pub(super) struct Edits<'a> {
+    gateways: HashMap<Arc<str>, Changes<'a>>,
+    services: HashMap<&'a Arc<str>, Changes<'a>>,
+}
+
+/// New version by uid; `None` for a removed workload.
+type Changes<'a> = BTreeMap<&'a str, Option<&'a Arc<Workload>>>;
+
+/// Endpoints of a service port in one other network.
+#[derive(Debug)]
+pub(super) struct NetworkShare {
+    /// Endpoint of each ready gateway, whose weight is not set yet.
+    pub(super) gateways: Vec<Endpoint>,
+    /// Capacity of ready instances.
+    pub(super) ready: u32,
+    /// Capacity of all instances.
+    pub(super) all: u32,
+}
+
+impl<'a> Edits<'a> {
+    /// Records a removed workload, or the previous version of a changed one.
+    pub(super) fn remove(&mut self, workload: &'a Workload, own_network: &str) {
+        self.each(workload, own_network, |changes| {
+            changes.entry(&*workload.uid).or_insert(None);
+        });
+    }
+
+    /// Records an added workload, or the new version of a changed one.
+    pub(super) fn add(&mut self, workload: &'a Arc<Workload>, own_network: &str) {
+        self.each(workload, own_network, |changes| {
+            changes.insert(&*workload.uid, Some(workload));
+        });
+    }
+
+    fn each(&mut self, of: &'a Workload, own_network: &str, edit: impl Fn(&mut Changes<'a>)) {
+        if let Some(network) = gateway_network(of) {
+            if *network != *own_network {
+                edit(self.gateways.entry(network.into()).or_default());
+            }
+        } else if remote_network(of, own_network).is_some() {
+            for service in of.services.keys() {
+                edit(self.services.entry(service).or_default());
+            }
+        }
+    }
+}
+
+impl RemoteInstances {
+    /// Applies edits. Returns the services, as `namespace/hostname`, whose endpoints may differ.
+    /// The states of services unknown to this index are taken from `previous`.
+    pub(super) fn apply(
+        &mut self,
+        edits: Edits<'_>,
+        rules: &NetworkTable,
+        (previous, own_network): (&Self, &str),
+    ) -> BTreeSet<Arc<str>> {
+        let mut touched: BTreeSet<Arc<str>> = edits.services.keys().copied().cloned().collect();
+        if !edits.gateways.is_empty() {
+            let is_behind = |one: &Arc<Workload>| {
+                let network = remote_network(one, own_network);
+                network.is_some_and(|network| edits.gateways.contains_key(network))
+            };
+            let services = self.services.iter();
+            let behind = services.filter(|(_, of)| of.list.iter().any(is_behind));
+            touched.extend(behind.map(|(name, _)| Arc::clone(name)));
+        }
+        for (network, changes) in edits.gateways {
+            let old = self.gateways.get(&network).into_iter();
+            let records = old.flat_map(|list| list.iter().filter_map(|one| one.record.clone()));
+            let records = merge(records, &changes).into_iter();
+            let list: Arc<[_]> = records
+                .filter_map(|record| Gateway::of_record(record, &network, rules))
+                .collect();
+            self.gateways
+                .set(network, (!list.is_empty()).then_some(list));
+        }
+        for name in &touched {
+            let old = self.services.get(name).cloned().unwrap_or_default();
+            let none = Changes::new();
+            let changes = edits.services.get(name).unwrap_or(&none);
+            let list = merge(old.list.iter().cloned(), changes);
+            let earlier = previous.services.get(name);
+            let known = |key: &(Arc<str>, SocketAddr)| {
+                let earlier = earlier.and_then(|of| of.states.get(key));
+                old.states.get(key).or(earlier).cloned()
+            };
+            let states = self.states(&list, rules, own_network, known);
+            let list = list.into();
+            let instances = Arc::new(Instances { list, states });
+            let is_used = !instances.list.is_empty();
+            self.services
+                .set(Arc::clone(name), is_used.then_some(instances));
+        }
+        touched
+    }
+
+    fn states(
+        &self,
+        instances: &[Arc<Workload>],
+        rules: &NetworkTable,
+        own_network: &str,
+        known: impl Fn(&(Arc<str>, SocketAddr)) -> Option<Arc<EndpointState>>,
+    ) -> States {
+        let mut networks: BTreeMap<&str, Vec<&Arc<Workload>>> = BTreeMap::new();
+        for one in instances {
+            if let Some(network) = remote_network(one, own_network) {
+                networks.entry(network).or_default().push(one);
+            }
+        }
+        let keys = networks.into_iter().flat_map(|(network, instances)| {
+            let gateways = self.gateways(network, &instances, rules).into_iter();
+            gateways.map(|gateway| (Arc::clone(&gateway.remote.network), gateway.address))
+        });
+        let state = |key| known(&key).unwrap_or_default();
+        keys.map(|key| (key.clone(), state(key))).collect()
+    }
+
+    /// Returns the gateways of a network that have an address: those with a record, then those
+    /// that only its instances name.
+    fn gateways(
+        &self,
+        network: &str,
+        instances: &[&Arc<Workload>],
+        rules: &NetworkTable,
+    ) -> Vec<Gateway> {
+        let recorded = self.gateways.get(network);
+        let mut gateways: Vec<_> = recorded.map_or_else(Vec::new, |list| list.to_vec());
+        for one in instances {
+            let Some((ip, port)) = address_of(one.network_gateway.as_deref()) else {
+                continue;
+            };
+            let address = SocketAddr::new(ip, port);
+            if gateways.iter().all(|gateway| gateway.address != address) {
+                gateways.push(Gateway {
+                    address,
+                    record: None,
+                    remote: remote_gateway(network, None, rules),
+                });
+            }
+        }
+        gateways.sort_by_key(|gateway| gateway.address);
+        gateways.dedup_by_key(|gateway| gateway.address);
+        gateways
+    }
+
+    /// Returns the other networks with instances of the service `namespace/hostname`.
+    pub(super) fn networks(&self, name: &str, own_network: &str) -> BTreeSet<Arc<str>> {
+        let instances = self.services.get(name).into_iter();
+        let instances = instances.flat_map(|of| of.list.iter());
+        let networks = instances.filter_map(|one| remote_network(one, own_network));
+        networks.map(Arc::from).collect()
+    }
+
+    /// Returns the endpoints of a port of a service in other networks. A network without a ready
+    /// gateway has none.
+    pub(super) fn shares(
+        &self,
+        (service, name): (&mesh::Service, &str),
+        port: u16,
+        rules: &NetworkTable,
+        (own_network, hbone_only): (&str, bool),
+    ) -> Vec<NetworkShare> {
+        let Some(known) = self.services.get(name) else {
+            return Vec::new();
+        };
+        let mut networks: BTreeMap<&str, (Vec<_>, Vec<_>)> = BTreeMap::new();
+        for one in &known.list {
+            let Some(network) = remote_network(one, own_network) else {
+                continue;
+            };
+            let (all, serving) = networks.entry(network).or_default();
+            all.push(one);
+            if let Some(is_ready) = serves(service, name, one, (port, hbone_only)) {
+                serving.push((one, is_ready));
+            }
+        }
+        let of_network = |(network, (all, serving)): (&str, (Vec<_>, Vec<(&Arc<_>, bool)>))| {
+            let (ready, all_capacity) = capacity(&serving);
+            let gateways = self.gateways(network, &all, rules).into_iter();
+            let gateways = gateways.filter(Gateway::is_ready);
+            let endpoints: Vec<_> = gateways
+                .filter_map(|gateway| {
+                    let key = (Arc::clone(&gateway.remote.network), gateway.address);
+                    let state = Arc::clone(known.states.get(&key)?);
+                    Some(gateway.endpoint((service, name), port, &serving, state))
+                })
+                .collect();
+            (all_capacity > 0 && !endpoints.is_empty()).then_some(NetworkShare {
+                gateways: endpoints,
+                ready,
+                all: all_capacity,
+            })
+        };
+        networks.into_iter().filter_map(of_network).collect()
+    }
+
+    /// Returns whether an identity is that of a gateway of another network.
+    pub(super) fn has_identity(&self, principal: &str) -> bool {
+        let mut gateways = self.gateways.iter().flat_map(|(_, list)| list.iter());
+        gateways.any(|gateway| {
+            let mut identities = gateway.remote.identities.iter();
+            identities.any(|identity| **identity == *principal)
+        })
+    }
+}
+
+impl Gateway {
+    /// Returns the gateway of a record, once it has an address.
+    fn of_record(record: Arc<Workload>, network: &str, rules: &NetworkTable) -> Option<Self> {
+        let ip = record.addresses.first()?.to_canonical();
+        Some(Self {
+            address: SocketAddr::new(ip, record_port(&record, network)),
+            remote: remote_gateway(network, Some(&record), rules),
+            record: Some(record),
+        })
+    }
+
+    fn is_ready(&self) -> bool {
+        let record = self.record.as_ref();
+        record.is_none_or(|record| record.healthy && record.capacity > 0)
+    }
+
+    /// Returns the endpoint that represents the instances of a service port behind the gateway.
+    /// Namespace policies of the service apply to it. Its one service names the authority.
+    fn endpoint(
+        &self,
+        (service, name): (&mesh::Service, &str),
+        port: u16,
+        instances: &[(&Arc<Workload>, bool)],
+        state: Arc<EndpointState>,
+    ) -> Endpoint {
+        let (network, address) = (&self.remote.network, self.address);
+        let record = self.record.as_ref();
+        let own_locality = record.map(|record| &record.locality);
+        let own_locality = own_locality.filter(|own| ***own != Locality::default());
+        let instances = instances.iter().map(|(one, _)| &*one.locality);
+        let definition = Workload {
+            uid: format!("{network}/gateway/{address}/{name}:{port}").into(),
+            own_name: Some(format!("gateway of {network}").into()),
+            healthy: true,
+            capacity: 1,
+            services: [(name.into(), [(port, 0)].into())].into(),
+            template: Template {
+                namespace: Arc::clone(&service.namespace),
+                cluster: Arc::clone(&self.remote.cluster),
+                network: Arc::clone(network),
+                hostname: record.map_or_else(Arc::default, |record| Arc::clone(&record.hostname)),
+                protocol: Protocol::Hbone,
+                locality: own_locality
+                    .map_or_else(|| Arc::new(common_locality(instances)), Arc::clone),
+                ..Template::default()
+            }
+            .into(),
+            ..Workload::default()
+        };
+        Endpoint {
+            address,
+            protocol: Protocol::Hbone,
+            weight: 0,
+            definition: Arc::new(definition),
+            remote: Some(Arc::clone(&self.remote)),
+            state,
+        }
+    }
+}
+
+fn merge<'a>(
+    old: impl Iterator<Item = Arc<Workload>>,
+    changes: &Changes<'a>,
+) -> Vec<Arc<Workload>> {
+    let old = old.map(|one| (Arc::clone(&one.uid), one));
+    let mut all: BTreeMap<Arc<str>, Arc<Workload>> = old.collect();
+    for (uid, change) in changes {
+        match change {
+            Some(one) => drop(all.insert(Arc::clone(&one.uid), Arc::clone(one))),
+            None => drop(all.remove(*uid)),
+        }
+    }
+    all.into_values().collect()
+}
+
+fn remote_gateway(
+    network: &str,
+    record: Option<&Workload>,
+    rules: &NetworkTable,
+) -> Arc<RemoteGateway> {
+    let rule = rules.get(network);
+    let cluster = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
+    let of_record = || record.map(|record| &record.cluster);
+    let cluster = cluster.or_else(|| of_record().filter(|of| ***of != *UNNAMED_CLUSTER));
+    let identities = rule.map(|rule| &rule.identities);
+    let identities = identities.filter(|list| !list.is_empty()).cloned();
+    let of_record = || {
+        let known = record.filter(|record| !record.service_account.is_empty())?;
+        Some([known.principal().concat().into()].into())
+    };
+    Arc::new(RemoteGateway {
+        network: network.into(),
+        cluster: cluster.cloned().unwrap_or_default(),
+        identities: identities.or_else(of_record).unwrap_or_default(),
+    })
+}
+
+/// Returns the port in the uid of a record, `NetworkGateway/NETWORK/ADDRESS/PORT`. The address
+/// follows if the record had a hostname. Port 0 means the default (docs/wire-contract.md 2.1).
+fn record_port(record: &Workload, network: &str) -> u16 {
+    let rest = record.uid.strip_prefix(GATEWAY_RECORD);
+    let rest = rest.and_then(|rest| rest.strip_prefix(network)?.strip_prefix('/'));
+    let port = rest.and_then(|rest| rest.split('/').nth(1)?.parse().ok());
+    port.filter(|port| *port != 0).unwrap_or(HBONE_PORT)
+}
+
+fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u16)> {
+    match gateway {
+        Some(GatewayAddress {
+            place: Place::Address(_, ip),
+            port,
+        }) => Some((ip.to_canonical(), *port)),
+        _ => None,
+    }
+}
+
+/// Returns whether an instance that serves a port is ready; `None` if it does not serve the port.
+fn serves(
+    service: &mesh::Service,
+    name: &str,
+    instance: &Workload,
+    (port, hbone_only): (u16, bool),
+) -> Option<bool> {
+    let target = *instance.services.get(name)?.get(&port)?;
+    if hbone_only && !speaks_hbone(instance, port, target) {
+        return None;
+    }
+    match service_exclusion(service, instance, port) {
+        None => Some(true),
+        Some(ExclusionReason::Unhealthy) => Some(false),
+        Some(_) => None,
+    }
+}
+
+/// Returns the capacity of the ready instances and of all. A split-horizon record stands for all
+/// instances that are reached through its gateway: it adds nothing to instances that are known
+/// one by one, or to the record of another gateway of the network.
+fn capacity(instances: &[(&Arc<Workload>, bool)]) -> (u32, u32) {
+    let add = |sum: &mut (u32, u32), (one, is_ready): &(&Arc<Workload>, bool)| {
+        let ready = if *is_ready { one.capacity } else { 0 };
+        *sum = (
+            sum.0.saturating_add(ready),
+            sum.1.saturating_add(one.capacity),
+        );
+    };
+    let (records, single): (Vec<_>, Vec<_>) =
+        instances.iter().partition(|(one, _)| is_split_horizon(one));
+    let mut sum = (0, 0);
+    single.iter().for_each(|one| add(&mut sum, one));
+    let mut by_gateway: HashMap<Option<&GatewayAddress>, (u32, u32)> = HashMap::new();
+    for record in &records {
+        let gateway = record.0.network_gateway.as_deref();
+        add(by_gateway.entry(gateway).or_default(), record);
+    }
+    if single.is_empty() {
+        by_gateway.into_values().max().unwrap_or_default()
+    } else {
+        sum
+    }
+}
+
+/// Returns the parts that all localities have in common.
+fn common_locality<'a>(mut localities: impl Iterator<Item = &'a Locality>) -> Locality {
+    let Some(first) = localities.next() else {
+        return Locality::default();
+    };
+    localities.fold(first.clone(), |common, other| {
+        let is_region = common.region == other.region;
+        let is_zone = is_region && common.zone == other.zone;
+        let is_subzone = is_zone && common.subzone == other.subzone;
+        let keep = |part: Arc<str>, is_same| if is_same { part } else { Arc::default() };
+        Locality {
+            region: keep(common.region, is_region),
+            zone: keep(common.zone, is_zone),
+            subzone: keep(common.subzone, is_subzone),
+        }
+    })
+}
