@@ -132,7 +132,6 @@ pub fn endpoints(count: usize) -> EndpointSet {
         Arc::new(Endpoint {
             address: (address([10, 0, 0, 1], index), 15008).into(),
             protocol: Protocol::Hbone,
-            remote: None,
             definition: Arc::new(workload(index, 0)),
             remote: None,
             weight: weight(index),

@@ -206,7 +206,6 @@ mod tests {
             };
             Arc::new(Endpoint {
                 definition: Arc::new(of),
-                remote: None,
                 address: ([10, 0, 0, 1], 15008).into(),
                 protocol: Protocol::Hbone,
                 remote: None,

@@ -35,7 +35,6 @@ impl Member {
             Arc::new(Endpoint {
                 address,
                 protocol,
-                remote: None,
                 weight: workload.capacity,
                 definition: Arc::clone(workload),
                 remote: None,
