@@ -13,14 +13,12 @@ use tokio::io::AsyncWrite;
 
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
 use crate::tls::record::{
-    ContentType, HEADER_BYTES as RECORD_HEADER, KEY_UPDATE_BYTES, PLAINTEXT_MAX, RecordError,
-    RecordLayer, TRAILER_BYTES,
+    ContentType, HEADER_BYTES as RECORD_HEADER, KEY_UPDATE_BYTES, PLAINTEXT_MAX, RECORD_BYTES,
+    RecordError, RecordLayer, TRAILER_BYTES,
 };
 
 use super::frame::{FrameHeader, HEADER_BYTES, flag, kind};
 
-/// Length of a full record.
-const RECORD_BYTES: usize = RECORD_HEADER + PLAINTEXT_MAX + TRAILER_BYTES;
 /// Limit of records that one read of an endpoint fills. With more, the kernel copies into memory
 /// that has left the processor's cache.
 const READ_RECORDS: usize = 3;

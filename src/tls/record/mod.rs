@@ -22,6 +22,8 @@ use key::{Key, TAG_BYTES};
 pub const PLAINTEXT_MAX: usize = 16 * 1024;
 /// Size of the trailer of a sent record: content type and tag.
 pub const TRAILER_BYTES: usize = 1 + TAG_BYTES;
+/// Length of a full record.
+pub const RECORD_BYTES: usize = HEADER_BYTES + PLAINTEXT_MAX + TRAILER_BYTES;
 /// Limit of a received record (RFC 8446 5.2).
 pub const RECORD_MAX: usize = HEADER_BYTES + PROTECTED_MAX;
 /// Size of a record with a KeyUpdate.
