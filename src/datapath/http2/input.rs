@@ -45,7 +45,7 @@ impl Input {
         socket: &mut S,
     ) -> Poll<io::Result<usize>> {
         if BUFFER_BYTES - self.end < READ_BYTES_MAX {
-            // What is left is less than a record.
+            // The rest is less than a record.
             let (start, end) = (self.start, self.end);
             self.buffer().copy_within(start..end, 0);
             (self.start, self.end) = (0, end - start);
