@@ -224,8 +224,14 @@ impl Explainer<'_> {
         let identity = self.identity()?;
         let issuer = self.issuer()?;
         let listener_of_peer = Arc::new(Listener::with_transit(listener.transit()));
-        let from = (self.question.address(), listener_of_peer);
-        let peer = Peer::authenticated(identity.clone(), issuer, from, self.world.snapshot);
+        let (address, snapshot) = (self.question.address(), self.world.snapshot);
+        let peer = Peer::authenticated(
+            identity.clone(),
+            issuer,
+            address,
+            listener_of_peer,
+            snapshot,
+        );
         answer.peer = why::identity(&identity, &peer, self.world.snapshot);
         let peer = match peer {
             Ok(peer) => peer,

@@ -39,7 +39,7 @@ mod remote_instances;
 mod required_hosts;
 mod shards;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tiers;
 pub mod traffic;
 mod trust;

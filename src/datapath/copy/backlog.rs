@@ -37,6 +37,8 @@ impl Backlog {
     /// Appends what follows the first `taken` bytes of the slices.
     pub fn push(&mut self, budget: &Arc<BufferBudget>, slices: &[IoSlice<'_>], mut taken: usize) {
         let before = self.bytes.len();
+        let all: usize = slices.iter().map(|slice| slice.len()).sum();
+        self.bytes.reserve(all.saturating_sub(taken));
         for slice in slices {
             let skipped = taken.min(slice.len());
             taken -= skipped;

@@ -68,8 +68,9 @@ const UPSTREAM_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
 /// # Errors
 /// Returns the reason, and the permit for another attempt.
 pub async fn run(
+    gateway: &DataPath,
+    peer: &Peer,
     authorized: Authorized,
-    (gateway, peer): (&DataPath, &Peer),
     deadline: Instant,
 ) -> Result<Upstream, DialError> {
     let pick = authorized.into_pick();
@@ -77,10 +78,6 @@ pub async fn run(
     let started = Instant::now();
     let holder = peer.holder.as_ref();
     let connected = match holder.map_or(Err(LimitReached::Share), |holder| holder.upstream()) {
-        Ok(_) if pick.endpoint().remote.is_some() => {
-            let why = format!("{address} is the gateway of another network, not dialled yet");
-            Err((Reason::DialDenied, why))
-        }
         Ok(descriptor) => {
             let connected = match remote::target(pick.endpoint()) {
                 None => {

@@ -110,10 +110,10 @@ impl EndpointStream {
         }
     }
 
-    /// Closes a stream whose directions have both ended.
-    pub fn close(self) {
+    /// Makes the drop of a stream whose directions have both ended a clean close.
+    pub fn announce_close(&self) {
         if let Self::Tcp(stream) = self {
-            linger::disable_reset_on_close(&stream);
+            linger::disable_reset_on_close(stream);
         }
     }
 

@@ -31,8 +31,9 @@ fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
         not_after: SystemTime::UNIX_EPOCH,
     };
     let listener = Arc::new(Listener::with_transit(listener));
-    let from = (([127, 0, 0, 1], 1).into(), listener);
-    Peer::authenticated(identity, None, from, snapshot).expect("a trusted peer")
+    let address = ([127, 0, 0, 1], 1).into();
+    let peer = Peer::authenticated(identity, None, address, listener, snapshot);
+    peer.expect("a trusted peer")
 }
 
 fn permit(
