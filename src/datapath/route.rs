@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::reason::Reason;
 use crate::snapshot::mesh::{self, Waypoint};
-use crate::snapshot::{EndpointSet, MatchedBy, Service, Snapshot};
+use crate::snapshot::{EndpointSet, LookupResult, MatchedBy, Service, Snapshot};
 use crate::wire::{Authority, Transit};
 
 use super::http2::tunnel::{Forwarded, Origin, Target};
@@ -30,6 +30,23 @@ pub struct Route {
 }
 
 impl Route {
+    /// Creates a route without endpoints.
+    fn new(found: LookupResult<'_>, target: Target) -> Self {
+        Self {
+            authority: target.authority,
+            service: Arc::clone(found.service),
+            port: found.port,
+            matched_by: found.matched_by,
+            endpoints: Arc::default(),
+            by_waypoint: false,
+            passthrough: false,
+            origin: target.origin,
+            forwarded: target.forwarded,
+            via_gateway: target.via_gateway,
+            transit: Transit::Off,
+        }
+    }
+
     /// Returns the authority that the peer requested.
     pub fn asked(&self) -> &Authority {
         &self.authority
@@ -126,16 +143,10 @@ impl Route {
 /// # Errors
 /// [`Reason::UnknownService`].
 pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
-    let Target {
-        authority: asked,
-        origin,
-        forwarded,
-        via_gateway,
-    } = target;
-    let found = snapshot.find(peer.policy_source(), &asked);
+    let found = snapshot.find(peer.policy_source(), &target.authority);
     let found = found.ok_or(Reason::UnknownService)?;
     let service = found.service;
-    let by_waypoint = uses_waypoint(snapshot, peer, service, &found.matched_by, origin);
+    let by_waypoint = uses_waypoint(snapshot, peer, service, &found.matched_by, target.origin);
     let endpoints = if by_waypoint {
         let picked = pick_waypoint(snapshot, service);
         picked.cloned().unwrap_or_default()
@@ -143,17 +154,9 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
         snapshot.endpoints(&found, false)
     };
     Ok(Route {
-        service: Arc::clone(service),
-        port: found.port,
-        matched_by: found.matched_by,
         endpoints,
         by_waypoint,
-        passthrough: false,
-        origin,
-        forwarded,
-        via_gateway,
-        transit: Transit::Off,
-        authority: asked,
+        ..Route::new(found, target)
     })
 }
 
@@ -167,13 +170,7 @@ pub fn resolve_passthrough(
     peer: &Peer,
     target: Target,
 ) -> Result<Route, Reason> {
-    let Target {
-        authority: asked,
-        origin,
-        forwarded,
-        via_gateway,
-    } = target;
-    let found = snapshot.find(peer.policy_source(), &asked);
+    let found = snapshot.find(peer.policy_source(), &target.authority);
     let found = found.ok_or(Reason::UnknownService)?;
     let by_waypoint = !found.service.definition.waypoints.is_empty();
     let endpoints = if by_waypoint {
@@ -182,17 +179,10 @@ pub fn resolve_passthrough(
         snapshot.endpoints(&found, true)
     };
     Ok(Route {
-        service: Arc::clone(found.service),
-        port: found.port,
-        matched_by: found.matched_by,
         endpoints,
         by_waypoint,
         passthrough: true,
-        origin,
-        forwarded,
-        via_gateway,
-        transit: Transit::Off,
-        authority: asked,
+        ..Route::new(found, target)
     })
 }
 
