@@ -84,24 +84,6 @@ impl Route {
         assignments.get(&self.port).map_or(&[], |one| &one.drops)
     }
 
-    /// Returns a detail for the log if there is no endpoint and the reason alone does not
-    /// explain it.
-    pub fn detail(&self) -> Option<String> {
-        if self.by_waypoint {
-            let names = self.service.definition.waypoint_names();
-            return Some(format!(
-                "it is behind the waypoint {names}, which is unknown or has no HBONE endpoint"
-            ));
-        }
-        if let Some(networks) = self.unreached_networks() {
-            return Some(networks);
-        }
-        let left_out = self.endpoints.left_out();
-        let left_out: Vec<_> = left_out.iter().map(ToString::to_string).collect();
-        let why = || format!("no endpoint is left: {}", left_out.join("; "));
-        (!left_out.is_empty()).then(why)
-    }
-
     /// Returns the origin that the peer claims.
     pub fn origin(&self) -> Origin {
         self.origin

@@ -1,4 +1,5 @@
-//! Part of stage 6: permission of a tunnel to leave the network.
+//! Part of stage 6: permission of a tunnel to leave the network, and the explanation of a route
+//! without endpoints.
 
 use crate::snapshot::{ServicePort, Snapshot};
 use crate::wire::Transit;
@@ -49,8 +50,26 @@ impl Route {
         self
     }
 
+    /// Returns a detail for the log if there is no endpoint and the reason alone does not
+    /// explain it.
+    pub fn detail(&self) -> Option<String> {
+        if self.is_by_waypoint() {
+            let names = self.service().definition.waypoint_names();
+            return Some(format!(
+                "it is behind the waypoint {names}, which is unknown or has no HBONE endpoint"
+            ));
+        }
+        if let Some(networks) = self.unreached_networks() {
+            return Some(networks);
+        }
+        let left_out = self.endpoints().left_out();
+        let left_out: Vec<_> = left_out.iter().map(ToString::to_string).collect();
+        let why = || format!("no endpoint is left: {}", left_out.join("; "));
+        (!left_out.is_empty()).then(why)
+    }
+
     /// Returns a detail for the log if other networks have instances and the tunnel must stay.
-    pub(super) fn unreached_networks(&self) -> Option<String> {
+    fn unreached_networks(&self) -> Option<String> {
         let networks = &self.service().other_networks;
         let is_off = self.transit == Transit::Off && !networks.is_empty();
         is_off.then(|| {
