@@ -121,10 +121,12 @@ fn refused(slot: &Slot, error: &h2::Error) -> Refused {
     // REFUSED_STREAM is what a draining gateway sends (RFC 9113 section 8.7). A CONNECT whose
     // connection was lost has delivered no byte.
     slot.state().retire();
-    match is_unprocessed {
-        true => unprocessed(Reason::RemoteBusy, error),
-        false => unprocessed(Reason::GatewayUnreachable, error),
-    }
+    let reason = if is_unprocessed {
+        Reason::RemoteBusy
+    } else {
+        Reason::GatewayUnreachable
+    };
+    unprocessed(reason, error)
 }
 
 fn unprocessed(reason: Reason, error: &h2::Error) -> Refused {

@@ -106,10 +106,8 @@ impl Stream {
     /// [`io::ErrorKind::WouldBlock`] without bytes.
     pub fn try_read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         if self.unread.is_empty() {
-            return match self.has_ended {
-                true => Ok(0),
-                false => Err(io::ErrorKind::WouldBlock.into()),
-            };
+            let is_ended = self.has_ended.then_some(0);
+            return is_ended.ok_or_else(|| io::ErrorKind::WouldBlock.into());
         }
         let mut count = 0;
         for slice in slices {

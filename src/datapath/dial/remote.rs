@@ -33,10 +33,8 @@ pub fn check_loop(
     };
     let passed = Via::parse(via).ok_or(Reason::GatewayLoop)?;
     let own = gateway.outer.own_hash(snapshot);
-    match own.is_some_and(|own| passed.contains(own)) {
-        true => Err(Reason::GatewayLoop),
-        false => Ok(()),
-    }
+    let is_new = own.is_none_or(|own| !passed.contains(own));
+    is_new.then_some(()).ok_or(Reason::GatewayLoop)
 }
 
 /// Returns the gateway of an endpoint of another network.
