@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
+use crate::datapath::io::copied;
 use crate::tls::record::{Record, RecordError, RecordLayer};
 
 /// Limit of one read. The decryption and the write to the endpoint still find this much in the
@@ -48,6 +49,7 @@ impl Input {
             // What is left is less than a record.
             let (start, end) = (self.start, self.end);
             self.buffer().copy_within(start..end, 0);
+            copied::count(end - start);
             (self.start, self.end) = (0, end - start);
         }
         let end = self.end;

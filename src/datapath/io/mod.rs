@@ -2,6 +2,7 @@
 //! polls without effect that are skipped.
 
 pub mod buffer;
+pub mod copied;
 pub mod gate;
 pub mod linger;
 pub mod pipe;
