@@ -62,14 +62,14 @@ bench: envoy ## measure Strait beside Envoy, HAProxy and nginx (ROUNDS=3, ARGS='
 	  $(if $(BEFORE),--before '$(abspath $(BEFORE))') $(ARGS)
 
 floods: SECONDS = 3
-floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 each, FULL=1)
+floods: envoy ## flood Strait and Envoy beside a victim, 10 minutes (SECONDS=3 each, FULL=1)
 	cargo bench --locked --bench floods -- --seconds $(SECONDS) $(if $(FULL),--full)
 
 bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short)
 	cargo bench --locked --bench xds -- $(ARGS)
 
-parts: ## measure what is ours alone, and count allocations, 3 minutes (ARGS=pick for a part)
-	cargo bench --locked --bench parts -- $(ARGS)
+parts: ## measure what is ours alone, and count its work, 3 minutes (ARGS=pick for a part)
+	cargo bench --locked --features count-copies --bench parts -- $(ARGS)
 
 check: lint test check-deploy check-image ## what continuous integration runs: lints, tests, manifests, image
 
