@@ -16,6 +16,7 @@ mod targets;
 #[cfg(test)]
 mod replay {
     use std::cell::Cell;
+    use std::collections::BTreeMap;
     use std::fs;
     use std::panic::{catch_unwind, set_hook, take_hook};
     use std::path::{Path, PathBuf};
@@ -163,6 +164,43 @@ mod replay {
 
     #[test]
     fn connections() {
-        replay("http2", targets::http2, 50);
+        replay("http2", |input| drop(targets::http2(input)), 50);
+    }
+
+    #[test]
+    fn connections_of_the_corpus_end_their_tunnels_in_every_way_that_a_peer_can_cause() {
+        let reasons = [
+            "completed",
+            "bad_authority",
+            "not_connect",
+            "too_many_fields",
+            "unknown_service",
+            "not_exposed",
+            "dial_denied",
+            "dial_refused",
+            "malformed",
+            "downstream_cancelled",
+            "downstream_reset",
+            "downstream_lost",
+            "upstream_reset",
+            "drain_deadline",
+            "revoked",
+        ];
+        let mut reached: BTreeMap<String, f64> = BTreeMap::new();
+        for (_, input) in corpus("http2") {
+            for line in targets::http2(&input).encode_plain().lines() {
+                let (series, value) = line.rsplit_once(' ').expect("a value");
+                let name = series.split_once(',').map_or(series, |(name, _)| name);
+                let value = value.parse().unwrap_or(0.0);
+                *reached.entry(name.to_owned()).or_default() += value;
+            }
+        }
+        for reason in reasons {
+            let ended = reached.get(&format!("strait_tunnels_total{{reason=\"{reason}\""));
+            assert!(
+                ended.is_some_and(|&ended| ended > 0.0),
+                "no tunnel of the corpus is {reason}"
+            );
+        }
     }
 }
