@@ -22,6 +22,9 @@ mod replay {
     use std::path::{Path, PathBuf};
     use std::sync::Once;
 
+    use strait::datapath::http2::hpack::HpackError;
+    use strait::tls::record::Content;
+
     use crate::targets;
 
     thread_local! {
@@ -149,7 +152,7 @@ mod replay {
 
     #[test]
     fn records() {
-        replay("record", targets::record, 2000);
+        replay("record", |input| drop(targets::record(input)), 2000);
     }
 
     #[test]
@@ -159,7 +162,56 @@ mod replay {
 
     #[test]
     fn header_blocks() {
-        replay("hpack", targets::hpack, 1000);
+        replay("hpack", |input| _ = targets::hpack(input), 1000);
+    }
+
+    #[test]
+    fn header_blocks_of_the_corpus_fail_in_every_way() {
+        let ended: Vec<_> = corpus("hpack")
+            .into_iter()
+            .map(|(_, input)| targets::hpack(&input))
+            .collect();
+        let fields: usize = ended.iter().map(|(fields, _)| fields).sum();
+        assert!(fields > 50, "{fields} fields");
+        for error in [
+            HpackError::Truncated,
+            HpackError::Integer,
+            HpackError::Huffman,
+            HpackError::Index,
+            HpackError::TableSize,
+        ] {
+            let fails = ended.iter().any(|(_, ended)| *ended == Some(error));
+            assert!(fails, "no block of the corpus fails by {error:?}");
+        }
+    }
+
+    #[test]
+    fn records_of_the_corpus_have_every_content_and_every_alert() {
+        let opened: Vec<_> = corpus("record")
+            .into_iter()
+            .map(|(_, input)| targets::record(&input))
+            .collect();
+        for content in [
+            Content::ApplicationData,
+            Content::KeyUpdate { requested: true },
+            Content::KeyUpdate { requested: false },
+            Content::CloseNotify,
+            Content::Nothing,
+        ] {
+            let mut records = opened.iter().flat_map(|(records, _)| records);
+            let occurs = records.any(|(of_record, _)| *of_record == content);
+            assert!(occurs, "no record of the corpus is {content:?}");
+        }
+        let errors = opened.iter().filter_map(|(_, error)| error.as_ref());
+        let alerts: Vec<_> = errors.map(|error| error.alert()).collect();
+        // unexpected_message, bad_record_mac, record_overflow, illegal_parameter, decode_error, and
+        // none for an alert of the peer (RFC 8446 section 6.2).
+        for alert in [Some(10), Some(20), Some(22), Some(47), Some(50), None] {
+            assert!(
+                alerts.contains(&alert),
+                "no error of the corpus has {alert:?}"
+            );
+        }
     }
 
     #[test]

@@ -4,7 +4,6 @@
 mod records;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Stdio;
 
 use rustix::process::Signal;
@@ -55,7 +54,7 @@ async fn play(gateway: &Gateway, net: Net, scenarios: &str) -> BTreeMap<String, 
         .args(["--gateway", &gateway.address.to_string()])
         .args(["--endpoint", &net.address(11, 9000).to_string()])
         .args(["--identity", GATEWAY, scenarios])
-        .current_dir(Path::new(&gateway.folder.path()))
+        .current_dir(gateway.folder.path())
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()
@@ -64,7 +63,6 @@ async fn play(gateway: &Gateway, net: Net, scenarios: &str) -> BTreeMap<String, 
     let notes = String::from_utf8_lossy(&output.stderr);
     let log = gateway.log();
     assert!(output.status.success(), "{notes}\n{log}");
-    println!("{notes}");
     serde_json::from_slice(&output.stdout).expect("numbers of tunnels")
 }
 
