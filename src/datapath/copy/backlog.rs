@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::{Buf, BytesMut};
 
+use crate::datapath::io::copied;
 use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
 
 /// Size of a rest that is copied out of the memory of a larger backlog.
@@ -45,6 +46,7 @@ impl Backlog {
             self.bytes.extend_from_slice(&slice[skipped..]);
         }
         let added = self.bytes.len() - before;
+        copied::count(added);
         self.open_account(budget).charge(added);
     }
 
@@ -56,6 +58,7 @@ impl Backlog {
         }
         // `advance` frees no memory, and the account counts the bytes that are left.
         if self.bytes.len() < SMALL_BYTES {
+            copied::count(self.bytes.len());
             self.bytes = BytesMut::from(self.bytes());
         }
     }

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
+use crate::datapath::io::copied;
 use crate::tls::record::{RECORD_BYTES, Record, RecordError, RecordLayer};
 
 /// Limit of the bytes that are held after a read: four full records. The decryption and the write
@@ -49,6 +50,7 @@ impl Input {
             // The bytes that are left are less than a record.
             let (start, end) = (self.start, self.end);
             self.buffer().copy_within(start..end, 0);
+            copied::count(end - start);
             (self.start, self.end) = (0, end - start);
         }
         let (start, end) = (self.start, self.end);

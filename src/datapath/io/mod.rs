@@ -2,6 +2,7 @@
 //! losing its last bytes, and gated polls.
 
 pub mod buffer;
+pub mod copied;
 pub mod endpoint;
 pub mod gate;
 pub mod linger;
