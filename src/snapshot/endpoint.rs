@@ -9,7 +9,6 @@ use tokio::time::Instant;
 
 use super::RemoteGateway;
 use super::mesh::{Protocol, Workload};
-use super::remote::RemoteGateway;
 use crate::status::WorkloadLabels;
 
 /// Address and port of a workload, as the data path dials it.
@@ -19,9 +18,6 @@ pub struct Endpoint {
     pub address: SocketAddr,
     /// Protocol by which the endpoint is dialled.
     pub protocol: Protocol,
-    /// Gateway of another network, if the endpoint is reached through one: `address` is then that
-    /// gateway's.
-    pub remote: Option<Arc<RemoteGateway>>,
     /// Weight; never 0 in an [`EndpointSet`](super::EndpointSet).
     pub weight: u32,
     /// Workload as received from the source when the endpoint was built.
