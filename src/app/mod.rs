@@ -181,8 +181,10 @@ impl App {
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
         let buffers = configured.unwrap_or_else(|| memory.buffers());
-        let limit = metrics.set_buffer_limit(buffers);
-        let budget = Arc::new(BufferBudget::new(buffers, limit));
+        let budget = Arc::new(BufferBudget::new(
+            buffers,
+            metrics.set_buffer_limit(buffers),
+        ));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
         let tls = Arc::new(InboundTls::new(tls::rejecting_server_config()?));
@@ -196,10 +198,7 @@ impl App {
             budget: Arc::clone(&budget),
             deny: DenyList::new(inputs.config.dial.allow.clone(), own.collect()),
         });
-        let pool = gateway.outer.clone();
-        metrics.set_remote_gateways(move || pool.status());
-        let deadline = inputs.config.drain.deadline;
-        let listeners = Listeners::new(&gateway, entries, others, deadline);
+        let listeners = Listeners::new(&gateway, entries, others, inputs.config.drain.deadline);
         memory::adapt(&gateway, memory, configured);
         let app = Self {
             config,

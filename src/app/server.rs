@@ -41,6 +41,8 @@ impl Sockets {
 
     pub(super) fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
         let gateway = &app.gateway;
+        let pool = gateway.outer.clone();
+        gateway.metrics.set_remote_gateways(move || pool.status());
         let state = AdminState {
             reader: gateway.reader.clone(),
             publisher: Arc::clone(&app.publisher),

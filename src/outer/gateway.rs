@@ -43,7 +43,7 @@ struct Links {
     last_error: String,
 }
 
-/// What a connection is opened with.
+/// Inputs of a new connection.
 #[derive(Clone, Debug)]
 pub(super) struct Context {
     pub(super) tls: Arc<InboundTls>,

@@ -70,8 +70,8 @@ impl Stream {
         self.abort = h2::Reason::CANCEL;
     }
 
-    /// Polls whether a read has bytes, the end of the stream, or an error. Takes over all frames that
-    /// have arrived, so that [`Stream::held`] counts them.
+    /// Polls whether a read has bytes, the end of the stream, or an error. Takes over all frames
+    /// that have arrived, so that [`Stream::held`] counts them.
     ///
     /// # Errors
     /// The stream was reset, or its connection has failed.

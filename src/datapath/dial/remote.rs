@@ -11,7 +11,7 @@ use crate::snapshot::{Endpoint, Snapshot};
 use crate::wire::{HOPS_MAX, Via};
 
 use super::super::DataPath;
-use super::super::balance::Pick;
+use super::super::balance::{self, Pick};
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
 use super::super::route::Route;
@@ -44,12 +44,13 @@ pub fn target(endpoint: &Endpoint) -> Option<Target> {
     Some(Target { address, gateway })
 }
 
-/// Returns true if the gateway of the pick is ejected, and its endpoint is not: another service has
-/// found the failure. An ejected endpoint is only picked if no other is left, and is then dialled.
-pub fn is_avoided(gateway: &DataPath, pick: &Pick) -> bool {
+/// Ejects the endpoint of the pick if its gateway is ejected, which another service has caused.
+/// Returns true if it was ejected now, and another endpoint should be picked. An ejected endpoint
+/// is only picked if no other is left, and is then dialled.
+pub fn avoid(gateway: &DataPath, pick: &Pick) -> bool {
     let endpoint = pick.endpoint();
     target(endpoint).is_some_and(|target| gateway.outer.is_ejected(&target))
-        && !endpoint.state.is_ejected(Instant::now())
+        && balance::eject_after_failure(pick.route().endpoints(), endpoint, &gateway.metrics)
 }
 
 /// Opens a tunnel through the gateway of the picked endpoint.

@@ -162,13 +162,7 @@ async fn pick_and_dial(
         let Ok(pick) = balance::pick(permit, &tried) else {
             break;
         };
-        if dial::remote::is_avoided(gateway, &pick)
-            && balance::eject_after_failure(
-                pick.route().endpoints(),
-                pick.endpoint(),
-                &gateway.metrics,
-            )
-        {
+        if dial::remote::avoid(gateway, &pick) {
             permit = pick.into_permit();
             continue;
         }
