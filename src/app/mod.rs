@@ -181,10 +181,8 @@ impl App {
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
         let buffers = configured.unwrap_or_else(|| memory.buffers());
-        let budget = Arc::new(BufferBudget::new(
-            buffers,
-            metrics.set_buffer_limit(buffers),
-        ));
+        let limit = metrics.set_buffer_limit(buffers);
+        let budget = Arc::new(BufferBudget::new(buffers, limit));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
         let tls = Arc::new(InboundTls::new(tls::rejecting_server_config()?));
@@ -211,9 +209,7 @@ impl App {
         sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
         let certificates = app.certificates(source, inputs.material, inputs.trust, first)?;
-        for warning in &inputs.warnings {
-            warn!("{warning}");
-        }
+        inputs.warnings.iter().for_each(|one| warn!("{one}"));
         tokio::spawn(async move { budget.run().await });
         tokio::spawn(async move { metrics.run().await });
         tokio::spawn(memory::watch(Arc::clone(&app.gateway), configured));
