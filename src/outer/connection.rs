@@ -219,7 +219,9 @@ async fn establish(
             ended?;
             return Err(h2::Reason::NO_ERROR.into());
         }
-        pong = pings.ping(Ping::opaque()) => drop(pong?),
+        pong = pings.ping(Ping::opaque()) => {
+            pong?;
+        }
     }
     let state = Arc::new(State {
         streams: AtomicUsize::new(0),
