@@ -76,10 +76,12 @@ impl Peer {
         let (trust, domain) = (&snapshot.trust, &identity.trust_domain);
         let spki = issuer.as_deref().map(|issuer| &issuer.spki);
         let cluster = trust.peer_cluster(domain, spki);
-        let cluster = cluster.ok_or(if trust.contains(domain) {
-            HandshakeRefusal::UntrustedIssuer
-        } else {
-            HandshakeRefusal::UntrustedDomain
+        let cluster = cluster.ok_or_else(|| {
+            if trust.contains(domain) {
+                HandshakeRefusal::UntrustedIssuer
+            } else {
+                HandshakeRefusal::UntrustedDomain
+            }
         })?;
         let source = Source {
             address,

@@ -203,7 +203,7 @@ mod replay {
             assert!(occurs, "no record of the corpus is {content:?}");
         }
         let errors = opened.iter().filter_map(|(_, error)| error.as_ref());
-        let alerts: Vec<_> = errors.map(|error| error.alert()).collect();
+        let alerts: Vec<_> = errors.map(|error| error.alert().map(u8::from)).collect();
         // unexpected_message, bad_record_mac, record_overflow, illegal_parameter, decode_error, and
         // none for an alert of the peer (RFC 8446 section 6.2).
         for alert in [Some(10), Some(20), Some(22), Some(47), Some(50), None] {

@@ -275,6 +275,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             .open(&mut self.downstream.layer)
             .map_err(ConnectionEnd::Record)?
         {
+            let meter = &mut self.downstream.server.meter;
+            let charged = match record.content {
+                Content::KeyUpdate { .. } => meter.received_key_update(),
+                _ => meter.received_record(record.payload.len()),
+            };
+            charged.map_err(|CreditExhausted| ConnectionEnd::Http2(ConnectionError::EXHAUSTED))?;
             match record.content {
                 Content::ApplicationData if !record.payload.is_empty() => {
                     let input = &self.input.bytes()[..record.payload.end];
@@ -284,7 +290,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                         .server
                         .receive(input, start, &mut self.events);
                     received.map_err(ConnectionEnd::Http2)?;
-                    continue;
                 }
                 Content::KeyUpdate { requested } => self.downstream.owes_key_update |= requested,
                 Content::CloseNotify => {
@@ -293,8 +298,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                 }
                 Content::ApplicationData | Content::Nothing => {}
             }
-            let charged = self.downstream.server.meter.received_record();
-            charged.map_err(|CreditExhausted| ConnectionEnd::Http2(ConnectionError::EXHAUSTED))?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::frame::{FrameHeader, flag, kind};
+use super::frame::{FrameHeader, HEADER_BYTES, flag, kind};
 
 /// Initial and maximum credit of a connection. A client that opens 256 tunnels at once with 1
 /// KiB of headers each needs about 9,000.
@@ -31,6 +31,8 @@ const PRICE_CONTROL: u64 = 2;
 const PRICE_REQUEST: u64 = 4;
 const PRICE_RESET: u64 = 4;
 const PRICE_CONTINUATION: u64 = 10;
+/// A KeyUpdate derives keys for one or both directions. A peer needs one for 2²⁴ records.
+const PRICE_KEY_UPDATE: u64 = 40;
 /// Header block bytes included in the price of a request: Istio's headers, mostly indexed.
 const HEADER_BYTES_FREE: u64 = 128;
 /// Further header block bytes per credit: HPACK may expand each byte to a field.
@@ -68,12 +70,25 @@ impl FrameMeter {
         self.charge(price(frame))
     }
 
-    /// Charges for a received TLS record without application data.
+    /// Charges for a received TLS record with `length` bytes of application data, or none. A record
+    /// that holds less than a frame header pays as much as a small frame.
     ///
     /// # Errors
     /// The credit is used up.
-    pub fn received_record(&mut self) -> Result<(), CreditExhausted> {
-        self.charge(PRICE_CONTROL)
+    pub fn received_record(&mut self, length: usize) -> Result<(), CreditExhausted> {
+        if length < HEADER_BYTES {
+            self.charge(PRICE_CONTROL)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Charges for a received KeyUpdate (RFC 8446 section 4.6.3).
+    ///
+    /// # Errors
+    /// The credit is used up.
+    pub fn received_key_update(&mut self) -> Result<(), CreditExhausted> {
+        self.charge(PRICE_KEY_UPDATE)
     }
 
     fn charge(&mut self, price: u64) -> Result<(), CreditExhausted> {
@@ -182,6 +197,19 @@ mod tests {
         // A header block of one-byte references.
         assert_eq!(allowed(frame(HEADERS, 4, 4_000)), 160);
         assert_eq!(allowed(frame(kind::CONTINUATION, 0, 0)), 2_000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn records_that_carry_nothing_use_the_credit_up() {
+        let allowed = |record: fn(&mut FrameMeter) -> Result<(), CreditExhausted>| {
+            let mut meter = meter();
+            let records = (0..1_000_000).take_while(|_| record(&mut meter).is_ok());
+            records.count()
+        };
+        assert_eq!(allowed(|meter| meter.received_record(0)), 10_000);
+        assert_eq!(allowed(|meter| meter.received_record(8)), 10_000);
+        assert_eq!(allowed(|meter| meter.received_record(9)), 1_000_000);
+        assert_eq!(allowed(FrameMeter::received_key_update), 500);
     }
 
     #[tokio::test(start_paused = true)]

@@ -51,7 +51,7 @@ impl<S> PlainRecords<S> {
 }
 
 /// Appends `payload` to `out` as one record.
-fn push_record(out: &mut BytesMut, payload: &[u8]) {
+pub fn push_record(out: &mut BytesMut, payload: &[u8]) {
     let length = u16::try_from(payload.len() + TRAILER_BYTES).unwrap_or(u16::MAX);
     let [high, low] = length.to_be_bytes();
     out.extend_from_slice(&[APPLICATION_DATA, 3, 3, high, low]);
