@@ -32,7 +32,7 @@ impl NetworkTable {
     pub(super) fn records(&self) -> impl Iterator<Item = Workload> {
         self.0.iter().flat_map(|(network, rule)| {
             let gateways = rule.gateways.iter();
-            gateways.map(|(host, port)| record(network, rule, host, *port))
+            gateways.map(|(host, port)| gateway_record(network, &rule.cluster, host, *port))
         })
     }
 
@@ -49,7 +49,9 @@ impl FromIterator<(Arc<str>, NetworkRule)> for NetworkTable {
     }
 }
 
-fn record(network: &Arc<str>, rule: &NetworkRule, host: &str, port: u16) -> Workload {
+/// Returns the record of a gateway, in the form of those of WDS (docs/wire-contract.md 3.3). A host
+/// that is no address is resolved.
+pub fn gateway_record(network: &Arc<str>, cluster: &Arc<str>, host: &str, port: u16) -> Workload {
     let address: Option<IpAddr> = host.parse().ok();
     let hostname = if address.is_some() { "" } else { host };
     Workload {
@@ -60,7 +62,7 @@ fn record(network: &Arc<str>, rule: &NetworkRule, host: &str, port: u16) -> Work
         capacity: 1,
         template: Template {
             network: Arc::clone(network),
-            cluster: Arc::clone(&rule.cluster),
+            cluster: Arc::clone(cluster),
             hostname: hostname.into(),
             protocol: Protocol::Hbone,
             ..Template::default()
