@@ -346,15 +346,16 @@ fn remote_gateway(
     let cluster = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
     let of_record = || record.map(|record| &record.cluster);
     let cluster = cluster.or_else(|| of_record().filter(|of| ***of != *UNNAMED_CLUSTER));
+    let cluster = cluster.cloned().unwrap_or_default();
     let identities = rule.map(|rule| &rule.identities);
     let identities = identities.filter(|list| !list.is_empty()).cloned();
     let of_record = || {
         let known = record.filter(|record| !record.service_account.is_empty())?;
-        Some([known.principal().concat().into()].into())
+        Some(rules.identities_of(known, &cluster))
     };
     Arc::new(RemoteGateway {
         network: network.into(),
-        cluster: cluster.cloned().unwrap_or_default(),
+        cluster: Arc::clone(&cluster),
         identities: identities.or_else(of_record).unwrap_or_default(),
     })
 }

@@ -532,6 +532,30 @@ fn gateways_come_from_records_instances_and_the_configuration() {
 }
 
 #[test]
+fn the_trust_domain_of_a_record_is_that_of_the_gateways_cluster() {
+    // istiod of cluster east writes its own trust domain into the record.
+    let mut record = gateway("west", 1);
+    record.trust_domain = "east.local".into();
+    let built = |domains: &[(&str, &str)]| {
+        let table = NetworkTable::default().with_domains(domains.iter().copied());
+        let rule = TrafficRule::default();
+        let workloads = vec![pod("west", 1), record.clone()];
+        let change = Change {
+            networks: Some(table),
+            ..change(Transit::Always, service(&[]), workloads, rule)
+        };
+        shown(&build(&Snapshot::default(), change))
+    };
+    let of = |domain: &str| {
+        let identity = format!("spiffe://{domain}/ns/edge/sa/gateway");
+        vec![format!("192.0.2.1:15008 west west {identity}")]
+    };
+    let domains = [("east.local", "east"), ("west.local", "west")];
+    assert_eq!(built(&domains), of("west.local"));
+    assert_eq!(built(&[("east.local", "east")]), of("east.local"));
+}
+
+#[test]
 fn the_state_of_a_gateway_belongs_to_one_service_and_outlives_snapshots() {
     let mut workloads = pods("west", 2);
     workloads.push(gateway("west", 1));
