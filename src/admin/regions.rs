@@ -254,8 +254,8 @@ mod tests {
     use super::super::admin_router;
     use super::super::tests::{Fixture, ask, fixture, mesh};
     use super::*;
-    use crate::snapshot::Protocol;
-    use crate::snapshot::mesh;
+    use crate::snapshot::{Exposure, ExposureTable, Protocol, mesh};
+    use crate::wire::Transit;
 
     /// Adds a copy of the usual mesh's workload in each of the regions.
     fn located(fixture: &Fixture, regions: &[&str]) {
@@ -318,6 +318,47 @@ mod tests {
         let (_, text) = asked(&fixture, "GET", order).await;
         assert!(text.contains(&name), "{text}");
         assert!(text.contains("app/behind.app"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_service_that_may_move_to_another_network_is_not_named() {
+        let fixture = fixture();
+        let mut mesh = mesh();
+        let local = Arc::clone(mesh.workloads.sorted()[0]);
+        let mut add = |uid: &str, network: &str, region: &str, address: [u8; 4]| {
+            let mut one = local.as_ref().clone();
+            (one.uid, one.network) = (uid.into(), network.into());
+            one.addresses = [address.into()].into();
+            let region = region.into();
+            one.locality = Arc::new(Locality {
+                region,
+                ..Locality::default()
+            });
+            mesh.workloads.insert(uid.into(), Arc::new(one));
+        };
+        add(&local.uid, "", "us-east-2", [10, 0, 0, 1]);
+        add("west-1", "west", "us-west-2", [10, 0, 0, 1]);
+        let record = "NetworkGateway/west/192.0.2.1/15008";
+        add(record, "west", "us-west-2", [192, 0, 2, 1]);
+        let update = |transit| {
+            let mut exposure = ExposureTable::new(false);
+            let entry = Exposure {
+                transit,
+                ..Exposure::default()
+            };
+            exposure.add_entry("echo.app", &entry, []);
+            fixture.publisher.update(Change {
+                mesh: Some((mesh.clone(), "east".into())),
+                exposure: Some(exposure),
+                ..Change::default()
+            });
+        };
+        for (transit, is_named) in [(Transit::Off, true), (Transit::Failover, false)] {
+            update(transit);
+            let order = "/drain/region?region=us-east-2";
+            let (_, text) = asked(&fixture, "GET", order).await;
+            assert_eq!(text.contains("no endpoint"), is_named, "{transit}: {text}");
+        }
     }
 
     #[tokio::test]

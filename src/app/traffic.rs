@@ -77,7 +77,9 @@ pub(super) fn networks(config: &Config) -> NetworkTable {
         };
         (network.name.as_str().into(), rule)
     });
-    networks.collect()
+    let domains = config.trust.domains.iter();
+    let domains = domains.map(|domain| (&*domain.name, &*domain.cluster));
+    NetworkTable::from_iter(networks).with_domains(domains)
 }
 
 /// Returns warnings about entries for services and regions that the mesh file does not have.

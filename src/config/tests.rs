@@ -247,12 +247,7 @@ fn an_unknown_key_is_named_with_its_line() {
 #[test]
 fn what_is_not_built_yet_is_told_from_what_is_unknown() {
     let plan = "is not implemented yet; write the file without it";
-    for key in ["tracing"] {
-        assert_eq!(
-            with(&format!("{key}: []")),
-            format!("11: error: `{key}` {plan}")
-        );
-    }
+    assert_eq!(with("tracing: []"), format!("11: error: `tracing` {plan}"));
     assert_eq!(
         with("dial: {try: 2s}"),
         format!("11: error: `dial.try` {plan}")

@@ -15,8 +15,7 @@ section! {
         /// Preferred endpoints. Without `gateway.locality` no endpoint is close.
         distribution: Option<Distribution> = default(
             None,
-            "that of the service; else `any` with weights of `regions`, and `network` without"
-        );
+            "that of the service; else `any` with weights of `regions`, and `network` without");
         /// Percentage of ready endpoints below which a tier leaves a part of its share to the next
         /// one: with 35% ready of 70% it keeps half.
         spill_below: Option<u8> as Option<Percent> = default(

@@ -55,7 +55,7 @@ pub use hosts::{Answer, Doubts, Host, Hosts};
 pub use lookup::{LookupResult, MatchedBy, ServicePort};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
-pub use networks::{NetworkRule, NetworkTable};
+pub use networks::{NetworkRule, NetworkTable, gateway_record};
 pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::Collision;

@@ -7,9 +7,13 @@ use std::sync::Arc;
 use super::exclusion::GATEWAY_RECORD;
 use super::mesh::{Protocol, Template, Workload};
 
-/// Configured networks by name.
+/// Configured networks by name, and the trust domains of clusters.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct NetworkTable(BTreeMap<Arc<str>, NetworkRule>);
+pub struct NetworkTable {
+    rules: BTreeMap<Arc<str>, NetworkRule>,
+    /// Trust domains, each with its cluster.
+    domains: Box<[(Arc<str>, Arc<str>)]>,
+}
 
 /// Configuration of one network.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,33 +27,63 @@ pub struct NetworkRule {
 }
 
 impl NetworkTable {
+    /// Returns the table with these trust domains, each with its cluster.
+    pub fn with_domains<'a>(self, domains: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let domains = domains.into_iter();
+        Self {
+            domains: domains
+                .map(|(domain, cluster)| (domain.into(), cluster.into()))
+                .collect(),
+            ..self
+        }
+    }
+
+    /// Returns the identities of the gateway of a record. istiod derives the trust domain of a
+    /// record from its own, so the domains of the gateway's cluster replace it
+    /// (docs/wire-contract.md 2.1).
+    pub(super) fn identities_of(&self, record: &Workload, cluster: &str) -> Box<[Arc<str>]> {
+        let [scheme, domain, rest @ ..] = record.principal();
+        let own = self.domains.iter().filter(|(_, of)| **of == *cluster);
+        let mut domains: Vec<&str> = own.map(|(domain, _)| &**domain).collect();
+        if domains.is_empty() {
+            domains.push(domain);
+        }
+        let identity = |domain| [scheme, domain, &rest.concat()].concat().into();
+        domains.into_iter().map(identity).collect()
+    }
+
     /// Returns the rule of a network.
     pub(super) fn get(&self, network: &str) -> Option<&NetworkRule> {
-        self.0.get(network)
+        self.rules.get(network)
     }
 
     /// Returns the records of the configured gateways, in the form of those of the mesh.
     pub(super) fn records(&self) -> impl Iterator<Item = Workload> {
-        self.0.iter().flat_map(|(network, rule)| {
+        self.rules.iter().flat_map(|(network, rule)| {
             let gateways = rule.gateways.iter();
-            gateways.map(|(host, port)| record(network, rule, host, *port))
+            gateways.map(|(host, port)| gateway_record(network, &rule.cluster, host, *port))
         })
     }
 
     /// Returns whether an identity is that of a configured gateway.
     pub(super) fn has_identity(&self, principal: &str) -> bool {
-        let mut identities = self.0.values().flat_map(|rule| &rule.identities);
+        let mut identities = self.rules.values().flat_map(|rule| &rule.identities);
         identities.any(|identity| **identity == *principal)
     }
 }
 
 impl FromIterator<(Arc<str>, NetworkRule)> for NetworkTable {
     fn from_iter<I: IntoIterator<Item = (Arc<str>, NetworkRule)>>(networks: I) -> Self {
-        Self(networks.into_iter().collect())
+        Self {
+            rules: networks.into_iter().collect(),
+            domains: Box::default(),
+        }
     }
 }
 
-fn record(network: &Arc<str>, rule: &NetworkRule, host: &str, port: u16) -> Workload {
+/// Returns the record of a gateway, in the form of those of WDS (docs/wire-contract.md 3.3). A host
+/// that is no address is resolved.
+pub fn gateway_record(network: &Arc<str>, cluster: &Arc<str>, host: &str, port: u16) -> Workload {
     let address: Option<IpAddr> = host.parse().ok();
     let hostname = if address.is_some() { "" } else { host };
     Workload {
@@ -60,7 +94,7 @@ fn record(network: &Arc<str>, rule: &NetworkRule, host: &str, port: u16) -> Work
         capacity: 1,
         template: Template {
             network: Arc::clone(network),
-            cluster: Arc::clone(&rule.cluster),
+            cluster: Arc::clone(cluster),
             hostname: hostname.into(),
             protocol: Protocol::Hbone,
             ..Template::default()

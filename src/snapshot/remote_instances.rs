@@ -48,6 +48,14 @@ struct Gateway {
     remote: Arc<RemoteGateway>,
 }
 
+/// Instances of a service in one network.
+#[derive(Default)]
+struct Found<'a> {
+    all: Vec<&'a Arc<Workload>>,
+    /// Instances that serve the port, each with whether it is ready.
+    serving: Vec<(&'a Arc<Workload>, bool)>,
+}
+
 /// Added, changed or removed records, and the affected services.
 #[derive(Debug, Default)]
 pub(super) struct Edits<'a> {
@@ -215,35 +223,33 @@ impl RemoteInstances {
         let Some(known) = self.services.get(name) else {
             return Vec::new();
         };
-        let mut networks: BTreeMap<&str, (Vec<_>, Vec<_>)> = BTreeMap::new();
+        let mut networks: BTreeMap<&str, Found<'_>> = BTreeMap::new();
         for one in &known.list {
             let Some(network) = remote_network(one, own_network) else {
                 continue;
             };
-            let (all, serving) = networks.entry(network).or_default();
-            all.push(one);
+            let found = networks.entry(network).or_default();
+            found.all.push(one);
             if let Some(is_ready) = serves(service, name, one, (port, hbone_only)) {
-                serving.push((one, is_ready));
+                found.serving.push((one, is_ready));
             }
         }
-        let of_network = |(network, (all, serving)): (&str, (Vec<_>, Vec<(&Arc<_>, bool)>))| {
-            let (ready, all_capacity) = capacity(&serving);
-            let gateways = self.gateways(network, &all, rules).into_iter();
-            let gateways = gateways.filter(Gateway::is_ready);
-            let endpoints: Vec<_> = gateways
-                .filter_map(|gateway| {
-                    let key = (Arc::clone(&gateway.remote.network), gateway.address);
-                    let state = Arc::clone(known.states.get(&key)?);
-                    Some(gateway.endpoint((service, name), port, &serving, state))
-                })
-                .collect();
-            (all_capacity > 0 && !endpoints.is_empty()).then_some(NetworkShare {
-                gateways: endpoints,
+        let share = |(network, found): (&str, Found<'_>)| {
+            let (ready, all) = capacity(&found.serving);
+            let gateways = self.gateways(network, &found.all, rules).into_iter();
+            let gateways = gateways.filter(Gateway::is_ready).filter_map(|gateway| {
+                let key = (Arc::clone(&gateway.remote.network), gateway.address);
+                let state = Arc::clone(known.states.get(&key)?);
+                Some(gateway.endpoint((service, name), port, &found.serving, state))
+            });
+            let gateways: Vec<_> = gateways.collect();
+            (all > 0 && !gateways.is_empty()).then_some(NetworkShare {
+                gateways,
                 ready,
-                all: all_capacity,
+                all,
             })
         };
-        networks.into_iter().filter_map(of_network).collect()
+        networks.into_iter().filter_map(share).collect()
     }
 
     /// Returns whether an identity is that of a gateway of another network.
@@ -340,15 +346,16 @@ fn remote_gateway(
     let cluster = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
     let of_record = || record.map(|record| &record.cluster);
     let cluster = cluster.or_else(|| of_record().filter(|of| ***of != *UNNAMED_CLUSTER));
+    let cluster = cluster.cloned().unwrap_or_default();
     let identities = rule.map(|rule| &rule.identities);
     let identities = identities.filter(|list| !list.is_empty()).cloned();
     let of_record = || {
         let known = record.filter(|record| !record.service_account.is_empty())?;
-        Some([known.principal().concat().into()].into())
+        Some(rules.identities_of(known, &cluster))
     };
     Arc::new(RemoteGateway {
         network: network.into(),
-        cluster: cluster.cloned().unwrap_or_default(),
+        cluster: Arc::clone(&cluster),
         identities: identities.or_else(of_record).unwrap_or_default(),
     })
 }

@@ -27,7 +27,7 @@ fn istiod_4_the_record_of_a_remote_service_with_a_named_port_is_held() {
         let dump = async || gateway.http(15000, "GET", "/config_dump").await.1;
         until("the record", dump, |dump| dump.contains(&uid)).await;
         let (_, page, _) = gateway.run_command(&["status", "app/echo"]).await;
-        assert!(page.contains("represents the gateway"), "{page}");
+        assert!(page.contains("the workload is in network west"), "{page}");
     });
 }
 

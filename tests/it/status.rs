@@ -169,7 +169,10 @@ fn put_all_kinds(istiod: &Istiod, net: Net) {
     });
     put("elsewhere", |one| one.network = "west".into());
     put("nowhere", |one| one.addresses.clear());
-    put("through", |one| one.network_gateway = Some(elsewhere()));
+    put("through", |one| {
+        one.network = "west".into();
+        one.network_gateway = Some(elsewhere());
+    });
     put("denied", |one| {
         one.addresses = vec![vec![169, 254, 1, 1].into()]
     });
@@ -205,10 +208,7 @@ fn each_endpoint_that_is_not_used_says_why() {
             ("plain", "not used: the workload does not support HBONE"),
             ("elsewhere", "not used: the workload is in network west"),
             ("nowhere", "not used: the workload has no address"),
-            (
-                "through",
-                "not used: the workload represents the gateway of another network",
-            ),
+            ("through", "not used: the workload is in network west"),
             (
                 "denied",
                 "not used: its address is a link-local address; see dial.allow",

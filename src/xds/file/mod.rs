@@ -69,7 +69,12 @@ fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let policies = policies.into_iter().filter_map(policies::policy);
     let policies = policies.map(Arc::new).collect();
     let services = services.into_iter().map(|(service, _)| service);
-    let mesh = Mesh::new(services, workloads.into_iter().flatten());
+    let workloads: Vec<_> = workloads.into_iter().flatten().collect();
+    let gateways: Vec<_> = workloads
+        .iter()
+        .filter_map(gateways::named_gateway)
+        .collect();
+    let mesh = Mesh::new(services, gateways.into_iter().chain(workloads));
     (mesh, policies)
 }
 

@@ -119,7 +119,13 @@ policies:
 #[test]
 fn every_key_of_the_shape_is_read() {
     let mesh = read(EVERY_KEY).unwrap();
-    let (workload, service) = (&mesh.workloads.sorted()[0], &mesh.services.sorted()[0]);
+    let [record, workload] = mesh.workloads.sorted()[..] else {
+        panic!("{mesh:?}");
+    };
+    // The gateway that the workload names has a record, and its hostname is resolved.
+    assert_eq!(&*record.uid, "NetworkGateway/n/gw.c/15008");
+    assert_eq!((&*record.network, &*record.hostname), ("n", "gw.c"));
+    let service = &mesh.services.sorted()[0];
     assert_eq!(workload.addresses[0].to_string(), "10.0.0.1");
     let ports = [(80, 8080), (81, 8081)].into();
     assert_eq!(workload.services, [("a/b.c".into(), ports)].into());

@@ -273,6 +273,46 @@ fn acceptance_2_gateways_of_one_network_share_evenly_whatever_is_behind_them() {
     assert_shares(always(&spread(workloads)), &want);
 }
 
+#[test]
+fn each_instance_of_random_networks_has_the_same_share() {
+    for seed in 0..300 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut workloads = pods("east", rng.u8(..30));
+        let here = workloads.len();
+        let networks: Vec<_> = ["west", "north", "south"]
+            .map(|network| (network, rng.u8(1..40), rng.u8(1..6)))
+            .into();
+        let mut at = 0;
+        for (network, instances, gateways) in &networks {
+            workloads.extend(pods(network, *instances));
+            for _ in 0..*gateways {
+                at += 1;
+                workloads.push(gateway(network, at));
+            }
+        }
+        let all: usize = networks
+            .iter()
+            .map(|(_, count, _)| usize::from(*count))
+            .sum();
+        let part = 1.0 / f64::from(u32::try_from(here + all).expect("few"));
+        let snapshot = spread(workloads);
+        let set = always(&snapshot);
+        let predicted = pick_probabilities(set, tokio::time::Instant::now());
+        for (endpoint, share) in set.endpoints.iter().zip(predicted) {
+            let remote = endpoint.remote.as_ref();
+            let of = remote.and_then(|remote| {
+                networks
+                    .iter()
+                    .find(|(network, ..)| **network == *remote.network)
+            });
+            let want = of.map_or(part, |(_, instances, gateways)| {
+                part * f64::from(*instances) / f64::from(*gateways)
+            });
+            assert!((share - want).abs() < 1e-9, "seed {seed}: {share}, {want}");
+        }
+    }
+}
+
 fn regions(weights: &[(&str, u32)]) -> TrafficRule {
     let pattern = |text| RegionPattern::parse(text).expect("a region");
     let weights = weights.iter();
@@ -489,6 +529,30 @@ fn gateways_come_from_records_instances_and_the_configuration() {
         "192.0.2.7:31008 west  ",
     ];
     assert_eq!(shown(&build(&third, without)), want);
+}
+
+#[test]
+fn the_trust_domain_of_a_record_is_that_of_the_gateways_cluster() {
+    // istiod of cluster east writes its own trust domain into the record.
+    let mut record = gateway("west", 1);
+    record.trust_domain = "east.local".into();
+    let built = |domains: &[(&str, &str)]| {
+        let table = NetworkTable::default().with_domains(domains.iter().copied());
+        let rule = TrafficRule::default();
+        let workloads = vec![pod("west", 1), record.clone()];
+        let change = Change {
+            networks: Some(table),
+            ..change(Transit::Always, service(&[]), workloads, rule)
+        };
+        shown(&build(&Snapshot::default(), change))
+    };
+    let of = |domain: &str| {
+        let identity = format!("spiffe://{domain}/ns/edge/sa/gateway");
+        vec![format!("192.0.2.1:15008 west west {identity}")]
+    };
+    let domains = [("east.local", "east"), ("west.local", "west")];
+    assert_eq!(built(&domains), of("west.local"));
+    assert_eq!(built(&[("east.local", "east")]), of("east.local"));
 }
 
 #[test]
