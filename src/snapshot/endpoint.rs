@@ -145,6 +145,16 @@ impl Endpoint {
         &self.definition.uid
     }
 
+    /// Returns the authority of the service at the gateway of another network; `None` for an
+    /// endpoint of the own network. An alias of several services has endpoints of each.
+    pub fn remote_authority(&self) -> Option<String> {
+        self.remote.as_ref()?;
+        let (service, ports) = self.definition.services.iter().next()?;
+        let (_, host) = service.split_once('/')?;
+        let port = ports.keys().next()?;
+        Some(format!("{host}:{port}"))
+    }
+
     /// Returns the labels of its workload in metrics and logs.
     pub fn labels(&self) -> &Arc<WorkloadLabels> {
         self.definition.labels()

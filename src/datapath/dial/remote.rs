@@ -14,7 +14,6 @@ use super::super::DataPath;
 use super::super::balance::{self, Pick};
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
-use super::super::route::Route;
 
 /// Rejects a tunnel that has passed this gateway already.
 ///
@@ -68,7 +67,7 @@ pub(super) async fn open(
     if let Some(detail) = gateway.deny.explain(target.address) {
         return Err(fail(Reason::DialDenied, detail));
     }
-    let request = request(gateway, peer, pick.route());
+    let request = request(gateway, peer, pick);
     let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
     let opened = gateway.outer.open(target, &request, deadline).await;
     opened.inspect_err(|failure| {
@@ -93,19 +92,20 @@ fn has_alternative(gateway: &DataPath, pick: &Pick, target: &Target) -> bool {
     })
 }
 
-/// Creates the CONNECT for the service of a route, with our hash in `x-strait-via`.
+/// Creates the CONNECT for the service of the picked endpoint, with our hash in `x-strait-via`.
 ///
 /// # Errors
 /// The tunnel has passed too many gateways.
-fn request(gateway: &DataPath, peer: &Peer, route: &Route) -> Result<Request, String> {
+fn request(gateway: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, String> {
     let snapshot = gateway.reader.load();
-    let forwarded = route.forwarded();
+    let forwarded = pick.route().forwarded();
     let passed = forwarded.and_then(|forwarded| forwarded.via.as_deref());
     let passed = passed.map_or_else(Via::default, |via| Via::parse(via).unwrap_or_default());
     let own = gateway.outer.own_hash(&snapshot);
     let via = own.and_then(|own| passed.with(own));
     let via = via.ok_or_else(|| format!("the tunnel has passed {HOPS_MAX} gateways"))?;
-    let authority = format!("{}:{}", route.service().hostname, route.port());
+    let authority = pick.endpoint().remote_authority();
+    let authority = authority.ok_or("the endpoint names no service")?;
     let mut request = Request::new(authority, &via);
     let is_gateway = snapshot.trust.is_gateway(&peer.source.principal);
     let original = forwarded.and_then(|forwarded| forwarded.source.as_deref());

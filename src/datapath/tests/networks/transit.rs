@@ -10,13 +10,14 @@ use crate::datapath::listener::Listener;
 use crate::datapath::policy;
 use crate::datapath::route;
 use crate::reason::Reason;
-use crate::snapshot::Snapshot;
 use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::Mesh;
 use crate::snapshot::traffic::TrafficRule;
+use crate::snapshot::{Alias, NameTable, Snapshot};
 use crate::tls::Identity;
 use crate::wire::{Authority, Transit};
 
-use super::{CLIENT, exposure, gateway, pods, service, snapshot_with};
+use super::{CLIENT, exposure, gateway, pod, pods, service, snapshot_with};
 
 fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
     let parts = parse_identity(principal)
@@ -116,4 +117,30 @@ fn an_open_tunnel_to_another_network_ends_with_the_grant_of_transit() {
     let service = service.services.get("echo.app").expect("a service");
     assert!(service.transit_ports.is_empty());
     assert_eq!(*service.other_networks, [Arc::from("west")]);
+}
+
+#[test]
+fn an_endpoint_of_an_alias_has_the_authority_of_its_own_service() {
+    let mut twin = service(&[]);
+    (twin.name, twin.hostname) = ("twin".into(), "twin.app".into());
+    twin.ports = [(81, 8080)].into();
+    let mut of_twin = pod("west", 2);
+    of_twin.services = [("app/twin.app".into(), [(81, 8080)].into())].into();
+    let workloads = [pod("west", 1), of_twin, gateway("west", 1)];
+    let targets = vec![("echo.app".into(), None), ("twin.app".into(), Some(81))];
+    let both = Alias::new("both.example", Some(80), targets, None, None);
+    let change = Change {
+        mesh: Some((Mesh::new([service(&[]), twin], workloads), "east".into())),
+        exposure: Some(exposure(Transit::Always)),
+        names: Some(NameTable::new([], [("both.example", both)])),
+        ..Change::default()
+    };
+    let snapshot = build(&Snapshot::default(), change);
+    let derived = snapshot.derived_services.values().next().expect("one");
+    let set = derived.endpoints_by(80, Transit::Always).expect("a set");
+    let endpoints = set.endpoints.iter();
+    let mut authorities: Vec<_> = endpoints.map(|one| one.remote_authority()).collect();
+    authorities.sort_unstable();
+    let want = ["echo.app:80", "twin.app:81"].map(|text| Some(text.to_owned()));
+    assert_eq!(authorities, want);
 }
