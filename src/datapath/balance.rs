@@ -96,7 +96,8 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.
-/// [`odds`](crate::snapshot::pick_probabilities) computes the probabilities of this choice.
+/// [`pick_probabilities`](crate::snapshot::pick_probabilities) computes the probabilities of this
+/// choice.
 pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
     // Usually no endpoint was ever ejected, and the clock is not read.
     let now = LazyCell::new(Instant::now);

@@ -14,11 +14,12 @@
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
 //! | 8 | `authorize` | `Peer` × `Pick` | [`Authorized`](authorize::Authorized) |
 //! | 9 | `dial` | `Authorized` | [`Upstream`](dial::Upstream) |
-//! | 10 | `copy` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
+//! | 10 | `copy`, `forward` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
 //!
-//! [`serve`] runs stages 2 to 4 and [`forward`] stages 5 to 10. Only they and `explain`, which
-//! dials nothing, call these stages. A stage depends only on the stages before it. The data path
-//! reads snapshots and does not depend on their sources.
+//! [`serve`] runs stages 2 and 3 of an HBONE listener, and [`forward`] all later ones. Stages 2 to
+//! 4 of a TLS listener run in [`passthrough`]. `explain` calls some stages and dials nothing. A
+//! stage depends only on the stages before it. The data path reads snapshots and does not depend
+//! on their sources.
 
 // Stages, in travel order.
 pub mod listener;

@@ -1,4 +1,6 @@
-//! Stages 1 to 4 as one function: from an accepted socket to the end of its connection.
+//! Connections of one worker: from an accepted socket to the end of its connection.
+//!
+//! It runs stages 2 and 3 of HBONE listeners, and leaves the others to `forward` and `passthrough`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_connection_stays_small() {
-        // Excludes the HTTP/2 connection with its TLS session, which is boxed.
+        // Excludes `Turns`, the connection after its handshake, which is boxed.
         let size = future_size(serve_hbone);
         // A task adds a header of 152 bytes, and is rounded up to a multiple of 128.
         assert!(size <= 2128, "{size}");

@@ -1,7 +1,7 @@
 //! Control path: readers of the discovery sources, and the mesh that they produce.
 //!
-//! The modules here read each source. They do not depend on the data path: `app` publishes
-//! their results.
+//! The modules here read each source, and do not depend on the data path. [`stream`] and [`dns`]
+//! publish through `snapshot::Publisher`. `app` publishes the mesh of files.
 
 pub mod authorization;
 pub mod cache;

@@ -81,8 +81,8 @@ fn objection(own: &str, target: &str, helpers: &BTreeSet<String>) -> Option<&'st
 }
 
 /// Returns the names that all stages may use: modules that are neither stages nor callers, such as
-/// the layer below h2, and definitions of the folder's `mod.rs`. A name that this file only
-/// re-exports, by `use` or by `type`, would hide its stage.
+/// `io`, and definitions of the folder's `mod.rs`. A name that this file only re-exports, by `use`
+/// or by `type`, would hide its stage.
 fn helpers(sources: &[Source]) -> BTreeSet<String> {
     let mut helpers = BTreeSet::new();
     for source in sources {

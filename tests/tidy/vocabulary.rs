@@ -25,7 +25,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("newcomers", "contributors, new connections"),
     ("odds", "pick probability"),
     ("said", "reported, received, configured"),
-    ("seam", "`BufferedTls`"),
+    ("seam", "boundary, interface"),
     ("speaker", "waypoint identity"),
     ("speakers", "waypoint identities"),
     ("stranger", "unverified client, foreign"),

@@ -1,9 +1,9 @@
 //! Frame meter: limits the work that a connection causes relative to the data that it carries.
 //!
-//! h2 bounds resets and CONTINUATION, but not PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty
-//! DATA, unknown frames or HPACK work: one peer that floods with them occupies its whole worker.
-//! Therefore every frame has a price; tunnel bytes, answers and time earn credit. A connection
-//! without credit is ended with ENHANCE_YOUR_CALM (RFC 9113 section 7).
+//! A peer that floods with resets, CONTINUATION, PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty
+//! DATA, unknown frames, HPACK work or KeyUpdates could occupy its whole worker. Therefore every
+//! frame has a price; tunnel bytes, answers and time earn credit. A connection without credit is
+//! ended with ENHANCE_YOUR_CALM (RFC 9113 section 7).
 
 use std::time::Duration;
 

@@ -1,8 +1,9 @@
 //! Server side of HTTP/2 for CONNECT (RFC 9113), without input and output.
 //!
-//! [`Server::receive`] turns decrypted bytes into events for the driver of the connection, and
-//! answers control frames by itself. All frames that it sends except DATA are appended to
-//! `control`, which the driver sends in order with its DATA frames.
+//! [`Server::receive`] turns decrypted bytes into events for the driver of the connection
+//! ([`Turns`](crate::datapath::forward::turn::Turns)), and answers control frames by itself. All
+//! frames that it sends except DATA are appended to `control`, which the driver sends in order with
+//! its DATA frames.
 
 use std::collections::VecDeque;
 use std::ops::Range;

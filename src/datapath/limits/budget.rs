@@ -1,10 +1,10 @@
 //! Budget: the limit of bytes that all tunnels together hold for slow readers.
 //!
-//! Every byte that this process holds for a tunnel is on the account of the tunnel: bytes of the
-//! peer that the endpoint has not taken, and bytes of the endpoint that h2 has not written.
-//! Windows bound one connection; the budget bounds all of them. Over the limit, new tunnels are
-//! rejected. Stalled tunnels that hold the most are reset until an eighth of the limit is free.
-//! While the limit is exceeded by more than a quarter, no endpoint is read.
+//! Bytes that a tunnel holds are on its account. Buffers that an HBONE peer makes its connection
+//! hold are on an account of the connection, whose eviction ends the connection. Windows bound one
+//! connection; the budget bounds all of them. Over the limit, new tunnels are rejected. Stalled
+//! tunnels that hold the most are reset until an eighth of the limit is free. While the limit is
+//! exceeded by more than a quarter, no endpoint is read.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -43,7 +43,7 @@ pub struct BufferBudget {
     accounts: Mutex<Vec<Weak<BufferAccount>>>,
 }
 
-/// Account of the bytes that one tunnel holds.
+/// Account of the bytes that one tunnel, or one connection, holds.
 ///
 /// A tunnel and its connection live on one thread. Only this thread writes the counters; others
 /// read them.

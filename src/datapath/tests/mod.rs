@@ -268,7 +268,7 @@ async fn a_peer_whose_certificate_has_expired_opens_no_more_tunnels() {
     const HEADERS: u8 = 1;
     const END_HEADERS: u8 = 4;
     let (served, mut theirs) = serve(SystemTime::now() - Duration::from_secs(1));
-    // The peer does not answer the PING by which h2 learns that its GOAWAY has arrived.
+    // The peer does not answer the PING that follows the first GOAWAY.
     send_preface(&mut theirs).await;
     theirs
         .write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0])

@@ -205,7 +205,7 @@ impl Snapshot {
         let others = old.iter().filter(|claim| *claim.host != *host);
         let mut claims: Vec<_> = others.cloned().collect();
         if let [alone] = &mut *claims {
-            // [`Self::rank_vips`] skips single claims, so their rank may be outdated.
+            // [`Self::rerank_contested_vips`] skips single claims, so their rank may be outdated.
             let service = self.services.get(&alone.host);
             let rank = service.map(|of| self.vip_rank(&of.definition, alone.rank.since));
             alone.rank = rank.unwrap_or(alone.rank);
