@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
+use arc_swap::Guard;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -23,6 +24,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::io::gate::WakeGate;
 use crate::datapath::io::linger;
 use crate::reason::{HandshakeRefusal, Reason};
+use crate::snapshot::{Reader, Snapshot};
 use crate::telemetry::Record;
 
 use super::setup::PendingConnect;
@@ -278,9 +280,8 @@ impl Owner<'_> {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        // In this order: a later change is evaluated once more, and never missed.
-        turns.generation = *self.generation.borrow_and_update();
-        let snapshot = self.gateway.reader.load();
+        let (generation, snapshot) = load_current(&self.gateway.reader, &mut self.generation);
+        turns.generation = generation;
         for tunnel in turns.open_tunnels() {
             if let Err(why) = tunnel.tunnel().reevaluate(&snapshot) {
                 let delay = REVOKE_JITTER.mul_f64(fastrand::f64());
@@ -289,37 +290,18 @@ impl Owner<'_> {
         }
     }
 
-    /// Sends the last frames, and ends all tunnels. The time is bounded: a peer that does not read
-    /// must not hold the connection.
-    async fn close<S>(self, mut turns: Box<Turns<S>>, end: Option<ConnectionEnd>) -> S
+    /// Records the end of the connection, and closes it.
+    async fn close<S>(self, turns: Box<Turns<S>>, end: Option<ConnectionEnd>) -> S
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let mut alert = CLOSE_NOTIFY;
-        match &end {
-            None | Some(ConnectionEnd::Closed) => turns.server.shut_down(h2::Reason::NO_ERROR),
-            Some(ConnectionEnd::Http2(error)) => {
-                if *error == ConnectionError::EXHAUSTED {
-                    self.gateway.metrics.connection_exhausted();
-                }
-                turns.server.shut_down(error.code);
-            }
-            Some(ConnectionEnd::Record(error)) => match error.alert() {
-                Some(code) => alert = [FATAL, code],
-                None => return turns.into_socket(Reason::DownstreamLost),
-            },
-            Some(ConnectionEnd::Evicted) => return turns.into_socket(Reason::BuffersFull),
-            Some(ConnectionEnd::Lost(_) | ConnectionEnd::Silent) => {
-                return turns.into_socket(Reason::DownstreamLost);
-            }
-        }
         if let Some(end) = &end {
             self.log_end(&describe(end));
         }
-        let mut alert = Some(alert);
-        let closed = poll_fn(|cx| turns.poll_close(cx, &mut alert));
-        let _ = timeout(GOAWAY_DEADLINE, closed).await;
-        turns.into_socket(Reason::DownstreamLost)
+        if let Some(ConnectionEnd::Http2(ConnectionError::EXHAUSTED)) = end {
+            self.gateway.metrics.connection_exhausted();
+        }
+        close(turns, end).await
     }
 
     /// Returns the initial events in the order of their priority.
@@ -419,6 +401,41 @@ impl Owner<'_> {
             }
         }
     }
+}
+
+/// Sends the last frames, and ends all tunnels. Returns the socket. The time is bounded: a peer
+/// that does not read must not hold the connection.
+pub(super) async fn close<S>(mut turns: Box<Turns<S>>, end: Option<ConnectionEnd>) -> S
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut alert = CLOSE_NOTIFY;
+    match end {
+        None | Some(ConnectionEnd::Closed) => turns.server.shut_down(h2::Reason::NO_ERROR),
+        Some(ConnectionEnd::Http2(error)) => turns.server.shut_down(error.code),
+        Some(ConnectionEnd::Record(error)) => match error.alert() {
+            Some(code) => alert = [FATAL, code],
+            None => return turns.into_socket(Reason::DownstreamLost),
+        },
+        Some(ConnectionEnd::Evicted) => return turns.into_socket(Reason::BuffersFull),
+        Some(ConnectionEnd::Lost(_) | ConnectionEnd::Silent) => {
+            return turns.into_socket(Reason::DownstreamLost);
+        }
+    }
+    let mut alert = Some(alert);
+    let closed = poll_fn(|cx| turns.poll_close(cx, &mut alert));
+    let _ = timeout(GOAWAY_DEADLINE, closed).await;
+    turns.into_socket(Reason::DownstreamLost)
+}
+
+/// Returns the current snapshot and a generation that is not newer, which becomes seen. In this
+/// order, a change in between is reported once more. In the other it would be missed.
+pub(super) fn load_current(
+    reader: &Reader,
+    seen: &mut watch::Receiver<u64>,
+) -> (u64, Guard<Arc<Snapshot>>) {
+    let generation = *seen.borrow_and_update();
+    (generation, reader.load())
 }
 
 /// Returns the cause of the end of a connection, for the log.

@@ -330,3 +330,6 @@ fn destination(endpoint: &Endpoint) -> Destination {
         pod: Arc::clone(&endpoint.definition) as _,
     }
 }
+
+#[cfg(test)]
+mod tests;

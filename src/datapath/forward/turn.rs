@@ -19,7 +19,7 @@ use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
 use crate::reason::Reason;
 use crate::tls::record::{Content, RecordError, RecordLayer};
 
-use super::setup::{Command, Mailbox, Setup, TunnelWaker};
+use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
 use crate::datapath::http2::input::Input;
 use crate::datapath::http2::meter::CreditExhausted;
 use crate::datapath::http2::output::Output;
@@ -70,7 +70,7 @@ pub struct NewRequest {
 #[derive(Debug)]
 enum Tunnel {
     /// A task opens it.
-    Setup(Arc<Setup>),
+    Setup(SetupGuard),
     Open(Box<TunnelCopy>),
 }
 
@@ -227,7 +227,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         }
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
-        let (early, has_ended) = setup.take_early();
+        let (early, has_ended) = setup.0.take_early();
         let mut sink = Sink {
             server: &mut self.server,
             output: &mut self.output,
@@ -337,7 +337,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                     ended,
                 } => {
                     let setup = Arc::new(Setup::new(self.budget.account(), ended));
-                    self.insert(key, Tunnel::Setup(Arc::clone(&setup)));
+                    self.insert(key, Tunnel::Setup(SetupGuard(Arc::clone(&setup))));
                     self.requests.push(NewRequest {
                         key,
                         request,
@@ -391,7 +391,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         match self.tunnels.get_mut(key.slot) {
             Some(Some(Tunnel::Setup(setup))) => {
                 for slice in slices {
-                    setup.receive(slice);
+                    setup.0.receive(slice);
                 }
             }
             Some(Some(Tunnel::Open(copy))) => {
@@ -410,7 +410,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     fn receive_end(&mut self, key: StreamKey) {
         match self.tunnels.get_mut(key.slot) {
-            Some(Some(Tunnel::Setup(setup))) => setup.end(),
+            Some(Some(Tunnel::Setup(setup))) => setup.0.end(),
             Some(Some(Tunnel::Open(copy))) => match copy.receive_end() {
                 Ok(Step::Done) => self.end(key, Ok(())),
                 Ok(_) => {}
@@ -423,7 +423,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Ends the tunnel of a stream that was reset.
     fn receive_reset(&mut self, key: StreamKey, reason: Reason) {
         if let Some(Some(Tunnel::Setup(setup))) = self.tunnels.get(key.slot) {
-            setup.fail(reason);
+            setup.0.fail(reason);
             self.forget(key);
         } else {
             self.end(key, Err(reason));
@@ -510,10 +510,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             })
     }
 
-    /// Appends control frames to the output as far as it has room.
+    /// Appends a KeyUpdate that is due, and control frames as far as the output has room.
     fn write_control(&mut self) -> Result<(), ConnectionEnd> {
-        if self.server.control.is_empty() || self.output.is_blocked() {
+        if self.output.is_blocked() || self.server.control.is_empty() && !self.owes_key_update {
             return Ok(());
+        }
+        if std::mem::take(&mut self.owes_key_update) {
+            let updated = self.output.update_key(&mut self.layer);
+            updated.map_err(ConnectionEnd::Record)?;
         }
         let room = self.output.control_room().min(self.server.control.len());
         self.output
@@ -530,17 +534,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
         loop {
             self.write_control()?;
-            if !self.output.is_blocked() && std::mem::take(&mut self.owes_key_update) {
-                let updated = self.output.update_key(&mut self.layer);
-                updated.map_err(ConnectionEnd::Record)?;
-            }
             let output = &mut self.output;
-            let flushed = output.poll_flush(cx, &mut self.socket, &mut self.layer);
-            match flushed {
+            match output.poll_flush(cx, &mut self.socket, &mut self.layer) {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
-                Poll::Ready(Ok(())) if self.server.control.is_empty() => return Ok(true),
                 Poll::Ready(Ok(())) => {}
+            }
+            if self.server.control.is_empty() && !self.owes_key_update {
+                return Ok(true);
             }
         }
     }
@@ -553,8 +554,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         if held == 0 && self.charged == 0 {
             return Ok(());
         }
-        let budget = &self.budget;
-        let account = self.held.get_or_insert_with(|| budget.account());
+        let account = self.held.get_or_insert_with(|| self.budget.account());
         if held > self.charged {
             account.charge(held - self.charged);
         } else {
@@ -586,7 +586,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     pub fn into_socket(mut self, reason: Reason) -> S {
         for tunnel in std::mem::take(&mut self.tunnels).into_iter().flatten() {
             match tunnel {
-                Tunnel::Setup(setup) => setup.fail(reason),
+                Tunnel::Setup(setup) => setup.0.fail(reason),
                 Tunnel::Open(copy) => copy.end(Err(reason), &self.output),
             }
         }

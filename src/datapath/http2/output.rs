@@ -339,3 +339,20 @@ fn split_payload(buffer: &mut [u8], gap: usize) -> (&mut [u8], &mut [u8]) {
     let full = (PLAINTEXT_MAX - HEADER_BYTES).min(rest.len());
     rest.split_at_mut(full)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_that_fails_leaves_no_record() {
+        let (mut output, mut layer) = (Output::default(), RecordLayer::plaintext());
+        let fails = |_: &mut [IoSliceMut<'_>]| Err(io::ErrorKind::WouldBlock.into());
+        assert!(output.read_from(1, (100, 1), &mut layer, fails).is_err());
+        assert!(output.is_empty());
+        output.append_end(1, &mut layer).unwrap();
+        let before = output.unsent();
+        assert!(output.read_from(1, (100, 1), &mut layer, fails).is_err());
+        assert_eq!(output.unsent(), before);
+    }
+}

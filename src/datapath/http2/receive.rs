@@ -162,6 +162,10 @@ impl Server {
             kind::RST_STREAM | kind::WINDOW_UPDATE if header.length != 4 => {
                 return Err(frame_size_error("frame not of 4 bytes"));
             }
+            // RST_STREAM must not be sent for an idle stream (RFC 9113 section 6.4).
+            kind::PRIORITY if header.length != 5 && self.is_idle(header.stream) => {
+                return Err(frame_size_error("PRIORITY not of 5 bytes"));
+            }
             kind::PRIORITY if header.length != 5 => {
                 self.reject_stream(header.stream, ErrorCode::FRAME_SIZE_ERROR, events);
                 self.skip(header.length);
@@ -348,7 +352,8 @@ impl Server {
             kind::RST_STREAM => self.receive_reset(header.stream, &payload, events),
             kind::WINDOW_UPDATE => self.receive_window_update(header.stream, &payload, events),
             kind::PRIORITY => {
-                if is_self_dependent(header.stream, &payload) {
+                let is_open = self.streams.find(header.stream).is_some();
+                if is_open && is_self_dependent(header.stream, &payload) {
                     self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR, events);
                 }
                 Ok(())
