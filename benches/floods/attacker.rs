@@ -4,20 +4,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
-use crate::attacks::{Attack, AttackKind, CONNECT, frames, left_streams};
+use crate::attacks::{Attack, AttackKind, CONNECT, RecordRound, Round, frames, left_streams};
+use crate::records::{self, RecordReader, RecordWriter};
 use crate::support::raw::{self, frame, headers};
-use crate::support::{CLIENT, GATEWAY, identities};
 
-/// Minimum of bytes per write: rounds are small, and each write is a TLS record.
+/// Minimum of bytes per write, as rounds are small.
 const WRITE_BYTES: usize = 16 * 1024;
 /// Priority of the attackers. The victim shares their processor, and must not wait for it.
 const NICENESS: i32 = 15;
@@ -25,7 +20,8 @@ const NICENESS: i32 = 15;
 /// Outcome of one attacking connection.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Bytes and frames that the kernel accepted, before TLS.
+    /// Bytes and frames that the kernel accepted, before TLS. Floods of records count records, and
+    /// their bytes on the wire.
     pub bytes: u64,
     pub frames: u64,
     /// Time from the beginning of the flood to its end, or to the end of the attacker's time.
@@ -88,7 +84,7 @@ async fn one(address: SocketAddr, attack: &'static Attack, until: Instant) -> Ou
 
 /// Hand-written HTTP/2, after TLS, preface and SETTINGS. It reads everything that arrives.
 pub struct Peer {
-    write: WriteHalf<TlsStream<TcpStream>>,
+    write: RecordWriter,
     answered: oneshot::Receiver<()>,
 }
 
@@ -96,21 +92,13 @@ impl Peer {
     /// Connects with a valid certificate, and gives streams this window. Also returns the task that
     /// reads.
     pub async fn connect(address: SocketAddr, window: u32) -> io::Result<(Self, JoinHandle<End>)> {
-        let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
-        let tcp = TcpStream::connect(address).await?;
-        tcp.set_nodelay(true)?;
-        let nobody = std::net::IpAddr::from([0; 4]);
-        let stream = tls
-            .connect(ServerName::IpAddress(nobody.into()), tcp)
-            .await?;
-        let (read, mut write) = split(stream);
+        let (mut write, read) = records::connect(address).await?;
         let mut opening = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         let [a, b, c, d] = window.to_be_bytes();
         // SETTINGS_INITIAL_WINDOW_SIZE is setting 4.
         opening.extend(frame(raw::SETTINGS, 0, 0, &[0, 4, a, b, c, d]));
         opening.extend(frame(raw::SETTINGS, 1, 0, &[]));
         write.write_all(&opening).await?;
-        write.flush().await?;
         let (answer, answered) = oneshot::channel();
         let reading = tokio::spawn(read_to_end(read, answer));
         Ok((Self { write, answered }, reading))
@@ -141,16 +129,29 @@ impl Peer {
     }
 
     async fn send_all(&mut self, what: &AttackKind, outcome: &mut Outcome) -> io::Result<()> {
-        let (opening, round) = match what {
-            AttackKind::Silence => return Ok(()),
+        match what {
+            AttackKind::Silence => Ok(()),
             AttackKind::Leave => {
                 self.tunnel().await?;
-                return self.send(&left_streams(), outcome).await;
+                self.send(&left_streams(), outcome).await
             }
-            AttackKind::Flood(opening, round) => (opening, round),
-        };
-        self.tunnel().await?;
-        let mut bytes = opening();
+            AttackKind::Flood(opening, round) => {
+                self.tunnel().await?;
+                self.flood(opening(), *round, outcome).await
+            }
+            AttackKind::Records(round) => {
+                self.tunnel().await?;
+                self.flood_records(*round, outcome).await
+            }
+        }
+    }
+
+    async fn flood(
+        &mut self,
+        mut bytes: Vec<u8>,
+        round: Round,
+        outcome: &mut Outcome,
+    ) -> io::Result<()> {
         for index in 0.. {
             bytes.extend(round(index));
             if bytes.len() >= WRITE_BYTES {
@@ -163,17 +164,31 @@ impl Peer {
         Ok(())
     }
 
+    async fn flood_records(&mut self, round: RecordRound, outcome: &mut Outcome) -> io::Result<()> {
+        let mut sent = 0;
+        for index in 0.. {
+            round(&mut self.write, index);
+            if self.write.unsent() >= WRITE_BYTES {
+                let bytes = self.write.unsent() as u64;
+                self.write.flush().await?;
+                outcome.bytes += bytes;
+                outcome.frames += u64::from(index + 1 - sent);
+                sent = index + 1;
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
     /// Opens stream 1, and waits until it is answered.
     pub async fn tunnel(&mut self) -> io::Result<()> {
         self.write.write_all(&headers(1, &CONNECT)).await?;
-        self.write.flush().await?;
         let answer = (&mut self.answered).await;
         answer.map_err(|_| io::ErrorKind::ConnectionAborted.into())
     }
 
     async fn send(&mut self, bytes: &[u8], outcome: &mut Outcome) -> io::Result<()> {
         self.write.write_all(bytes).await?;
-        self.write.flush().await?;
         outcome.bytes += bytes.len() as u64;
         outcome.frames += frames(bytes);
         Ok(())
@@ -181,14 +196,13 @@ impl Peer {
 
     /// Sends DATA on stream 1.
     pub async fn data(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.write.write_all(&frame(raw::DATA, 0, 1, bytes)).await?;
-        self.write.flush().await
+        self.write.write_all(&frame(raw::DATA, 0, 1, bytes)).await
     }
 }
 
 /// Reads frames until the connection ends. Signals the first answer on stream 1.
-async fn read_to_end(read: ReadHalf<TlsStream<TcpStream>>, answer: oneshot::Sender<()>) -> End {
-    let (mut read, mut answer) = (BufReader::with_capacity(WRITE_BYTES, read), Some(answer));
+async fn read_to_end(mut read: RecordReader, answer: oneshot::Sender<()>) -> End {
+    let mut answer = Some(answer);
     let (mut end, mut payload) = (End::Closed, Vec::new());
     loop {
         let mut head = [0; 9];

@@ -1,9 +1,13 @@
-//! The sixteen floods and bombs of a hostile client with a valid certificate.
+//! The twenty floods and bombs of a hostile client with a valid certificate.
 
+use crate::records::{ALERT, APPLICATION_DATA, RecordWriter};
 use crate::support::raw::{self, frame, headers};
 
 /// Repeated part of a flood, by the number of the round.
 pub type Round = fn(u32) -> Vec<u8>;
+
+/// Repeated part of a flood of TLS records.
+pub type RecordRound = fn(&mut RecordWriter, u32);
 
 /// Flood, or a way of holding resources.
 pub struct Attack {
@@ -16,6 +20,8 @@ pub struct Attack {
 pub enum AttackKind {
     /// CONNECT on stream 1, the bytes of the function once, then rounds without a pause.
     Flood(fn() -> Vec<u8>, Round),
+    /// CONNECT on stream 1, then rounds of TLS records without a pause.
+    Records(RecordRound),
     /// As many CONNECTs as a connection allows streams, and then nothing.
     Leave,
     /// The preface and SETTINGS, and then nothing.
@@ -36,7 +42,7 @@ fn stream(round: u32) -> u32 {
     3 + 2 * round
 }
 
-/// Returns all CONNECTs of [`What::Leave`], except for stream 1.
+/// Returns all CONNECTs of [`AttackKind::Leave`], except for stream 1.
 pub fn left_streams() -> Vec<u8> {
     (0..STREAMS - 1)
         .flat_map(|round| headers(stream(round), &CONNECT))
@@ -85,7 +91,27 @@ const fn opened(name: &'static str, opening: fn() -> Vec<u8>, round: Round) -> A
     }
 }
 
-pub const ATTACKS: [Attack; 16] = [
+const fn records(name: &'static str, round: RecordRound) -> Attack {
+    Attack {
+        name,
+        window: WINDOW,
+        what: AttackKind::Records(round),
+    }
+}
+
+/// Size of the frames that arrive in one-byte records.
+const LARGE: u32 = 16 * 1024;
+/// The warning `user_canceled`, which ends nothing (RFC 8446 6.1).
+const USER_CANCELED: [u8; 2] = [1, 90];
+
+/// Returns a byte of a sequence of large frames of an unknown type, which need no window.
+fn byte_of_frames(index: u32) -> u8 {
+    let header = [0, 0x40, 0, 0xbe, 0, 0, 0, 0, 0];
+    let at = index % (LARGE + 9);
+    header.get(at as usize).copied().unwrap_or_default()
+}
+
+pub const ATTACKS: [Attack; 20] = [
     flood("rapid reset, good authority", |round| {
         opened_and_reset(round, &CONNECT)
     }),
@@ -121,6 +147,14 @@ pub const ATTACKS: [Attack; 16] = [
         frame(raw::PRIORITY, 0, stream(round), &[0, 0, 0, 1, 16])
     }),
     flood("unknown frames", |_| frame(0xbe, 0, 0, &[0; 64])),
+    records("empty records", |write, _| {
+        write.push(APPLICATION_DATA, &[]);
+    }),
+    records("one-byte records", |write, index| {
+        write.push(APPLICATION_DATA, &[byte_of_frames(index)]);
+    }),
+    records("KeyUpdate", |write, _| write.push_key_update()),
+    records("alerts", |write, _| write.push(ALERT, &USER_CANCELED)),
     Attack {
         name: "HPACK references, closed window",
         window: 0,

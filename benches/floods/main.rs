@@ -1,4 +1,4 @@
-//! Sixteen floods and bombs, and a hundred readers that never read, each beside a victim, for
+//! Twenty floods and bombs, and a hundred readers that never read, each beside a victim, for
 //! Strait and for Envoy with the same configuration. `make floods` runs it.
 //!
 //! Exits with 1 if a row of Strait misses its limit.
@@ -28,6 +28,8 @@ mod envoy;
 mod gateway;
 #[cfg(test)]
 mod readers;
+#[cfg(test)]
+mod records;
 #[cfg(test)]
 mod report;
 #[cfg(test)]

@@ -44,11 +44,12 @@ pub fn heading(command: &str, commit: &str, where_pinned: &str) -> String {
 Made by `{command}`: {where_pinned}, one worker each, a fresh process for each row.
 Attackers have a good certificate, read all that comes, and do not come back once they are ended.
 Sent is what the attackers' kernel took, before TLS, and the rate is that over the time until they
-were ended. Memory is the peak of private dirty pages over what there was before the flood. CPU is
-the gateway's over the whole time of a row, the victim's 200 requests a second included; others'
-CPU is the share of the machine that neither the gateway nor this load had, which makes latencies
-noise where it is high. A request of the victim's is a tunnel: CONNECT, 64 bytes there and back.
-A flood that is over in milliseconds leaves the victim at rest for most of the row's time.
+were ended. Floods of records (empty, one-byte, KeyUpdate, alerts) count records and bytes with TLS.
+Memory is the peak of private dirty pages over what there was before the flood. CPU is the gateway's
+over the whole time of a row, the victim's 200 requests a second included; others' CPU is the share
+of the machine that neither the gateway nor this load had, which makes latencies noise where it is
+high. A request of the victim's is a tunnel: CONNECT, 64 bytes there and back. A flood that is over
+in milliseconds leaves the victim at rest for most of the row's time.
 
 The bar: every flood is ended, memory is at most ten times the bytes sent plus 1 MiB a connection,
 the victim loses no request and its median at most doubles. Streams that are opened and left may

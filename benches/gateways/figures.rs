@@ -7,7 +7,7 @@ pub const FOREIGN_MAX: f64 = 0.05;
 /// Resamples of the bootstrap: enough for two digits of a quantile of 2.5 %.
 const RESAMPLES: usize = 2000;
 
-/// Consecutive samples: the costs of Strait and of a peer, in order.
+/// Consecutive samples: the costs of Strait, or a variant of it, and of a peer, in order.
 #[derive(Clone, Debug)]
 pub struct Turn {
     pub strait: Vec<f64>,
@@ -84,9 +84,13 @@ impl Round {
 
     /// Returns the round if it is valid: the two samples of each gateway agree, and the machine was
     /// otherwise idle.
-    pub fn validate(self, peer: &str, control: &RangeInclusive<f64>) -> ValidatedRound {
+    pub fn validate(
+        self,
+        [strait, peer]: [&str; 2],
+        control: &RangeInclusive<f64>,
+    ) -> ValidatedRound {
         for (name, pair) in [
-            ("Strait", self.middle(|turn| pair(&turn.strait))),
+            (strait, self.middle(|turn| pair(&turn.strait))),
             (peer, self.middle(|turn| pair(&turn.peer))),
         ] {
             if let Some(pair) = pair.filter(|pair| !control.contains(pair)) {
@@ -95,6 +99,23 @@ impl Round {
         }
         if self.foreign > FOREIGN_MAX {
             return Err(format!("foreign CPU: {:.0} %", 100.0 * self.foreign));
+        }
+        Ok(self)
+    }
+
+    /// Subtracts a baseline from the costs of each turn: the mean of its samples.
+    ///
+    /// # Errors
+    /// A cost is not above its baseline, so that there is no ratio.
+    pub fn above(mut self, baselines: &[Vec<f64>]) -> ValidatedRound {
+        for (turn, baseline) in self.turns.iter_mut().zip(baselines) {
+            let baseline = mean(baseline);
+            for samples in [&mut turn.strait, &mut turn.peer] {
+                samples.iter_mut().for_each(|sample| *sample -= baseline);
+                if mean(samples) <= 0.0 {
+                    return Err("nothing was added".to_owned());
+                }
+            }
         }
         Ok(self)
     }

@@ -1,18 +1,24 @@
 //! Gateways and the endpoints behind them, each a process.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
 
 use crate::command::{Load, Serve};
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
+use crate::copy_loop::Forward;
 use crate::envoy::{self, Envoy};
 use crate::figures::Limit;
+use crate::link::Link;
 use crate::peers::{self, Peer};
-use crate::rows::{BESIDE_BEFORE, Kind, Transport};
+use crate::rows::{BESIDE_BEFORE, Kind, Row, Transport};
 use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities, until};
 
 /// Names of services.
@@ -31,7 +37,7 @@ const MANY: RangeInclusive<u8> = 21..=28;
 /// Limit of descriptors, more than all idle tunnels need.
 const DESCRIPTORS: u32 = 16_384;
 /// Strait's settings beyond those of the tests' gateways: no access log, as its peers have none.
-const STRAIT: &str = "workers: 1\nlog: {level: warn}\n";
+const STRAIT: &str = "log: {level: warn}\n";
 /// Ports of the listeners.
 const HBONE: u16 = 15008;
 const SNI: u16 = 15443;
@@ -46,10 +52,13 @@ const SPLICE: [&str; 2] = [
 /// Endpoints, and everything needed to start gateways in front of them.
 pub struct BenchEnvironment {
     net: Net,
-    /// Another build of Strait, and its addresses.
-    before: Option<(PathBuf, Net)>,
+    /// Addresses of another build or of two workers. No run has both.
+    variants: Net,
+    /// Another build of Strait.
+    before: Option<PathBuf>,
     envoy: PathBuf,
     peers: BTreeMap<Kind, PathBuf>,
+    link: Option<Link>,
     _endpoints: Vec<Serve>,
     processes: Vec<Process>,
 }
@@ -59,7 +68,10 @@ pub struct Running {
     pub kind: Kind,
     pub process: Process,
     hbone: Load,
-    bare: Load,
+    /// Load over the link, if there is one.
+    linked: Option<Load>,
+    /// Loads of bare connections to each of [`SERVICES`].
+    bare: [Load; 4],
     program: Program,
 }
 
@@ -67,10 +79,13 @@ enum Program {
     Strait(Gateway),
     Envoy { _process: Envoy },
     Peer { _process: Peer },
+    CopyLoop { _process: Child },
+    Direct,
 }
 
 impl BenchEnvironment {
-    pub async fn start(envoy: &Path, before: Option<PathBuf>) -> Self {
+    /// Starts the endpoints, and the long link if a row needs it.
+    pub async fn start(envoy: &Path, before: Option<PathBuf>, needs_link: bool) -> Self {
         let net = Net::new();
         let (mut endpoints, mut processes) = (Vec::new(), Vec::new());
         let many = MANY.map(|host| ("echo", host));
@@ -88,11 +103,13 @@ impl BenchEnvironment {
         let peers = Kind::ALL.into_iter();
         Self {
             net,
-            before: before.map(|program| (program, Net::new())),
+            variants: Net::new(),
+            before,
             envoy: envoy.to_owned(),
             peers: peers
                 .filter_map(|kind| Some((kind, peers::program(kind)?)))
                 .collect(),
+            link: if needs_link { link().await } else { None },
             _endpoints: endpoints,
             processes,
         }
@@ -101,10 +118,15 @@ impl BenchEnvironment {
     /// Returns true if this machine has such a gateway.
     pub fn has(&self, kind: Kind) -> bool {
         match kind {
-            Kind::Strait | Kind::Envoy => true,
             Kind::Before => self.before.is_some(),
-            _ => self.peers.contains_key(&kind),
+            Kind::Haproxy | Kind::HaproxySplice | Kind::Nginx => self.peers.contains_key(&kind),
+            _ => true,
         }
+    }
+
+    /// Returns true if this machine can carry a row's bytes.
+    pub fn carries(&self, way: Transport) -> bool {
+        way != Transport::LossyLink || self.link.is_some()
     }
 
     /// Returns peers that replace those of every row.
@@ -122,9 +144,11 @@ impl BenchEnvironment {
         versions
     }
 
-    /// Returns the endpoints' processor time.
+    /// Returns the processor time of the endpoints and of the link.
     pub fn cpu(&self) -> Duration {
-        self.processes.iter().map(|process| process.cpu()).sum()
+        let link = self.link.iter().map(|link| link.process);
+        let all = self.processes.iter().copied().chain(link);
+        all.map(Process::cpu).sum()
     }
 
     /// Fills the endpoints' addresses into a configuration. `one_of_many` makes a line of each
@@ -186,7 +210,13 @@ impl BenchEnvironment {
         filled.replace("@HOST@", &host)
     }
 
-    fn strait(&self, net: Net) -> Settings<'static> {
+    /// Returns the settings of a variant of Strait.
+    fn strait(&self, kind: Kind) -> Settings<'static> {
+        let (net, workers) = match kind {
+            Kind::Strait => (self.net, 1),
+            Kind::TwoWorkers => (self.variants, 2),
+            _ => (self.variants, 1),
+        };
         let mut settings = Settings::new(net, identities());
         let exposed =
             |name| format!("    - {{service: \"{name}.bench:80\", to: [{{cluster: west}}]}}\n");
@@ -198,22 +228,57 @@ impl BenchEnvironment {
             SERVICES.map(route).join(",\n       ")
         );
         settings.mesh = self.mesh();
-        settings.more = STRAIT.to_owned();
+        settings.more = format!("workers: {workers}\n{STRAIT}");
         settings.descriptors = DESCRIPTORS;
+        if let (Kind::Before, Some(program)) = (kind, &self.before) {
+            settings.program.clone_from(program);
+        }
         settings
+    }
+
+    /// Returns the addresses of the endpoints of a service behind bare connections.
+    fn endpoints(&self, service: &str) -> Vec<SocketAddr> {
+        let of_service = ENDPOINTS.iter().find(|(name, ..)| *name == service);
+        let hosts = match of_service {
+            Some(&(_, host, _)) => host..=host,
+            None => MANY,
+        };
+        let address = |host| self.net.address(host, AFTER_HELLO);
+        hosts.map(address).collect()
+    }
+
+    /// Returns the address for bare connections to one of [`SERVICES`]. Gateways route by the
+    /// server name; the copy loop has a port for each service.
+    fn bare_address(&self, kind: Kind, net: Net, service: usize) -> SocketAddr {
+        let ports = u16::try_from(service).expect("four services");
+        match kind {
+            Kind::Direct => self.endpoints(SERVICES[service])[0],
+            Kind::CopyLoop => net.address(last_byte(kind), SNI + ports),
+            _ => net.address(last_byte(kind), SNI),
+        }
+    }
+
+    /// Starts this program as the copy loop in front of all endpoints.
+    fn copy_loop(&self) -> Child {
+        let forward = |service: usize| Forward {
+            listen: self.bare_address(Kind::CopyLoop, self.net, service),
+            to: self.endpoints(SERVICES[service]),
+        };
+        let forwards = (0..SERVICES.len()).map(|service| forward(service).to_string());
+        let own = std::env::current_exe().expect("this program");
+        let mut command = Command::new(own);
+        command.arg("--copy-loop").args(forwards);
+        let spawned = command.stdin(Stdio::null()).kill_on_drop(true).spawn();
+        spawned.expect("a copy loop")
     }
 
     /// Starts a fresh gateway. Only one of each kind runs at a time.
     pub async fn gateway(&self, kind: Kind) -> Running {
         let (mut net, host) = (self.net, last_byte(kind));
         let (program, text) = match kind {
-            Kind::Strait | Kind::Before => {
-                let mut settings = self.strait(net);
-                if let (Kind::Before, Some((program, other))) = (kind, &self.before) {
-                    net = *other;
-                    settings = self.strait(net);
-                    settings.program.clone_from(program);
-                }
+            Kind::Strait | Kind::TwoWorkers | Kind::Before => {
+                let settings = self.strait(kind);
+                net = settings.net;
                 let gateway = Gateway::start(&settings).await;
                 let folder = gateway.folder.path().display().to_string();
                 (Program::Strait(gateway), folder)
@@ -236,26 +301,46 @@ impl BenchEnvironment {
                 let folder = peer.folder.path().display().to_string();
                 (Program::Peer { _process: peer }, folder)
             }
+            Kind::CopyLoop => {
+                let process = self.copy_loop();
+                let address = self.bare_address(kind, net, 0);
+                let listens = async || TcpStream::connect(address).await.is_ok();
+                until("the copy loop's listener", listens, |&listens| listens).await;
+                (Program::CopyLoop { _process: process }, address.to_string())
+            }
+            // The endpoint takes the place of the gateway.
+            Kind::Direct => (
+                Program::Direct,
+                format!("--bind\0{}", self.bare_address(kind, net, 0)),
+            ),
         };
         let process = Process::child(&text);
-        if processors() > 1 {
+        if processors() > 1 && kind != Kind::Direct {
             process.pin(CPU_OF_GATEWAYS);
         }
+        let hbone = net.address(host, HBONE);
+        let linked = self.link.as_ref().map(|link| {
+            let mut load = Load::new(hbone);
+            load.namespace = Some(link.namespace);
+            load
+        });
         Running {
             kind,
             process,
-            hbone: Load::new(net.address(host, HBONE)),
-            bare: Load::bare(net.address(host, SNI)),
+            hbone: Load::new(hbone),
+            linked,
+            bare: [0, 1, 2, 3].map(|service| Load::bare(self.bare_address(kind, net, service))),
             program,
         }
     }
 
     fn text(&self, kind: Kind) -> String {
         match kind {
-            Kind::Strait | Kind::Before => self.mesh(),
+            Kind::Strait | Kind::TwoWorkers | Kind::Before => self.mesh(),
             Kind::Envoy => self.envoy_yaml(),
             Kind::Haproxy | Kind::HaproxySplice => self.haproxy_cfg(kind),
             Kind::Nginx => self.nginx_conf(),
+            Kind::CopyLoop | Kind::Direct => "none".to_owned(),
         }
     }
 }
@@ -263,20 +348,40 @@ impl BenchEnvironment {
 /// Returns the last byte of a gateway's address.
 fn last_byte(kind: Kind) -> u8 {
     match kind {
-        Kind::Strait | Kind::Before => 1,
+        Kind::Strait | Kind::TwoWorkers | Kind::Before => 1,
         Kind::Envoy => 2,
         Kind::Haproxy => 3,
         Kind::HaproxySplice => 4,
         Kind::Nginx => 5,
+        Kind::CopyLoop => 6,
+        Kind::Direct => 11,
     }
 }
 
+/// Starts the long link, or prints why it is skipped.
+async fn link() -> Option<Link> {
+    let link = Link::start().await;
+    link.map_err(|why| peers::skip(&format!("80 ms and 1 % loss: {why}")))
+        .ok()
+}
+
 impl Running {
-    /// Returns the load for one transport.
-    pub fn load(&self, way: Transport) -> &Load {
-        match way {
-            Transport::Hbone => &self.hbone,
-            Transport::Sni => &self.bare,
+    /// Returns the load of a row.
+    pub fn load(&self, row: &Row) -> &Load {
+        let service = SERVICES.iter().position(|name| *name == row.endpoint);
+        match (self.transport(row), &self.linked) {
+            (Transport::Sni, _) => &self.bare[service.expect("a service")],
+            (Transport::LossyLink, Some(linked)) => linked,
+            _ => &self.hbone,
+        }
+    }
+
+    /// Returns the transport of a row's bytes. The floors have no HBONE.
+    pub fn transport(&self, row: &Row) -> Transport {
+        if self.kind.is_floor() {
+            Transport::Sni
+        } else {
+            row.way
         }
     }
 

@@ -23,6 +23,8 @@ mod command;
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(test)]
+mod copy_loop;
+#[cfg(test)]
 #[expect(dead_code, reason = "shared with tests/envoy, which uses more of it")]
 #[path = "../../tests/envoy/process.rs"]
 mod envoy;
@@ -30,6 +32,10 @@ mod envoy;
 mod figures;
 #[cfg(test)]
 mod gateways;
+#[cfg(test)]
+mod link;
+#[cfg(test)]
+mod measurement;
 #[cfg(test)]
 mod outcome;
 #[cfg(test)]

@@ -1,13 +1,19 @@
-//! Part of the report of `strait load` that a row needs.
+//! Part of the report of `strait load` that a row needs, and the costs that follow from it.
+
+use std::time::Duration;
 
 use serde::Deserialize;
+
+use crate::measurement::{Measurement, Quantile, Unit};
 
 /// Key exchange of both gateways. They prefer different ones by default, with different costs.
 pub const KEY_EXCHANGE: &str = "X25519";
 
 #[derive(Debug, Deserialize)]
 pub struct Outcome {
+    seconds: f64,
     operations: u64,
+    operations_per_second: f64,
     sent_bytes: u64,
     received_bytes: u64,
     failures: u64,
@@ -21,17 +27,8 @@ pub struct Outcome {
 
 #[derive(Debug, Deserialize)]
 struct Latency {
+    p50: f64,
     p99: f64,
-}
-
-/// Unit of work of a load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    GbSent,
-    GbReceived,
-    Request,
-    Tunnel,
-    Connection,
 }
 
 impl Outcome {
@@ -54,30 +51,36 @@ impl Outcome {
         self.cipher_suite.as_deref()
     }
 
+    /// Returns the number of operations per second.
+    pub fn rate(&self) -> f64 {
+        self.operations_per_second
+    }
+
+    /// Returns the cost for a gateway that used `cpu` of processor time; none if nothing was done,
+    /// and for memory.
+    pub fn cost(&self, what: Measurement, cpu: Duration) -> Option<f64> {
+        match what {
+            Measurement::Cpu(unit) => Some(cpu.as_secs_f64() * unit.cost().1 / self.units(unit)?),
+            Measurement::Latency(quantile) | Measurement::Added(quantile) => {
+                let latency = self.latency_us.as_ref()?;
+                let micros = match quantile {
+                    Quantile::P50 => latency.p50,
+                    Quantile::P99 => latency.p99,
+                };
+                Some(micros / 1000.0)
+            }
+            Measurement::TransferTime(unit) => Some(self.seconds / (1000.0 * self.units(unit)?)),
+            Measurement::Memory(_) => None,
+        }
+    }
+
     /// Returns the number of units; none if it is zero.
-    pub fn units(&self, unit: Unit) -> Option<f64> {
+    fn units(&self, unit: Unit) -> Option<f64> {
         let count = match unit {
             Unit::GbSent => self.sent_bytes as f64 / 1e9,
             Unit::GbReceived => self.received_bytes as f64 / 1e9,
             Unit::Request | Unit::Tunnel | Unit::Connection => self.operations as f64,
         };
         (count > 0.0).then_some(count)
-    }
-
-    /// Returns the 99th percentile of the latencies, in milliseconds.
-    pub fn p99_ms(&self) -> Option<f64> {
-        Some(self.latency_us.as_ref()?.p99 / 1000.0)
-    }
-}
-
-impl Unit {
-    /// Returns the unit of processor time per unit of work: its name, and its number per second.
-    pub fn cost(self) -> (&'static str, f64) {
-        match self {
-            Self::GbSent | Self::GbReceived => ("s/GB", 1.0),
-            Self::Request => ("µs/request", 1e6),
-            Self::Tunnel => ("µs/tunnel", 1e6),
-            Self::Connection => ("µs/connection", 1e6),
-        }
     }
 }

@@ -21,7 +21,12 @@ pub struct Peer {
 /// Returns the program of a peer, or prints a line with the command that installs it.
 pub fn program(kind: Kind) -> Option<PathBuf> {
     let needed: &[&str] = match kind {
-        Kind::Strait | Kind::Before | Kind::Envoy => return None,
+        Kind::Strait
+        | Kind::TwoWorkers
+        | Kind::Before
+        | Kind::Envoy
+        | Kind::CopyLoop
+        | Kind::Direct => return None,
         Kind::Haproxy | Kind::HaproxySplice => &["/usr/sbin/haproxy"],
         Kind::Nginx => &[
             "/usr/sbin/nginx",
@@ -30,16 +35,19 @@ pub fn program(kind: Kind) -> Option<PathBuf> {
     };
     if let Some(missing) = needed.iter().find(|path| !Path::new(path).exists()) {
         let name = kind.name();
-        print_uncaptured(&format!(
-            "SKIPPED {name}: there is no {missing}; type `make peers`"
-        ));
-        assert!(
-            std::env::var_os("STRAIT_CI").is_none_or(|ci| ci != "1"),
-            "nothing may be skipped under STRAIT_CI=1"
-        );
+        skip(&format!("{name}: there is no {missing}; type `make peers`"));
         return None;
     }
     needed.first().map(PathBuf::from)
+}
+
+/// Prints what is skipped, and why.
+pub fn skip(what: &str) {
+    print_uncaptured(&format!("SKIPPED {what}"));
+    assert!(
+        std::env::var_os("STRAIT_CI").is_none_or(|ci| ci != "1"),
+        "nothing may be skipped under STRAIT_CI=1"
+    );
 }
 
 /// Returns the version that the program prints.

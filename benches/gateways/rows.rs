@@ -1,12 +1,14 @@
 //! Rows of the table: the work, the measurement, and the limit.
 
 use crate::figures::Limit;
-use crate::outcome::Unit;
+use crate::measurement::{Held, Measurement, Quantile, Unit};
 
 /// Kind of gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Strait,
+    /// Strait with two workers, on the same processor.
+    TwoWorkers,
     /// Another build, given by `--before`.
     Before,
     Envoy,
@@ -15,27 +17,42 @@ pub enum Kind {
     /// With splice, and pipes of 1 MiB.
     HaproxySplice,
     Nginx,
+    /// Plain copy loop, the floor of processor time.
+    CopyLoop,
+    /// No gateway: the load connects to the endpoint, the floor of latency.
+    Direct,
 }
 
 impl Kind {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Strait,
+        Self::TwoWorkers,
         Self::Before,
         Self::Envoy,
         Self::Haproxy,
         Self::HaproxySplice,
         Self::Nginx,
+        Self::CopyLoop,
+        Self::Direct,
     ];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Strait => "Strait",
+            Self::TwoWorkers => "Strait with two workers",
             Self::Before => "Strait before",
             Self::Envoy => "Envoy",
             Self::Haproxy => "HAProxy",
             Self::HaproxySplice => "HAProxy with splice",
             Self::Nginx => "nginx",
+            Self::CopyLoop => "copy loop",
+            Self::Direct => "direct connection",
         }
+    }
+
+    /// Returns true for the column of floors: no peer, but the least that is possible.
+    pub fn is_floor(self) -> bool {
+        matches!(self, Self::CopyLoop | Self::Direct)
     }
 }
 
@@ -43,48 +60,26 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Hbone,
+    /// HBONE over a long link with loss.
+    LossyLink,
     /// TLS passthrough, routed by the server name.
     Sni,
 }
 
 pub struct Row {
     pub name: &'static str,
+    /// Gateway that is measured: Strait, or a variant of it.
+    pub subject: Kind,
     /// Service behind the gateway: `sink`, `source`, `echo`, or `many` echoes.
     pub endpoint: &'static str,
     pub way: Transport,
     /// Arguments of `strait load`.
     pub load: &'static str,
     pub what: Measurement,
-    /// Peers, with the limits relative to them: of issue 4, for SNI of issue 6.
+    /// Peers, with the limits relative to them: of issue 16.
     pub peers: &'static [(Kind, Limit)],
     /// Cost of ztunnel relative to Envoy, measured elsewhere in the same way.
     pub ztunnel: &'static str,
-}
-
-/// Kind of measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measurement {
-    /// Processor time of the gateway per unit.
-    Cpu(Unit),
-    /// The 99th percentile of latencies.
-    P99,
-    /// Memory that tunnels add to a fresh process: the difference between two loads, divided by the
-    /// difference of their numbers of tunnels; for a single load, divided by its number of tunnels.
-    Memory(&'static [Held]),
-}
-
-/// Tunnels held open, evenly over some connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    pub connections: u32,
-    /// Number of streams of each connection.
-    pub streams: u32,
-}
-
-impl Held {
-    pub const fn tunnels(self) -> u32 {
-        self.connections * self.streams
-    }
 }
 
 /// The same number of connections in both loads, so that they cancel out.
@@ -117,10 +112,8 @@ const PASSED: [Held; 2] = [
     },
 ];
 
-/// ztunnel's 6.3 ms relative to Envoy's 11.3 ms in the same run.
-const P99_MAX: f64 = 6.3 / 11.3;
-/// ztunnel has no TLS passthrough.
-const ZTUNNEL_UNSUPPORTED: &str = "–";
+/// ztunnel has no TLS passthrough, and was not measured in some rows.
+const ZTUNNEL_UNKNOWN: &str = "–";
 
 const fn hbone(
     (name, endpoint, load): (&'static str, &'static str, &'static str),
@@ -130,6 +123,7 @@ const fn hbone(
 ) -> Row {
     Row {
         name,
+        subject: Kind::Strait,
         endpoint,
         way: Transport::Hbone,
         load,
@@ -139,27 +133,42 @@ const fn hbone(
     }
 }
 
+/// Row of Strait with two workers beside Strait with one.
+const fn two_workers(row: (&'static str, &'static str, &'static str), what: Measurement) -> Row {
+    Row {
+        subject: Kind::TwoWorkers,
+        ..hbone(
+            row,
+            what,
+            &[(Kind::Strait, Limit::Ratio(1.05))],
+            ZTUNNEL_UNKNOWN,
+        )
+    }
+}
+
+const fn lossy_link(row: (&'static str, &'static str, &'static str), what: Measurement) -> Row {
+    Row {
+        way: Transport::LossyLink,
+        ..hbone(row, what, &[(Kind::Envoy, Limit::None)], ZTUNNEL_UNKNOWN)
+    }
+}
+
 const fn sni(
     (name, endpoint, load): (&'static str, &'static str, &'static str),
     what: Measurement,
     beside: &'static [(Kind, Limit)],
 ) -> Row {
     Row {
-        name,
-        endpoint,
         way: Transport::Sni,
-        load,
-        what,
-        peers: beside,
-        ztunnel: ZTUNNEL_UNSUPPORTED,
+        ..hbone((name, endpoint, load), what, beside, ZTUNNEL_UNKNOWN)
     }
 }
 
-/// Passthrough bytes: near a proxy that splices too, far below one that copies.
+/// Passthrough bytes: near a proxy that splices too.
 const SNI_BULK: [(Kind, Limit); 4] = [
-    (Kind::Envoy, Limit::Ratio(0.35)),
+    (Kind::Envoy, Limit::None),
     (Kind::Haproxy, Limit::None),
-    (Kind::HaproxySplice, Limit::Ratio(1.15)),
+    (Kind::HaproxySplice, Limit::Ratio(1.08)),
     (Kind::Nginx, Limit::None),
 ];
 /// A connection costs no more than with the cheapest peer.
@@ -179,13 +188,25 @@ const SNI_MEMORY: [(Kind, Limit); 4] = [
 /// Limit relative to another build, instead of a row's own peers: no row may cost 3 % more.
 pub const BESIDE_BEFORE: [(Kind, Limit); 1] = [(Kind::Before, Limit::Ratio(1.03))];
 
-const BULK: &str = "0.66 to 0.81";
+/// Envoy with a limit, and the floor. Rows that open tunnels have none: the copy loop accepts a
+/// connection for each.
+const fn envoy_and_floor(ratio: f64) -> [(Kind, Limit); 2] {
+    [
+        (Kind::Envoy, Limit::Ratio(ratio)),
+        (Kind::CopyLoop, Limit::None),
+    ]
+}
+/// Latency that is added, beside Envoy's; the direct connection is subtracted from both.
+const ADDED: [(Kind, Limit); 2] = [(Kind::Envoy, Limit::None), (Kind::Direct, Limit::None)];
 
-pub const ROWS: [Row; 17] = [
+const BULK: &str = "0.66 to 0.81";
+const MIXED: &str = "mixed --streams 8 --rate 200";
+
+pub const ROWS: [Row; 26] = [
     hbone(
         ("idle tunnel", "echo", "idle"),
         Measurement::Memory(&IDLE),
-        &[(Kind::Envoy, Limit::Absolute(2.6))],
+        &[(Kind::Envoy, Limit::Absolute(1.9))],
         "5.6 KiB",
     ),
     hbone(
@@ -211,37 +232,37 @@ pub const ROWS: [Row; 17] = [
     hbone(
         ("bulk up, 1 stream", "sink", "up"),
         Measurement::Cpu(Unit::GbSent),
-        &[(Kind::Envoy, Limit::Ratio(0.62))],
+        &envoy_and_floor(0.44),
         BULK,
     ),
     hbone(
         ("bulk up, 16 streams", "sink", "up --streams 16"),
         Measurement::Cpu(Unit::GbSent),
-        &[(Kind::Envoy, Limit::Ratio(0.62))],
+        &envoy_and_floor(0.52),
         BULK,
     ),
     hbone(
         ("bulk down, 1 stream", "source", "down"),
         Measurement::Cpu(Unit::GbReceived),
-        &[(Kind::Envoy, Limit::Ratio(0.62))],
+        &envoy_and_floor(0.68),
         BULK,
     ),
     hbone(
         ("bulk down, 16 streams", "source", "down --streams 16"),
         Measurement::Cpu(Unit::GbReceived),
-        &[(Kind::Envoy, Limit::Ratio(0.62))],
+        &envoy_and_floor(0.74),
         BULK,
     ),
     hbone(
         ("request of 128 B, 1 stream", "echo", "rr"),
         Measurement::Cpu(Unit::Request),
-        &[(Kind::Envoy, Limit::Ratio(0.65))],
+        &envoy_and_floor(0.80),
         "0.65 to 0.71",
     ),
     hbone(
         ("request of 128 B, 64 streams", "echo", "rr --streams 64"),
         Measurement::Cpu(Unit::Request),
-        &[(Kind::Envoy, Limit::Ratio(0.52))],
+        &envoy_and_floor(0.76),
         "0.92",
     ),
     hbone(
@@ -251,13 +272,13 @@ pub const ROWS: [Row; 17] = [
             "rr --streams 90 --size 1KiB",
         ),
         Measurement::Cpu(Unit::Request),
-        &[(Kind::Envoy, Limit::Ratio(0.65))],
+        &envoy_and_floor(0.76),
         "0.79 to 0.99",
     ),
     hbone(
         ("tunnel churn, 16 at a time", "many", "churn --streams 16"),
         Measurement::Cpu(Unit::Tunnel),
-        &[(Kind::Envoy, Limit::Ratio(0.58))],
+        &[(Kind::Envoy, Limit::Ratio(0.50))],
         "0.56 to 0.69",
     ),
     hbone(
@@ -267,8 +288,24 @@ pub const ROWS: [Row; 17] = [
             "handshake --connections 4",
         ),
         Measurement::Cpu(Unit::Connection),
-        &[(Kind::Envoy, Limit::Ratio(0.75))],
+        &[(Kind::Envoy, Limit::Ratio(0.55))],
         "0.75 to 1.0",
+    ),
+    two_workers(
+        ("two workers, bulk up", "sink", "up --connections 4"),
+        Measurement::Cpu(Unit::GbSent),
+    ),
+    two_workers(
+        ("two workers, bulk down", "source", "down --connections 4"),
+        Measurement::Cpu(Unit::GbReceived),
+    ),
+    two_workers(
+        (
+            "two workers, request of 128 B",
+            "echo",
+            "rr --connections 4 --streams 16",
+        ),
+        Measurement::Cpu(Unit::Request),
     ),
     sni(
         ("SNI, bulk up", "sink", "up"),
@@ -289,25 +326,87 @@ pub const ROWS: [Row; 17] = [
         Measurement::Cpu(Unit::Connection),
         &SNI_CONNECTION,
     ),
+    // The processor time is nearly all for the bulk stream, whose bytes return to the load.
+    hbone(
+        (
+            "request beside bulk and stalled streams, CPU",
+            "echo",
+            MIXED,
+        ),
+        Measurement::Cpu(Unit::GbReceived),
+        &[(Kind::Envoy, Limit::Ratio(0.33))],
+        ZTUNNEL_UNKNOWN,
+    ),
+    hbone(
+        (
+            "request beside bulk and stalled streams, p50",
+            "echo",
+            MIXED,
+        ),
+        Measurement::Latency(Quantile::P50),
+        &[(Kind::Envoy, Limit::Ratio(0.25))],
+        ZTUNNEL_UNKNOWN,
+    ),
     hbone(
         (
             "request beside bulk and stalled streams, p99",
             "echo",
-            "mixed --streams 8 --rate 200",
+            MIXED,
         ),
-        Measurement::P99,
-        &[(Kind::Envoy, Limit::Ratio(P99_MAX))],
+        Measurement::Latency(Quantile::P99),
+        &[(Kind::Envoy, Limit::Ratio(0.20))],
         "0.56",
+    ),
+    hbone(
+        (
+            "latency added at 10 % of capacity, p50",
+            "echo",
+            "rr --streams 64",
+        ),
+        Measurement::Added(Quantile::P50),
+        &ADDED,
+        ZTUNNEL_UNKNOWN,
+    ),
+    hbone(
+        (
+            "latency added at 10 % of capacity, p99",
+            "echo",
+            "rr --streams 64",
+        ),
+        Measurement::Added(Quantile::P99),
+        &ADDED,
+        ZTUNNEL_UNKNOWN,
+    ),
+    lossy_link(
+        ("80 ms and 1 % loss, up", "sink", "up"),
+        Measurement::TransferTime(Unit::GbSent),
+    ),
+    lossy_link(
+        ("80 ms and 1 % loss, down", "source", "down"),
+        Measurement::TransferTime(Unit::GbReceived),
     ),
 ];
 
 impl Row {
-    /// Returns the unit of its costs.
-    pub fn unit(&self) -> &'static str {
-        match self.what {
-            Measurement::Cpu(unit) => unit.cost().0,
-            Measurement::P99 => "ms",
-            Measurement::Memory(_) => "KiB",
-        }
+    /// Returns true if one load gives the figures of both rows. They follow each other.
+    pub fn shares_load(&self, other: &Self) -> bool {
+        let of = |row: &Self| (row.endpoint, row.load, row.way, row.subject, row.is_paced());
+        of(self) == of(other)
+    }
+
+    /// Returns true if operations are due at a fixed rate, for their latencies.
+    pub fn is_paced(&self) -> bool {
+        self.adds_latency() || self.load.contains("--rate")
+    }
+
+    /// Returns true if the rate follows from the capacity of the gateways.
+    pub fn adds_latency(&self) -> bool {
+        matches!(self.what, Measurement::Added(_))
+    }
+
+    /// Returns true if another build can be compared in this row. The others have a subject or a
+    /// baseline of their own.
+    pub fn compares_builds(&self) -> bool {
+        self.subject == Kind::Strait && !self.adds_latency()
     }
 }

@@ -7,8 +7,9 @@ use tokio::time::sleep;
 use crate::common::machine::{TICK, busy, processors};
 use crate::common::process::Process;
 use crate::gateways::{BenchEnvironment, Running};
-use crate::outcome::{Outcome, Unit};
-use crate::rows::{Held, Kind, Measurement, Row, Transport};
+use crate::measurement::{Held, Measurement};
+use crate::outcome::Outcome;
+use crate::rows::{Kind, Row, Transport};
 
 /// Duration of a load for a sample, after everything is open.
 pub const SECONDS: f64 = 0.3;
@@ -16,6 +17,8 @@ pub const SECONDS: f64 = 0.3;
 pub const SECONDS_OF_WARM_UP: f64 = 0.3;
 /// Duration of a load for latencies: 600 requests at 200 per second.
 pub const SECONDS_OF_LATENCY: f64 = 3.0;
+/// Duration of a load over the long link: 60 round trips.
+pub const SECONDS_OF_LINK: f64 = 5.0;
 /// Period in which a gateway that works less than [`QUIET_MAX`] counts as quiet: its tunnels are
 /// idle and its readers stalled.
 const QUIET: Duration = Duration::from_millis(1500);
@@ -28,11 +31,32 @@ pub struct Gateways<'a> {
 }
 
 /// Result of a sample.
-pub struct Sample {
-    /// Cost in the row's unit.
-    pub cost: f64,
-    /// None if the gateway terminates no TLS.
-    pub cipher_suite: Option<String>,
+pub enum Sample {
+    Load {
+        /// Processor time of the gateway.
+        cpu: Duration,
+        outcome: Outcome,
+    },
+    /// Memory in KiB per tunnel.
+    Memory(f64),
+}
+
+impl Sample {
+    /// Returns the cost in the unit of the figure; none if nothing was done.
+    pub fn cost(&self, what: Measurement) -> Option<f64> {
+        match self {
+            Self::Load { cpu, outcome } => outcome.cost(what, *cpu),
+            Self::Memory(cost) => Some(*cost),
+        }
+    }
+
+    /// Returns the negotiated cipher suite, if the gateway terminates TLS.
+    pub fn cipher_suite(&self) -> Option<&str> {
+        match self {
+            Self::Load { outcome, .. } => outcome.cipher_suite(),
+            Self::Memory(_) => None,
+        }
+    }
 }
 
 impl<'a> Gateways<'a> {
@@ -44,44 +68,49 @@ impl<'a> Gateways<'a> {
         Self { world, all }
     }
 
-    /// Runs the row's load once for each of these, and ignores the results.
-    pub async fn warm_up(&self, row: &Row, kinds: &[Kind]) {
+    /// Runs the row's load once for each of these. Returns the least number of operations per
+    /// second.
+    pub async fn warm_up(&self, row: &Row, kinds: &[Kind]) -> f64 {
+        let mut least = f64::MAX;
         for &kind in kinds {
-            let _ = self.load(row, kind, SECONDS_OF_WARM_UP).await;
+            // A failure repeats in the first sample, which reports it.
+            if let Ok((_, outcome)) = self.load(row, kind, SECONDS_OF_WARM_UP, None).await {
+                least = least.min(outcome.rate());
+            }
         }
+        least
     }
 
-    /// Runs the row's load once.
-    pub async fn sample(&self, row: &Row, kind: Kind) -> Result<Sample, String> {
-        let seconds = match row.what {
-            Measurement::P99 => SECONDS_OF_LATENCY,
+    /// Runs the row's load once, at this rate if it has none.
+    pub async fn sample(&self, row: &Row, kind: Kind, rate: Option<u64>) -> Result<Sample, String> {
+        let seconds = match row.way {
+            Transport::LossyLink => SECONDS_OF_LINK,
+            _ if row.is_paced() => SECONDS_OF_LATENCY,
             _ => SECONDS,
         };
-        self.load(row, kind, seconds).await
+        let (cpu, outcome) = self.load(row, kind, seconds, rate).await?;
+        Ok(Sample::Load { cpu, outcome })
     }
 
     /// Runs a load. The gateway's processor time is measured from the start of the load's process
     /// to its end.
-    async fn load(&self, row: &Row, kind: Kind, seconds: f64) -> Result<Sample, String> {
+    async fn load(
+        &self,
+        row: &Row,
+        kind: Kind,
+        seconds: f64,
+        rate: Option<u64>,
+    ) -> Result<(Duration, Outcome), String> {
         let gateway = self.all.iter().find(|one| one.kind == kind);
         let gateway = gateway.expect("a gateway of this kind");
         let before = gateway.process.cpu();
-        let load = arguments(row, &format!("--seconds {seconds}"));
-        let done = gateway.load(row.way).run(&authority(row), &load).await;
+        let rate = rate.map(|rate| format!("--rate {rate}"));
+        let more = format!("--seconds {seconds} {}", rate.unwrap_or_default());
+        let load = arguments(row, gateway.transport(row), &more);
+        let done = gateway.load(row).run(&authority(row), &load).await;
         let cpu = gateway.process.cpu() - before;
         let outcome = Outcome::read(&done.report).map_err(|why| why + &done.stderr)?;
-        let nothing = || "nothing was done".to_owned();
-        let cost = match row.what {
-            Measurement::Cpu(unit) => {
-                let units = outcome.units(unit).ok_or_else(nothing)?;
-                cpu.as_secs_f64() * per_second(unit) / units
-            }
-            _ => outcome.p99_ms().ok_or_else(nothing)?,
-        };
-        Ok(Sample {
-            cost,
-            cipher_suite: outcome.cipher_suite().map(str::to_owned),
-        })
+        Ok((cpu, outcome))
     }
 
     /// Starts to measure the machine's use by others.
@@ -96,7 +125,8 @@ impl<'a> Gateways<'a> {
 
     /// Returns the processor time of everything that belongs to the bench.
     fn known(&self) -> Duration {
-        let gateways: Duration = self.all.iter().map(|one| one.process.cpu()).sum();
+        let own = self.all.iter().filter(|one| one.kind != Kind::Direct);
+        let gateways: Duration = own.map(|one| one.process.cpu()).sum();
         gateways + self.world.cpu() + Process::own().cpu() + children()
     }
 }
@@ -131,8 +161,8 @@ pub async fn memory(world: &BenchEnvironment, row: &Row, held: &[Held], kind: Ki
         } = held;
         // The load is killed after the measurement.
         let more = format!("--connections {connections} --streams {streams} --seconds 60");
-        let load = gateway.load(row.way);
-        let mut load = load.start(&authority(row), &arguments(row, &more));
+        let load = gateway.load(row);
+        let mut load = load.start(&authority(row), &arguments(row, row.way, &more));
         // Each tunnel has a socket to its endpoint, besides those of the connections.
         let sockets = held.tunnels() + connections;
         gateway.holds(of_its_own + sockets as usize).await;
@@ -164,16 +194,12 @@ fn authority(row: &Row) -> String {
     format!("{}.bench:80", row.endpoint)
 }
 
-fn arguments(row: &Row, more: &str) -> String {
-    let key_exchange = match row.way {
-        Transport::Hbone => "--key-exchange x25519",
+fn arguments(row: &Row, way: Transport, more: &str) -> String {
+    let key_exchange = match way {
+        Transport::Hbone | Transport::LossyLink => "--key-exchange x25519",
         Transport::Sni => "",
     };
     format!("{} {key_exchange} {more}", row.load)
-}
-
-fn per_second(unit: Unit) -> f64 {
-    unit.cost().1
 }
 
 /// Returns the processor time of the loads, which are children that have ended, in ticks.

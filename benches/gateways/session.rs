@@ -10,11 +10,13 @@ use std::time::Instant;
 
 use crate::common::machine::pin_load;
 use crate::common::{commit, print_uncaptured};
+use crate::copy_loop::{self, Forward};
 use crate::envoy;
-use crate::figures::{Round, Summary, Turn, ValidatedRound, Verdict};
+use crate::figures::{Limit, Round, Summary, Turn, ValidatedRound, Verdict};
 use crate::gateways::BenchEnvironment;
+use crate::measurement::{Held, Measurement};
 use crate::report::{self, Configuration, Done};
-use crate::rows::{Held, Kind, Measurement, ROWS, Row, Transport};
+use crate::rows::{Kind, ROWS, Row, Transport};
 use crate::sample::{Gateways, Sample, memory};
 use crate::{chart, readme};
 
@@ -23,11 +25,15 @@ use crate::{chart, readme};
 pub const TURNS: u32 = 5;
 /// Limit of the ratio of a gateway's two samples of a turn, for the median of a round's turns.
 const CONTROL: RangeInclusive<f64> = 0.93..=1.07;
+/// The same for a single turn: one pair of samples varies √5 times as much as the median of five.
+const CONTROL_OF_ONE: RangeInclusive<f64> = 0.85..=1.18;
 /// The same for quantiles of latencies, which vary more than sums: of 600 requests, six are above
-/// the 99th.
+/// the 99th. It holds for goodput too, which depends on few losses.
 const CONTROL_OF_LATENCY: RangeInclusive<f64> = 0.5..=2.0;
 /// Number of rounds of memory. Fresh processes hold about the same memory each time.
 const ROUNDS_OF_MEMORY: u32 = 3;
+/// Part of the least capacity of a row's gateways at which the added latency is measured.
+const RATE_OF_CAPACITY: f64 = 0.1;
 /// Number of rounds required to replace the README's table; fewer are accepted only if it has none.
 const ROUNDS_OF_README: u32 = 9;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
@@ -45,6 +51,9 @@ pub struct Options {
     /// Compare with this other build of strait, and with nothing else; nothing is written then
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
+    /// Run as the copy loop, which is a process of the bench
+    #[arg(long, hide = true, value_name = "LISTEN=TO,TO", num_args = 1..)]
+    copy_loop: Vec<Forward>,
     /// Passed by cargo to every bench
     #[arg(long, hide = true)]
     bench: bool,
@@ -52,19 +61,24 @@ pub struct Options {
 
 /// Measures, prints and writes. Fails if a row is void or misses its limit.
 pub fn run(options: &Options) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    if !options.copy_loop.is_empty() {
+        runtime.block_on(copy_loop::run(&options.copy_loop));
+    }
     // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
     let Some(program) = envoy::program("the bench: it needs both gateways") else {
         return ExitCode::FAILURE;
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
     let (done, report) = runtime.block_on(async {
         let pinned = pin_load();
         let begun = Instant::now();
-        let world = BenchEnvironment::start(&program, options.before.clone()).await;
+        let needs_link = wanted(options).any(|row| row.way == Transport::LossyLink);
+        let before = options.before.clone();
+        let world = BenchEnvironment::start(&program, before, needs_link).await;
         let versions = world.versions().await.join(", ");
         let (done, configurations) = measure(options, world).await;
         let heading = report::Heading {
@@ -95,17 +109,21 @@ pub fn run(options: &Options) -> ExitCode {
     }
 }
 
-/// Row beside each of its peers, which share Strait's samples.
+/// Rows of one load beside each of their peers. They share the samples.
 type Group = Vec<Done>;
+
+/// Returns the selected rows.
+fn wanted(options: &Options) -> impl Iterator<Item = &'static Row> {
+    let part = options.only.as_deref().unwrap_or_default().to_lowercase();
+    let compares_builds = options.before.is_some();
+    ROWS.iter().filter(move |row| {
+        row.name.to_lowercase().contains(&part) && (!compares_builds || row.compares_builds())
+    })
+}
 
 /// Returns all selected rows, and the gateways' configurations.
 async fn measure(options: &Options, world: BenchEnvironment) -> (Vec<Done>, Vec<Configuration>) {
-    let part = options.only.as_deref().unwrap_or_default().to_lowercase();
-    let wanted = ROWS
-        .iter()
-        .filter(|row| row.name.to_lowercase().contains(&part));
-    let mut all: Vec<Group> = wanted.map(|row| group(&world, row)).collect();
-    all.retain(|group| !group.is_empty());
+    let mut all = groups(&world, wanted(options));
     // Memory first, because afterwards the gateways keep running.
     for number in 1..=options.rounds.min(ROUNDS_OF_MEMORY) {
         for group in &mut all {
@@ -125,7 +143,8 @@ async fn measure(options: &Options, world: BenchEnvironment) -> (Vec<Done>, Vec<
             if !matches!(row.what, Measurement::Memory(_)) {
                 progress(&format!("round {number}: {}", row.name));
                 if number == 1 {
-                    gateways.warm_up(row, &kinds(group)).await;
+                    let least = gateways.warm_up(row, &gateways_of(group)).await;
+                    set_rate(group, least);
                 }
                 round(&gateways, group).await;
             }
@@ -139,51 +158,71 @@ async fn measure(options: &Options, world: BenchEnvironment) -> (Vec<Done>, Vec<
     (all.into_iter().flatten().collect(), configurations)
 }
 
-/// Returns the row beside those of its peers that this machine has.
-fn group(world: &BenchEnvironment, row: &'static Row) -> Group {
-    let beside = world.beside().unwrap_or(row.peers);
-    let beside = beside.iter().filter(|&&(peer, _)| world.has(peer));
-    beside
-        .map(|&(peer, bar)| Done {
-            row,
-            peer,
-            bar,
-            rounds: Vec::new(),
-            suites: BTreeSet::new(),
-        })
-        .collect()
+/// Returns the rows beside those of their peers that this machine has, grouped by their loads.
+fn groups(world: &BenchEnvironment, rows: impl Iterator<Item = &'static Row>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for row in rows.filter(|row| world.carries(row.way)) {
+        let beside = world.beside().unwrap_or(row.peers);
+        let beside = beside.iter().filter(|&&(peer, _)| world.has(peer));
+        let done: Group = beside
+            .map(|&(peer, bar)| Done::new(row, peer, bar))
+            .collect();
+        match groups.last_mut() {
+            Some(group) if group[0].row.shares_load(row) => group.extend(done),
+            _ if done.is_empty() => {}
+            _ => groups.push(done),
+        }
+    }
+    groups
 }
 
-/// Returns Strait and the peers.
+/// Returns Strait, or its variant, and the peers.
 fn kinds(group: &Group) -> Vec<Kind> {
-    let peers = group.iter().map(|done| done.peer);
-    std::iter::once(Kind::Strait).chain(peers).collect()
+    let mut kinds = vec![group[0].row.subject];
+    for done in group {
+        if !kinds.contains(&done.peer) {
+            kinds.push(done.peer);
+        }
+    }
+    kinds
+}
+
+/// Returns Strait, or its variant, and the peers that are gateways.
+fn gateways_of(group: &Group) -> Vec<Kind> {
+    let all = kinds(group).into_iter();
+    all.filter(|kind| *kind != Kind::Direct).collect()
+}
+
+/// Sets the rate of a row of added latency, by the least capacity of its gateways.
+fn set_rate(group: &mut Group, capacity: f64) {
+    for done in group.iter_mut().filter(|done| done.row.adds_latency()) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate is positive, and far below 2^53"
+        )]
+        let rate = (capacity * RATE_OF_CAPACITY) as u64;
+        done.rate = Some(rate.max(1));
+    }
 }
 
 /// Samples of a turn.
-type Samples = BTreeMap<Kind, Vec<f64>>;
+type Samples = BTreeMap<Kind, Vec<Sample>>;
 
 async fn round_of_memory(world: &BenchEnvironment, row: &Row, held: &[Held], group: &mut Group) {
     let mut samples = Samples::new();
     for kind in kinds(group) {
-        samples.insert(kind, vec![memory(world, row, held, kind).await]);
+        let cost = memory(world, row, held, kind).await;
+        samples.insert(kind, vec![Sample::Memory(cost)]);
     }
-    print_samples(&samples, row);
-    judge(group, &[samples], 0.0, &CONTROL);
+    judge(group, &[samples], 0.0);
 }
 
 async fn round(gateways: &Gateways<'_>, group: &mut Group) {
-    let (count, control) = match group[0].row.what {
-        Measurement::P99 => (1, CONTROL_OF_LATENCY),
-        _ => (TURNS, CONTROL),
-    };
     let (mut turns, watch) = (Vec::new(), gateways.watch());
-    for _ in 0..count {
+    for _ in 0..group[0].row.turns() {
         match turn(gateways, group).await {
-            Ok(samples) => {
-                print_samples(&samples, group[0].row);
-                turns.push(samples);
-            }
+            Ok(samples) => turns.push(samples),
             Err(why) => {
                 for done in group {
                     done.rounds.push(print_round(done.peer, Err(why.clone())));
@@ -192,7 +231,7 @@ async fn round(gateways: &Gateways<'_>, group: &mut Group) {
             }
         }
     }
-    judge(group, &turns, watch.foreign(), &control);
+    judge(group, &turns, watch.foreign());
 }
 
 /// Samples each gateway once, and again in reverse order: A B B A.
@@ -200,37 +239,73 @@ async fn turn(gateways: &Gateways<'_>, group: &mut Group) -> Result<Samples, Str
     let mut samples = Samples::new();
     let kinds = kinds(group);
     for &kind in kinds.iter().chain(kinds.iter().rev()) {
-        let sample = gateways.sample(group[0].row, kind).await;
-        let Sample { cost, cipher_suite } =
-            sample.map_err(|why| format!("{}: {why}", kind.name()))?;
-        let suite = cipher_suite.map(|suite| format!("{} {suite}", kind.name()));
+        let sample = gateways.sample(group[0].row, kind, group[0].rate).await;
+        let sample = sample.map_err(|why| format!("{}: {why}", kind.name()))?;
+        let suite = sample.cipher_suite();
+        let suite = suite.map(|suite| format!("{} {suite}", kind.name()));
         group[0].suites.extend(suite);
-        samples.entry(kind).or_default().push(cost);
+        samples.entry(kind).or_default().push(sample);
     }
     Ok(samples)
 }
 
-/// Makes a round of these turns beside each peer.
-fn judge(group: &mut Group, turns: &[Samples], foreign: f64, control: &RangeInclusive<f64>) {
+/// Makes a round of these turns for each row beside each peer.
+fn judge(group: &mut Group, turns: &[Samples], foreign: f64) {
     for done in group {
-        let turn = |samples: &Samples| Turn {
-            strait: samples[&Kind::Strait].clone(),
-            peer: samples[&done.peer].clone(),
-        };
-        let turns = turns.iter().map(turn).collect();
-        let round = Round { turns, foreign }.validate(done.peer.name(), control);
+        print_samples(done, turns);
+        let round = judged(done, turns, foreign);
         done.rounds.push(print_round(done.peer, round));
     }
 }
 
-/// Prints the samples of a turn.
-fn print_samples(samples: &Samples, row: &Row) {
-    let list = |(kind, costs): (&Kind, &Vec<f64>)| {
-        let costs: Vec<String> = costs.iter().map(|cost| format!("{cost:.3}")).collect();
+fn judged(done: &Done, turns: &[Samples], foreign: f64) -> ValidatedRound {
+    let names = [done.row.subject, done.peer];
+    let [strait, peer] = names.map(|kind| costs(kind, done.row, turns));
+    let pairs = strait?.into_iter().zip(peer?);
+    let turns_of_pair = pairs.map(|(strait, peer)| Turn { strait, peer });
+    let round = Round {
+        turns: turns_of_pair.collect(),
+        foreign,
+    };
+    let round = round.validate(names.map(Kind::name), &control(done.row))?;
+    if done.row.adds_latency() && done.peer != Kind::Direct {
+        return round.above(&costs(Kind::Direct, done.row, turns)?);
+    }
+    Ok(round)
+}
+
+/// Returns the costs of a gateway in each turn.
+fn costs(kind: Kind, row: &Row, turns: &[Samples]) -> Result<Vec<Vec<f64>>, String> {
+    let cost = |sample: &Sample| {
+        let cost = sample.cost(row.what);
+        cost.ok_or_else(|| format!("{}: nothing was done", kind.name()))
+    };
+    let of_turn = |samples: &Samples| samples[&kind].iter().map(cost).collect();
+    turns.iter().map(of_turn).collect()
+}
+
+fn control(row: &Row) -> RangeInclusive<f64> {
+    match row.what {
+        Measurement::Cpu(_) if row.turns() == 1 => CONTROL_OF_ONE,
+        Measurement::Cpu(_) | Measurement::Memory(_) => CONTROL,
+        _ => CONTROL_OF_LATENCY,
+    }
+}
+
+/// Prints the samples of a row beside a peer.
+fn print_samples(done: &Done, turns: &[Samples]) {
+    let row = done.row;
+    let list = |kind: Kind| {
+        let costs = costs(kind, row, turns).unwrap_or_default();
+        let costs: Vec<String> = costs
+            .iter()
+            .flatten()
+            .map(|cost| format!("{cost:.3}"))
+            .collect();
         format!("{} {}", kind.name(), costs.join(" "))
     };
-    let lists: Vec<String> = samples.iter().map(list).collect();
-    progress(&format!("  {} {}", lists.join(", "), row.unit()));
+    let lists = [row.subject, done.peer].map(list).join(", ");
+    progress(&format!("  {}: {lists} {}", row.name, row.what.unit()));
 }
 
 /// Prints the result of a round.
@@ -267,12 +342,37 @@ fn progress(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+impl Row {
+    /// Returns the number of turns of a round. Latencies and goodput need one long sample of each
+    /// gateway.
+    fn turns(&self) -> u32 {
+        match self.way {
+            Transport::LossyLink => 1,
+            _ if self.is_paced() => 1,
+            _ => TURNS,
+        }
+    }
+}
+
 impl Done {
-    /// Returns the row's name, with its peer unless that is always Envoy.
+    fn new(row: &'static Row, peer: Kind, bar: Limit) -> Self {
+        Self {
+            row,
+            peer,
+            bar,
+            rate: None,
+            rounds: Vec::new(),
+            suites: BTreeSet::new(),
+        }
+    }
+
+    /// Returns the row's name, with its peer if there may be others.
     pub fn name(&self) -> String {
-        match self.row.way {
-            Transport::Hbone => self.row.name.to_owned(),
-            Transport::Sni => format!("{}: {}", self.row.name, self.peer.name()),
+        let is_envoy = self.peer == Kind::Envoy && self.row.way != Transport::Sni;
+        if is_envoy {
+            self.row.name.to_owned()
+        } else {
+            format!("{}: {}", self.row.name, self.peer.name())
         }
     }
 

@@ -20,6 +20,8 @@ pub struct Usage {
     pub bytes: u64,
     /// Processor time.
     pub time: Duration,
+    /// Payload bytes copied by the byte path; none without the feature `count-copies`.
+    pub copied: Option<u64>,
 }
 
 thread_local! {
@@ -35,6 +37,10 @@ impl Usage {
             count,
             bytes,
             time: time.try_into().expect("no negative time"),
+            #[cfg(feature = "count-copies")]
+            copied: Some(strait::datapath::io::copied::total()),
+            #[cfg(not(feature = "count-copies"))]
+            copied: None,
         }
     }
 }
@@ -47,6 +53,10 @@ impl Sub for Usage {
             count: self.count - earlier.count,
             bytes: self.bytes - earlier.bytes,
             time: self.time - earlier.time,
+            copied: self
+                .copied
+                .zip(earlier.copied)
+                .map(|(now, then)| now - then),
         }
     }
 }

@@ -24,6 +24,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::allocations::Usage;
 use crate::mesh;
 
+/// Name of the gateway's thread.
+pub const THREAD: &str = "gateway";
 /// Limit of buffers in bytes, much more than these tunnels hold.
 const BUFFERS: usize = 64 << 20;
 
@@ -118,7 +120,9 @@ impl Running {
         });
         let (questions, asked) = mpsc::channel(1);
         let running = Arc::clone(&gateway);
-        thread::spawn(move || runtime().block_on(serve(running, sockets, asked)));
+        let serving = move || runtime().block_on(serve(running, sockets, asked));
+        let spawned = thread::Builder::new().name(THREAD.into()).spawn(serving);
+        spawned.expect("a thread");
         Self {
             addresses,
             gateway,

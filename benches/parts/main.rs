@@ -1,9 +1,10 @@
 //! Costs of the gateway's own code, step by step: `make parts` runs it.
 //!
-//! First a table of allocations and processor time of the gateway's thread, for a connection, a
-//! tunnel and a mebibyte; then criterion's benches of each step. `-- NAME` runs the benches whose
-//! names contain NAME. `-- allocations` prints only the table. `-- alike` prints the durations of
-//! rejections that a peer must not be able to distinguish.
+//! First a table of allocations, system calls, copied bytes and processor time of the gateway's
+//! thread, for a connection, a tunnel, a request and a mebibyte; then criterion's benches of each
+//! step. `-- NAME` runs the benches whose names contain NAME. `-- allocations` prints only the
+//! table. `-- alike` prints the durations of rejections that a peer must not be able to
+//! distinguish.
 
 // As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
 #![expect(
@@ -23,6 +24,8 @@ mod handshake;
 mod mesh;
 #[cfg(test)]
 mod pieces;
+#[cfg(test)]
+mod syscalls;
 #[cfg(test)]
 mod table;
 

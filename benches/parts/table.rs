@@ -1,4 +1,5 @@
-//! Allocations of the gateway's thread for a connection, a tunnel and a mebibyte.
+//! Allocations, system calls and copied bytes of the gateway's thread: for a connection and a
+//! tunnel, and in the steady state for a mebibyte and a request.
 //!
 //! They include TLS and HTTP/2. They exclude the peer and the endpoint, which have separate
 //! threads, and the log, which is off.
@@ -11,30 +12,75 @@ use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::allocations::Usage;
-use crate::gateway::{Endpoint, Running, runtime};
+use crate::gateway::{Endpoint, Running, THREAD, runtime};
 use crate::handshake::Identities;
+use crate::syscalls::{self, Counter, Counts};
 
 const CONNECTIONS: u32 = 300;
 const TUNNELS: u32 = 3_000;
+const REQUESTS: u32 = 20_000;
 const MIB: u32 = 512;
+/// Work before the steady state: windows have grown, and buffers are lent.
+const REQUESTS_OF_WARM_UP: u32 = 2_000;
+const MIB_OF_WARM_UP: u32 = 64;
+/// Number of system calls whose names are printed.
+const NAMED: usize = 5;
+
+/// Row of the table.
+struct Row {
+    what: &'static str,
+    /// Number of units that the figures are divided by.
+    count: u32,
+    usage: Usage,
+    /// None without perf.
+    calls: Option<Counts>,
+}
 
 /// Prints the table.
 #[expect(clippy::print_stdout, reason = "this is what it is run for")]
 pub fn print() {
     let rows = runtime().block_on(rows());
-    println!("the gateway's thread, for each       allocations      bytes   µs");
-    for (what, count, usage) in rows {
-        let each = |sum: f64| sum / f64::from(count);
+    println!("the gateway's thread, for each   allocations     bytes      µs   copied  calls");
+    for row in &rows {
+        let each = |sum: f64| sum / f64::from(row.count);
+        let all = row.calls.as_ref();
+        let all = all.map(|calls| calls.iter().map(|(_, count)| *count).sum::<u64>());
         println!(
-            "{what:<36} {:>11.1} {:>10.0} {:>7.1}",
-            each(usage.count as f64),
-            each(usage.bytes as f64),
-            each(usage.time.as_secs_f64() * 1e6),
+            "{:<32} {:>11.3} {:>9.0} {:>7.1} {:>8} {:>6}  {}",
+            row.what,
+            each(row.usage.count as f64),
+            each(row.usage.bytes as f64),
+            each(row.usage.time.as_secs_f64() * 1e6),
+            or_dash(
+                row.usage
+                    .copied
+                    .map(|bytes| format!("{:.0}", each(bytes as f64)))
+            ),
+            or_dash(all.map(|count| format!("{:.1}", each(count as f64)))),
+            row.named_calls(),
         );
+    }
+    if rows.iter().any(|row| row.calls.is_none()) {
+        println!("SKIPPED system calls: they need perf and access to the kernel's tracepoints");
+    }
+    if rows.iter().any(|row| row.usage.copied.is_none()) {
+        println!("SKIPPED copied bytes: they need `--features count-copies`, as in `make parts`");
     }
 }
 
-type Row = (&'static str, u32, Usage);
+fn or_dash(figure: Option<String>) -> String {
+    figure.unwrap_or_else(|| "–".to_owned())
+}
+
+impl Row {
+    /// Lists the most frequent system calls.
+    fn named_calls(&self) -> String {
+        let calls = self.calls.iter().flatten().take(NAMED);
+        let each = |count: u64| count as f64 / f64::from(self.count);
+        let named = calls.map(|(name, count)| format!("{name} {:.2}", each(*count)));
+        named.collect::<Vec<_>>().join(", ")
+    }
+}
 
 async fn rows() -> Vec<Row> {
     let identities = Identities::new();
@@ -42,18 +88,53 @@ async fn rows() -> Vec<Row> {
     // One unmeasured pass fills caches and initialises lazy values.
     connections(&gateway, &client, 10, || ()).await;
     let new = || gateway.reload(identities.server());
-    let unknown = connections(&gateway, &client, CONNECTIONS, new).await;
-    let known = connections(&gateway, &client, CONNECTIONS, || ()).await;
+    let unknown = async || connections(&gateway, &client, CONNECTIONS, new).await;
+    let unknown = measure(
+        &gateway,
+        "connection with a new chain",
+        CONNECTIONS,
+        unknown,
+    )
+    .await;
+    let known = async || connections(&gateway, &client, CONNECTIONS, || ()).await;
+    let known = measure(
+        &gateway,
+        "connection with a known chain",
+        CONNECTIONS,
+        known,
+    )
+    .await;
     let connection = connect(&gateway, &client).await;
-    churn(&gateway, &connection, 100).await;
-    let churned = churn(&gateway, &connection, TUNNELS).await;
+    churn(&connection, 100).await;
+    let churned = async || churn(&connection, TUNNELS).await;
+    let churned = measure(&gateway, "tunnel of 128 bytes each way", TUNNELS, churned).await;
     vec![
-        ("connection with a new chain", CONNECTIONS, unknown),
-        ("connection with a known chain", CONNECTIONS, known),
-        ("tunnel of 128 bytes each way", TUNNELS, churned),
-        ("MiB up", MIB, up(&gateway, &connection).await),
-        ("MiB down", MIB, down(&gateway, &connection).await),
+        unknown,
+        known,
+        churned,
+        requests(&gateway, &connection).await,
+        up(&gateway, &connection).await,
+        down(&gateway, &connection).await,
     ]
+}
+
+/// Measures the gateway's thread while `work` runs.
+async fn measure(
+    gateway: &Running,
+    what: &'static str,
+    count: u32,
+    work: impl AsyncFnOnce(),
+) -> Row {
+    let counter = syscalls::thread(THREAD).and_then(Counter::start);
+    let begun = gateway.usage().await;
+    work().await;
+    let usage = gateway.usage().await - begun;
+    Row {
+        what,
+        count,
+        usage,
+        calls: counter.map(Counter::stop),
+    }
 }
 
 async fn connect(gateway: &Running, client: &Arc<ClientConfig>) -> Client {
@@ -67,13 +148,7 @@ async fn open(connection: &Client, endpoint: Endpoint) -> Tunnel {
 }
 
 /// Opens connections, each with one tunnel, and closes them.
-async fn connections(
-    gateway: &Running,
-    client: &Arc<ClientConfig>,
-    count: u32,
-    before: impl Fn(),
-) -> Usage {
-    let begun = gateway.usage().await;
+async fn connections(gateway: &Running, client: &Arc<ClientConfig>, count: u32, before: impl Fn()) {
     for _ in 0..count {
         before();
         let connection = connect(gateway, client).await;
@@ -81,15 +156,12 @@ async fn connections(
         // The result of the close is not measured.
         drop(connection.close().await);
     }
-    gateway.usage().await - begun
 }
 
-async fn churn(gateway: &Running, connection: &Client, count: u32) -> Usage {
-    let begun = gateway.usage().await;
+async fn churn(connection: &Client, count: u32) {
     for _ in 0..count {
         exchange(connection).await;
     }
-    gateway.usage().await - begun
 }
 
 /// Opens a tunnel with one request and its answer.
@@ -102,27 +174,42 @@ async fn exchange(connection: &Client) {
     assert_eq!(answer.len(), 128);
 }
 
-async fn up(gateway: &Running, connection: &Client) -> Usage {
-    let mut tunnel = open(connection, Endpoint::Sink).await;
-    let begun = gateway.usage().await;
-    let part = Bytes::from(vec![7; 1 << 20]);
-    for _ in 0..MIB {
-        tunnel.send(part.clone()).await.expect("a tunnel");
-    }
-    tunnel.shutdown().await.expect("a tunnel");
-    // The sink closes once it has received everything.
-    let left = tunnel.read_to_end(&mut Vec::new()).await;
-    assert_eq!(left.expect("a clean end"), 0);
-    gateway.usage().await - begun
+/// Measures requests on one open tunnel.
+async fn requests(gateway: &Running, connection: &Client) -> Row {
+    let mut tunnel = open(connection, Endpoint::Echo).await;
+    let mut requests = async |count| {
+        for _ in 0..count {
+            let mut answer = [0; 128];
+            tunnel.write_all(&[7; 128]).await.expect("a tunnel");
+            tunnel.read_exact(&mut answer).await.expect("an echo");
+        }
+    };
+    requests(REQUESTS_OF_WARM_UP).await;
+    let work = async || requests(REQUESTS).await;
+    measure(gateway, "request of 128 bytes", REQUESTS, work).await
 }
 
-async fn down(gateway: &Running, connection: &Client) -> Usage {
+async fn up(gateway: &Running, connection: &Client) -> Row {
+    let mut tunnel = open(connection, Endpoint::Sink).await;
+    let part = Bytes::from(vec![7; 1 << 20]);
+    let mut send = async |count| {
+        for _ in 0..count {
+            tunnel.send(part.clone()).await.expect("a tunnel");
+        }
+    };
+    send(MIB_OF_WARM_UP).await;
+    measure(gateway, "MiB up", MIB, async || send(MIB).await).await
+}
+
+async fn down(gateway: &Running, connection: &Client) -> Row {
     let mut tunnel = open(connection, Endpoint::Source).await;
-    let begun = gateway.usage().await;
-    let mut left = MIB as usize * (1 << 20);
-    while left > 0 {
-        let bytes = tunnel.chunk().await.expect("a tunnel");
-        left = left.saturating_sub(bytes.expect("a source").len());
-    }
-    gateway.usage().await - begun
+    let mut receive = async |mib: u32| {
+        let mut left = mib as usize * (1 << 20);
+        while left > 0 {
+            let bytes = tunnel.chunk().await.expect("a tunnel");
+            left = left.saturating_sub(bytes.expect("a source").len());
+        }
+    };
+    receive(MIB_OF_WARM_UP).await;
+    measure(gateway, "MiB down", MIB, async || receive(MIB).await).await
 }

@@ -160,18 +160,17 @@ fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Starts to listen. Accepted sockets inherit the options of this one, which saves six system
-/// calls for each. `is_tls` is true for a TLS passthrough listener.
+/// calls for each. `is_passthrough` is true for a TLS listener.
 ///
 /// # Errors
 /// Fails if the address is in use.
 pub fn listen(socket: Socket, is_passthrough: bool) -> io::Result<TcpListener> {
-    let keepalive = match is_passthrough {
-        true => {
-            // A tunnel that breaks in any way, including a crash of this process, ends by RST.
-            socket.set_linger(Some(Duration::ZERO))?;
-            &PASSTHROUGH_KEEPALIVE
-        }
-        false => &HBONE_KEEPALIVE,
+    let keepalive = if is_passthrough {
+        // A tunnel that breaks in any way, including a crash of this process, ends by RST.
+        socket.set_linger(Some(Duration::ZERO))?;
+        &PASSTHROUGH_KEEPALIVE
+    } else {
+        &HBONE_KEEPALIVE
     };
     set_options(SockRef::from(&socket), keepalive)?;
     socket.listen(BACKLOG)?;
@@ -236,7 +235,7 @@ pub async fn run(
         match accepted {
             Ok((stream, address)) => {
                 delays = backoff.build();
-                dispatch(gateway, (&listener, &share), &workers, stream, address);
+                dispatch(gateway, &listener, &share, &workers, stream, address);
             }
             Err(_) if listener.drain.is_draining() => {}
             Err(error) if is_connection_error(&error) => {
@@ -279,7 +278,8 @@ fn is_connection_error(error: &io::Error) -> bool {
 
 fn dispatch(
     gateway: &DataPath,
-    (listener, share): (&Arc<Listener>, &Arc<ListenerReserve>),
+    listener: &Arc<Listener>,
+    share: &Arc<ListenerReserve>,
     workers: &[WorkerHandle],
     stream: TcpStream,
     address: SocketAddr,
@@ -377,9 +377,9 @@ mod tests {
     #[test]
     fn the_wildcard_is_ipv4s_where_there_is_no_ipv6() {
         let failing = |errno: Errno| {
-            move |address: SocketAddr| match address.is_ipv6() {
-                true => Err(io::Error::from_raw_os_error(errno.raw_os_error())),
-                false => Ok(address.to_string()),
+            move |address: SocketAddr| {
+                let error = io::Error::from_raw_os_error(errno.raw_os_error());
+                address.is_ipv4().then(|| address.to_string()).ok_or(error)
             }
         };
         let rows = [

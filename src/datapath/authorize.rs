@@ -19,7 +19,7 @@ use crate::telemetry::PolicyOutcome;
 use super::DataPath;
 use super::balance::Pick;
 use super::identity::Peer;
-use super::policy::Grant;
+use super::policy::{self, Grant};
 
 /// A pick that the policies of its endpoint allow. Only [`run`] creates one, and only this type
 /// can be dialled.
@@ -60,17 +60,19 @@ pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (P
     Err((pick, refusal.to_string()))
 }
 
-/// Evaluates the current policies for an open tunnel. Counts only refusals: audited outcomes were
-/// counted when the tunnel opened, and are not counted again with every change.
+/// Evaluates the grant of an open tunnel again: exposure, then the current policies. Counts only
+/// refusals: audited outcomes were counted when the tunnel opened, and are not counted again with
+/// every change.
 ///
 /// # Errors
-/// Returns the refusal after a change of the policies, of their selection or of the mode.
+/// Returns the change that revokes the grant.
 pub fn reevaluate(
     snapshot: &Snapshot,
     gateway: &DataPath,
     peer: &Peer,
     grant: &Grant,
 ) -> Result<(), String> {
+    policy::still_allowed(snapshot, peer, grant)?;
     if snapshot.enforcement != Enforcement::Enforce {
         return Ok(());
     }

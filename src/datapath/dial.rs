@@ -79,8 +79,9 @@ const UPSTREAM_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
 /// # Errors
 /// Returns the reason, and the permit for another attempt.
 pub async fn run(
+    gateway: &DataPath,
+    peer: &Peer,
     authorized: Authorized,
-    (gateway, peer): (&DataPath, &Peer),
     deadline: Instant,
 ) -> Result<Upstream, DialError> {
     let pick = authorized.into_pick();

@@ -1,20 +1,21 @@
 //! Stage 2: the outer TLS handshake, with one deadline.
 
-use std::io;
 use std::time::Duration;
 
+use rustls::AlertDescription;
 use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::reason::HandshakeRefusal;
-use crate::tls::record::{ContentType, HEADER_BYTES, RecordLayer, TRAILER_BYTES};
+use crate::tls::record::RecordLayer;
 use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
-use super::limits::admission::HandshakeSlot;
+use super::io::linger::ALERT_DEADLINE;
+use super::limits::admission::{EVICTED_DETAIL, HandshakeSlot};
 
 /// Transport of a connection after its handshake.
 #[derive(Debug)]
@@ -45,9 +46,19 @@ pub struct HandshakeError {
     pub refusal: HandshakeRefusal,
     /// Explanation of the failure.
     pub detail: String,
-    /// Socket that is closed only after the peer has read its alert, and the resources held until
-    /// then.
-    pub alerted: Option<(TcpStream, HandshakeSlot, ConnectionResources)>,
+    /// Socket to close once the peer has read its alert.
+    pub alerted: Option<AlertedSocket>,
+}
+
+/// Socket that an alert may have been sent on, with the resources that it holds.
+#[derive(Debug)]
+pub struct AlertedSocket {
+    /// Socket.
+    pub socket: TcpStream,
+    /// Slot of the handshake.
+    pub slot: HandshakeSlot,
+    /// Resources of the connection.
+    pub resources: ConnectionResources,
 }
 
 impl HandshakeError {
@@ -64,8 +75,7 @@ impl HandshakeError {
 /// Deadline for the whole handshake. A round trip between far regions is under 0.3 s. A peer
 /// without identity holds a slot for no longer than this.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
-/// Deadline for an alert to be written.
-const ALERT_DEADLINE: Duration = Duration::from_secs(1);
+
 /// Performs the handshake with the current TLS configuration, for a connection that frames its
 /// records itself.
 ///
@@ -81,11 +91,9 @@ pub async fn run(
     let handshake = tls::accept(gateway.tls.config(), &mut socket);
     let done = tokio::select! {
         done = timeout(HANDSHAKE_DEADLINE, handshake) => done,
-        () = slot.evicted() => return Err(HandshakeError::new(
-            HandshakeRefusal::Evicted,
-            &"handshake evicted: limit of concurrent handshakes reached, oldest of the source with \
-              the most",
-        )),
+        () = slot.evicted() => {
+            return Err(HandshakeError::new(HandshakeRefusal::Evicted, &EVICTED_DETAIL));
+        }
     };
     let (refusal, detail) = match done {
         Err(_) => {
@@ -107,8 +115,9 @@ pub async fn run(
         }
         Ok(Ok(mut session)) => {
             // rustls refuses a wrong ALPN offer but accepts a missing one.
-            let close = close(&mut socket, &mut session.layer);
-            let _ = timeout(ALERT_DEADLINE, close).await;
+            if let Ok(alert) = session.layer.seal_alert(AlertDescription::CloseNotify) {
+                let _ = timeout(ALERT_DEADLINE, socket.write_all(&alert)).await;
+            }
             let detail = "the peer did not offer ALPN h2".to_owned();
             (HandshakeRefusal::NoAlpn, detail)
         }
@@ -118,20 +127,10 @@ pub async fn run(
     Err(HandshakeError {
         refusal,
         detail,
-        alerted: Some((socket, slot, resources)),
+        alerted: Some(AlertedSocket {
+            socket,
+            slot,
+            resources,
+        }),
     })
-}
-
-/// Sends close_notify and the end of the stream.
-async fn close(socket: &mut TcpStream, layer: &mut RecordLayer) -> io::Result<()> {
-    // Level warning, alert close_notify (RFC 8446 6.1).
-    const ALERT: [u8; 2] = [1, 0];
-    let mut record = [0; HEADER_BYTES + ALERT.len() + TRAILER_BYTES];
-    for (byte, of_alert) in record.iter_mut().skip(HEADER_BYTES).zip(ALERT) {
-        *byte = of_alert;
-    }
-    let sealed = layer.seal(ContentType::Alert, &mut record);
-    sealed.map_err(io::Error::other)?;
-    socket.write_all(&record).await?;
-    socket.shutdown().await
 }

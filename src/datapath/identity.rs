@@ -69,15 +69,19 @@ impl Peer {
     pub fn authenticated(
         identity: Identity,
         issuer: Option<Arc<Issuer>>,
-        (address, listener): (SocketAddr, Arc<Listener>),
+        address: SocketAddr,
+        listener: Arc<Listener>,
         snapshot: &Snapshot,
     ) -> Result<Self, HandshakeRefusal> {
         let (trust, domain) = (&snapshot.trust, &identity.trust_domain);
         let spki = issuer.as_deref().map(|issuer| &issuer.spki);
         let cluster = trust.peer_cluster(domain, spki);
-        let cluster = cluster.ok_or_else(|| match trust.contains(domain) {
-            true => HandshakeRefusal::UntrustedIssuer,
-            false => HandshakeRefusal::UntrustedDomain,
+        let cluster = cluster.ok_or_else(|| {
+            if trust.contains(domain) {
+                HandshakeRefusal::UntrustedIssuer
+            } else {
+                HandshakeRefusal::UntrustedDomain
+            }
         })?;
         let source = Source {
             address,
@@ -154,13 +158,14 @@ impl Peer {
 }
 
 /// Reads the identity of the peer from its certificate, by the same strict parser as the verifier.
-/// `certificates` are its chain, and `from` its address and listener.
+/// `certificates` are its chain.
 ///
 /// # Errors
 /// Fails if the certificate is not one that the verifier accepts, or has just lost trust.
 pub fn run(
     certificates: &[CertificateDer<'_>],
-    from: (SocketAddr, Arc<Listener>),
+    address: SocketAddr,
+    listener: Arc<Listener>,
     tls: &InboundTls,
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
@@ -170,7 +175,7 @@ pub fn run(
     let identity = leaf_identity(leaf)?;
     let chain = tls.register_chain(certificates)?;
     let issuer = Some(Arc::clone(chain.issuer()));
-    let peer = Peer::authenticated(identity, issuer, from, snapshot)?;
+    let peer = Peer::authenticated(identity, issuer, address, listener, snapshot)?;
     Ok(Peer {
         not_after: chain.not_after(),
         chain: Some(chain),

@@ -156,10 +156,10 @@ impl ListenerRules {
     ) -> Result<bool, Reason> {
         // A tunnel that no route granted has offered Istio's protocols.
         let wanted = self.resolve(name, !granted)?;
-        match wanted.authority == *authority {
-            true => Ok(wanted.granted_by_listener),
-            false => Err(Reason::UnknownSni),
+        if wanted.authority != *authority {
+            return Err(Reason::UnknownSni);
         }
+        Ok(wanted.granted_by_listener)
     }
 
     fn resolve(&self, name: Option<&str>, offers_istio: bool) -> Result<ListenerTarget, Reason> {

@@ -1,34 +1,28 @@
 //! Stages 2 to 4 of a TLS listener: reads the ClientHello for routing and leaves it unchanged.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 use crate::reason::HandshakeRefusal;
 use crate::telemetry::{Record, handshake_refused};
 
 use super::DataPath;
-use super::accept::{AcceptedConnection, ConnectionResources};
-use super::client_hello::{self, ClientHelloError};
-use super::forward::raw::{self, PassthroughConnection};
-use super::http2::tunnel::{Origin, Target};
+use super::accept::AcceptedConnection;
+use super::client_hello::{self, ClientHello, ClientHelloError};
+use super::forward::establish::NewTunnel;
+use super::forward::passthrough::{self, ConnectionGuards, PassthroughConnection};
 use super::identity::Peer;
 use super::io::linger;
-use super::limits::admission::HandshakeSlot;
-
-/// Deadline for writing an alert.
-const ALERT_DEADLINE: Duration = Duration::from_secs(1);
+use super::limits::admission::{EVICTED_DETAIL, HandshakeSlot};
 
 /// Serves one connection: ClientHello, target, then bytes until it ends. A failure before a
 /// complete ClientHello is counted with the handshakes; later ends are counted with the tunnels.
 pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     // Boxed: reading a ClientHello takes far more memory than the tunnel that follows.
-    let arrived = Box::pin(read_client_hello(gateway, accepted)).await;
-    if let Some(arrived) = arrived {
-        raw::run(arrived).await;
+    let connection = Box::pin(read_client_hello(gateway, accepted)).await;
+    if let Some(connection) = connection {
+        passthrough::run(connection).await;
     }
 }
 
@@ -47,63 +41,47 @@ async fn read_client_hello(
         Ok(hello) => hello,
         Err(error) => {
             refused(&error);
-            let held = (accepted.handshake, accepted.resources);
-            send_alert(stream, &error.alert, held).await;
+            if error.alert.is_empty() {
+                linger::disable_reset_on_close(&stream);
+            } else {
+                linger::close_with_alert(stream, &error.alert).await;
+            }
+            // The slot and the resources are held until here.
+            drop((accepted.handshake, accepted.resources));
             return None;
         }
     };
-    // Obtained before the rules are read, so that no change of them is missed.
-    let generation = gateway.reader.generation();
-    let wanted = accepted.listener.rules().target(&hello);
-    let sni: Option<Arc<str>> = hello.sni.map(Into::into);
+    let (listener, descriptor) = (accepted.listener, &accepted.resources.descriptor);
+    let sni: Option<Arc<str>> = hello.sni.as_deref().map(Into::into);
     let peer = Arc::new(Peer {
-        holder: Some(accepted.resources.descriptor.holder().clone()),
-        ..Peer::unauthenticated(accepted.address, accepted.listener, sni.clone())
+        holder: Some(descriptor.holder().clone()),
+        ..Peer::unauthenticated(accepted.address, Arc::clone(&listener), sni.clone())
     });
+    let record = Record::for_client_hello(&gateway.metrics, &peer.source, sni);
+    // Obtains the generation before the rules are read, so that no change of them is missed.
+    let tunnel = NewTunnel::new(&gateway, &peer, record);
+    let target = listener.rules().target(&hello);
     Some(Box::new(PassthroughConnection {
-        record: Record::for_client_hello(&gateway.metrics, &peer.source, sni),
-        wanted: wanted.map(|wanted| {
-            let target = Target {
-                authority: wanted.authority,
-                origin: Origin::Workload,
-            };
-            (target, wanted.granted_by_listener)
-        }),
-        client_hello: hello.bytes,
-        held: (accepted.resources, gateway.metrics.connection_opened()),
-        gateway,
-        peer,
-        generation,
+        tunnel,
         stream,
+        client_hello: hello.bytes,
+        target,
+        guards: ConnectionGuards {
+            resources: accepted.resources,
+            counted: gateway.metrics.connection_opened(),
+        },
     }))
 }
 
 async fn read(
     stream: &mut TcpStream,
     slot: &HandshakeSlot,
-) -> Result<client_hello::ClientHello, ClientHelloError> {
+) -> Result<ClientHello, ClientHelloError> {
     tokio::select! {
         hello = client_hello::read_client_hello(stream) => hello,
-        () = slot.evicted() => Err(ClientHelloError::new(
-            HandshakeRefusal::Evicted,
-            &"handshake evicted: limit of concurrent handshakes reached, oldest of the source with \
-              the most",
-        )),
-    }
-}
-
-/// Sends an alert, and closes once the peer has read it.
-async fn send_alert(
-    mut stream: TcpStream,
-    alert: &[u8],
-    _held: (HandshakeSlot, ConnectionResources),
-) {
-    linger::disable_reset_on_close(&stream);
-    if alert.is_empty() {
-        return;
-    }
-    if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(alert)).await {
-        linger::close_gracefully(stream, linger::PEER_DRAIN_LIMITS).await;
+        () = slot.evicted() => {
+            Err(ClientHelloError::new(HandshakeRefusal::Evicted, &EVICTED_DETAIL))
+        }
     }
 }
 

@@ -118,13 +118,13 @@ pub fn check(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Result<(), Reas
 /// # Errors
 /// [`Reason::NotForPeer`] if the listener's `sources` no longer contain the peer.
 pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason> {
-    match peer.is_admitted() {
-        true => Ok(Permit {
-            route,
-            granted_by_listener: true,
-        }),
-        false => Err(Reason::NotForPeer),
+    if !peer.is_admitted() {
+        return Err(Reason::NotForPeer);
     }
+    Ok(Permit {
+        route,
+        granted_by_listener: true,
+    })
 }
 
 /// Evaluates an open tunnel again, by the current rules.
@@ -132,7 +132,7 @@ pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason
 /// # Errors
 /// The change that revoked the grant: of the listener, of trust, of exposure, of names, of
 /// links, or of the peers whose `x-istio-source` is trusted.
-pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<(), &'static str> {
+pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<(), &'static str> {
     if let Some(refusal) = peer.lost_trust() {
         return Err(refusal.description());
     }
@@ -142,40 +142,40 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
     let rules = peer.listener.rules();
     if rules.is_passthrough() {
         let name = peer.server_name.as_deref();
-        match rules.still_grants(name, &right.authority, right.granted) {
+        match rules.still_grants(name, &grant.authority, grant.granted) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             Err(_) => return Err("the listener no longer routes the server name to this target"),
         }
     }
     let (asked, host, means) = (
-        &right.authority,
-        &*right.service.hostname,
-        &right.matched_by,
+        &grant.authority,
+        &*grant.service.hostname,
+        &grant.matched_by,
     );
     let of = ServicePort {
         host,
-        port: right.port,
+        port: grant.port,
     };
-    let is_current_service = snapshot.may_answer(host, &right.service.namespace);
+    let is_current_service = snapshot.may_answer(host, &grant.service.namespace);
     if !is_current_service
         || !snapshot.still_leads_to(
             peer.policy_source(),
             asked,
-            &right.service,
-            right.port,
+            &grant.service,
+            grant.port,
             means,
         )
     {
         return Err("the name no longer refers to the service");
     }
     evaluate(snapshot, peer, asked, of, means).map_err(Reason::label)?;
-    let endpoint = &right.endpoint.definition;
+    let endpoint = &grant.endpoint.definition;
     let gone = snapshot.evaluate_removed_target(peer.policy_source(), asked, means, endpoint);
     verdict_to_result(gone).map_err(Reason::label)?;
-    match right.waypoint {
+    match grant.waypoint {
         Waypoint::Bypassed(origin)
-            if !route::may_bypass_waypoints(snapshot, peer, (host, means), origin) =>
+            if !route::may_bypass_waypoints(snapshot, peer, host, means, origin) =>
         {
             Err("the peer's x-istio-source is no longer trusted")
         }
@@ -185,15 +185,15 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
 
 /// Returns whether a server name, plain or in Istio's form, belongs to the permitted service:
 /// the requested name or any other that resolves to it.
-pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, right: &Grant, name: &str) -> bool {
+pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, grant: &Grant, name: &str) -> bool {
     let leads_there = |port: u16| {
         let asked = sni::authority_of(name, port)?;
         let found = snapshot.find(peer.policy_source(), &asked)?;
-        let is_same = found.service.hostname == right.service.hostname;
-        Some(is_same && found.port == right.port)
+        let is_same = found.service.hostname == grant.service.hostname;
+        Some(is_same && found.port == grant.port)
     };
     // An alias may match another port than the service's own name does.
-    let ports = [right.authority.port, right.port];
+    let ports = [grant.authority.port, grant.port];
     ports
         .into_iter()
         .any(|port| leads_there(port) == Some(true))

@@ -100,9 +100,10 @@ impl Route {
 
     /// Returns the reason for a tunnel without an endpoint.
     pub fn reason_without_endpoint(&self) -> Reason {
-        match self.by_waypoint {
-            true => Reason::NoWaypoint,
-            false => Reason::NoEndpoint,
+        if self.by_waypoint {
+            Reason::NoWaypoint
+        } else {
+            Reason::NoEndpoint
         }
     }
 }
@@ -116,12 +117,12 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
     let service = found.service;
-    let by_waypoint = uses_waypoint(snapshot, peer, (service, &found.matched_by), origin);
-    let endpoints = match by_waypoint {
-        true => pick_waypoint(snapshot, service)
-            .cloned()
-            .unwrap_or_default(),
-        false => snapshot.endpoints(&found, false),
+    let by_waypoint = uses_waypoint(snapshot, peer, service, &found.matched_by, origin);
+    let endpoints = if by_waypoint {
+        let picked = pick_waypoint(snapshot, service);
+        picked.cloned().unwrap_or_default()
+    } else {
+        snapshot.endpoints(&found, false)
     };
     Ok(Route {
         service: Arc::clone(service),
@@ -149,9 +150,10 @@ pub fn resolve_passthrough(
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
     let by_waypoint = !found.service.definition.waypoints.is_empty();
-    let endpoints = match by_waypoint {
-        true => Arc::default(),
-        false => snapshot.endpoints(&found, true),
+    let endpoints = if by_waypoint {
+        Arc::default()
+    } else {
+        snapshot.endpoints(&found, true)
     };
     Ok(Route {
         service: Arc::clone(found.service),
@@ -169,11 +171,12 @@ pub fn resolve_passthrough(
 pub fn may_bypass_waypoints(
     snapshot: &Snapshot,
     peer: &Peer,
-    (host, means): (&str, &MatchedBy),
+    host: &str,
+    means: &MatchedBy,
     origin: Origin,
 ) -> bool {
     let service = snapshot.service_or_derived(host);
-    service.is_none_or(|service| !uses_waypoint(snapshot, peer, (service, means), origin))
+    service.is_none_or(|service| !uses_waypoint(snapshot, peer, service, means, origin))
 }
 
 /// Returns whether a tunnel goes to a waypoint of the service instead of its endpoints
@@ -192,7 +195,8 @@ pub fn may_bypass_waypoints(
 fn uses_waypoint(
     snapshot: &Snapshot,
     peer: &Peer,
-    (service, means): (&Service, &MatchedBy),
+    service: &Service,
+    means: &MatchedBy,
     origin: Origin,
 ) -> bool {
     let definition = &service.definition;
@@ -226,16 +230,17 @@ fn uses_waypoint(
 /// Returns the endpoints of one of the service's waypoints, chosen by weight among those with
 /// endpoints.
 fn pick_waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<EndpointSet>> {
-    let usable: Vec<_> = usable_waypoints(snapshot, &service.definition).collect();
-    let weight_of = |waypoint: &Waypoint| u64::from(waypoint.weight);
-    let sum: u64 = usable.iter().map(|(waypoint, _)| weight_of(waypoint)).sum();
-    let mut draw = fastrand::u64(..sum.max(1));
-    let drawn = usable.into_iter().find(|(waypoint, _)| {
-        let hit = draw < weight_of(waypoint);
-        draw = draw.saturating_sub(weight_of(waypoint));
-        hit
-    });
-    drawn.map(|(_, endpoints)| endpoints)
+    let (mut sum, mut picked) = (0, None);
+    // Each waypoint replaces the one before with its share of the weights so far, which needs no
+    // list of them.
+    for (waypoint, endpoints) in usable_waypoints(snapshot, &service.definition) {
+        let weight = u64::from(waypoint.weight);
+        sum += weight;
+        if fastrand::u64(..sum) < weight {
+            picked = Some(endpoints);
+        }
+    }
+    picked
 }
 
 /// Returns the waypoints of a service that can be chosen, with their endpoints.
@@ -330,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_past_a_waypoint_says_so_and_is_believed() {
+    fn a_trusted_peer_that_claims_it_bypasses_a_waypoint() {
         let behind = service("echo", &[(named("waypoint"), 1)]);
         let mut waypoint = service("waypoint", &[]);
         // Tenants control this field.
@@ -364,11 +369,11 @@ mod tests {
         let behind_one = "spiffe://east.local/ns/app/sa/other";
         let ingress = "spiffe://west.local/ns/edge/sa/ingress";
         let labelled = "spiffe://east.local/ns/shop/sa/waypoint";
-        let stranger = "spiffe://west.local/ns/shop/sa/checkout";
+        let foreign = "spiffe://west.local/ns/shop/sa/checkout";
         // For each service: whether a tunnel goes to the waypoint if the peer sends no header,
         // claims to be a waypoint, or claims to be an ingress gateway.
         for (service, principal, want) in [
-            ("echo.app", stranger, [true, true, true]),
+            ("echo.app", foreign, [true, true, true]),
             ("echo.app", WAYPOINT, [true, false, false]),
             ("echo.app", san, [true, true, true]),
             ("echo.app", labelled, [true, true, true]),
@@ -379,14 +384,14 @@ mod tests {
             ("echo.app", ingress, [true, false, false]),
             ("shown.app", WAYPOINT, [true, false, true]),
             ("shown.app", ingress, [true, false, true]),
-            ("shown.app", stranger, [true, true, true]),
-            ("waypoint.app", stranger, [false, false, false]),
+            ("shown.app", foreign, [true, true, true]),
+            ("waypoint.app", foreign, [false, false, false]),
         ] {
             let service = snapshot.services.get(service).expect("a service");
             let origins = [Origin::Workload, Origin::Waypoint, Origin::Gateway];
             let peer = peer(&snapshot, principal);
-            let of = (&**service, &MatchedBy::Service);
-            let got = origins.map(|origin| uses_waypoint(&snapshot, &peer, of, origin));
+            let means = &MatchedBy::Service;
+            let got = origins.map(|origin| uses_waypoint(&snapshot, &peer, service, means, origin));
             assert_eq!(got, want, "{} {principal}", service.hostname);
         }
     }
@@ -402,8 +407,9 @@ mod tests {
             service_account,
             not_after: std::time::SystemTime::UNIX_EPOCH,
         };
-        let from = (([127, 0, 0, 1], 1).into(), Arc::default());
-        Peer::authenticated(identity, None, from, snapshot).expect("a trusted peer")
+        let address = ([127, 0, 0, 1], 1).into();
+        Peer::authenticated(identity, None, address, Arc::default(), snapshot)
+            .expect("a trusted peer")
     }
 
     #[test]
@@ -413,7 +419,7 @@ mod tests {
             service("waypoint", &[]),
         ];
         let built = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
-        let believed = |trust: TrustSet| {
+        let is_trusted = |trust: TrustSet| {
             let change = Change {
                 trust: Some(trust),
                 ..Change::default()
@@ -423,14 +429,15 @@ mod tests {
             may_bypass_waypoints(
                 &snapshot,
                 &peer,
-                ("echo.app", &MatchedBy::Service),
+                "echo.app",
+                &MatchedBy::Service,
                 Origin::Waypoint,
             )
         };
         let one = || TrustSet::new([("east.local", "east")]);
-        assert!(!believed(one()));
-        assert!(believed(one().with_waypoints([WAYPOINT])));
-        assert!(believed(TrustSet::new([
+        assert!(!is_trusted(one()));
+        assert!(is_trusted(one().with_waypoints([WAYPOINT])));
+        assert!(is_trusted(TrustSet::new([
             ("east.local", "east"),
             ("west.local", "west")
         ])));
@@ -444,8 +451,11 @@ mod tests {
         ];
         let before = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
         let opened = peer(&before, WAYPOINT);
-        let of = ("echo.app", &MatchedBy::Service);
-        assert!(may_bypass_waypoints(&before, &opened, of, Origin::Waypoint));
+        let may_bypass = |snapshot: &Snapshot| {
+            let (means, origin) = (&MatchedBy::Service, Origin::Waypoint);
+            may_bypass_waypoints(snapshot, &opened, "echo.app", means, origin)
+        };
+        assert!(may_bypass(&before));
         let change = Change {
             trust: Some(TrustSet::new([
                 ("east.local", "north"),
@@ -454,7 +464,7 @@ mod tests {
             ..Change::default()
         };
         let now = build(&before, change);
-        assert!(!may_bypass_waypoints(&now, &opened, of, Origin::Waypoint));
+        assert!(!may_bypass(&now));
     }
 
     #[test]
@@ -513,8 +523,8 @@ mod tests {
             let asked = Authority::parse("all.global:80").expect("an authority");
             let found = snapshot.find(peer.policy_source(), &asked);
             let goes = found.map(|found| {
-                let of = (&**found.service, &found.matched_by);
-                uses_waypoint(&snapshot, &peer, of, Origin::Waypoint)
+                let (service, means) = (found.service, &found.matched_by);
+                uses_waypoint(&snapshot, &peer, service, means, Origin::Waypoint)
             });
             assert_eq!(goes, want, "{names:?}");
         }

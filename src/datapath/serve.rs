@@ -31,15 +31,11 @@ pub async fn run_worker(gateway: Arc<DataPath>, mut queue: mpsc::Receiver<Accept
             _ = tick.tick() => continue,
         };
         let Some(accepted) = accepted else { return };
-        match accepted.listener.is_passthrough() {
-            true => {
-                let connection = passthrough::run(Arc::clone(&gateway), accepted);
-                gateway.lifecycle.spawn(connection);
-            }
-            false => {
-                let connection = serve_hbone(Arc::clone(&gateway), accepted);
-                gateway.lifecycle.spawn(connection);
-            }
+        let shared = Arc::clone(&gateway);
+        if accepted.listener.is_passthrough() {
+            gateway.lifecycle.spawn(passthrough::run(shared, accepted));
+        } else {
+            gateway.lifecycle.spawn(serve_hbone(shared, accepted));
         }
     }
 }
@@ -55,8 +51,8 @@ async fn serve_hbone(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     };
     if let Err(refused) = served.await {
         handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
-        if let Some((socket, _slot, _held)) = refused.alerted {
-            linger::close_gracefully(socket, linger::PEER_DRAIN_LIMITS).await;
+        if let Some(alerted) = refused.alerted {
+            linger::close_gracefully(alerted.socket).await;
         }
     }
 }
@@ -66,10 +62,11 @@ async fn authenticate(
     gateway: &DataPath,
     accepted: AcceptedConnection,
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {
-    let from = (accepted.address, Arc::clone(&accepted.listener));
+    let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
     let certificates = session.peer_certificates.as_slice();
-    let mut peer = identity::run(certificates, from, &gateway.tls, &gateway.reader.load())
+    let snapshot = gateway.reader.load();
+    let mut peer = identity::run(certificates, address, listener, &gateway.tls, &snapshot)
         .map_err(|refusal| HandshakeError::new(refusal, &refusal))?;
     let (source, descriptor) = (&peer.source, &mut session.resources.descriptor);
     let holder = descriptor.holder();

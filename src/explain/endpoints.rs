@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::datapath::forward::POLICY_REFUSALS_MAX;
+use crate::datapath::forward::establish::POLICY_REFUSALS_MAX;
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
 use crate::datapath::route::{self, Route};

@@ -221,8 +221,8 @@ impl Explainer<'_> {
         };
         let identity = self.identity()?;
         let issuer = self.issuer()?;
-        let from = (self.question.address(), Arc::default());
-        let peer = Peer::authenticated(identity.clone(), issuer, from, self.world.snapshot);
+        let (address, snapshot) = (self.question.address(), self.world.snapshot);
+        let peer = Peer::authenticated(identity.clone(), issuer, address, Arc::default(), snapshot);
         answer.peer = why::identity(&identity, &peer, self.world.snapshot);
         let peer = match peer {
             Ok(peer) => peer,

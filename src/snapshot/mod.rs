@@ -36,7 +36,7 @@ mod precedence;
 mod required_hosts;
 mod shards;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tiers;
 pub mod traffic;
 mod trust;

@@ -204,7 +204,7 @@ const EXAMPLES: &str = "Examples:
   strait certs --cluster a --cluster b --cluster c /tmp/certs
 
 Cluster NAME stands for the trust domain NAME.local. Writes root.crt, and .crt and .key of
-gateway and endpoint (first cluster), client (second), client-NAME (further ones), and foreign:
+gateway and endpoint (first cluster), client (second), client-NAME (further ones), and stranger:
 same root, and a trust domain that no example trusts. The root's own key is not kept.";
 
 #[cfg(test)]

@@ -13,6 +13,9 @@ mod chart;
 #[path = "../../benches/gateways/figures.rs"]
 mod figures;
 #[cfg(test)]
+#[path = "../../benches/gateways/measurement.rs"]
+mod measurement;
+#[cfg(test)]
 #[path = "../../benches/gateways/outcome.rs"]
 mod outcome;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! One test for each rule of the arithmetic.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -8,9 +9,10 @@ use crate::chart::{self, Entry, escaped};
 use crate::figures::{
     Interval, Limit, Round, Summary, Turn, ValidatedRound, Verdict, interval, median,
 };
-use crate::outcome::{Outcome, Unit};
+use crate::measurement::{Measurement, Quantile, Unit};
+use crate::outcome::Outcome;
 use crate::readme;
-use crate::rows::{BESIDE_BEFORE, Kind, Measurement, ROWS, Transport};
+use crate::rows::{BESIDE_BEFORE, Kind, ROWS, Row, Transport};
 
 /// A round of one turn.
 fn round(strait: &[f64], peer: &[f64]) -> Round {
@@ -52,8 +54,9 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
     let control = 0.93..=1.07;
     let good = round(&[1.0, 1.05], &[2.0, 1.95]);
     assert!(close(good.ratio(), 2.05 / 3.95));
-    assert!(good.clone().validate("Envoy", &control).is_ok());
-    let why = |round: Round| round.validate("Envoy", &control).unwrap_err();
+    let names = ["Strait", "Envoy"];
+    assert!(good.clone().validate(names, &control).is_ok());
+    let why = |round: Round| round.validate(names, &control).unwrap_err();
     assert_eq!(
         why(round(&[1.0, 1.2], &[2.0, 2.0])),
         "control pair of Strait: 1.20"
@@ -73,9 +76,22 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
         turns: turns.to_vec(),
         foreign: 0.0,
     };
-    assert!(close(three.ratio(), good.ratio()) && three.validate("Envoy", &control).is_ok());
+    assert!(close(three.ratio(), good.ratio()) && three.validate(names, &control).is_ok());
     // Memory has one sample of each, and no pair.
-    assert!(round(&[1.0], &[9.0]).validate("Envoy", &control).is_ok());
+    assert!(round(&[1.0], &[9.0]).validate(names, &control).is_ok());
+}
+
+#[test]
+fn a_baseline_is_subtracted_before_the_ratio() {
+    let added = round(&[0.3, 0.5], &[0.9, 1.1]).above(&[vec![0.1, 0.3]]);
+    assert!(close(
+        added.expect("more than the baseline").ratio(),
+        0.2 / 0.8
+    ));
+    for (strait, peer) in [(0.2, 0.9), (0.9, 0.1)] {
+        let nothing = round(&[strait], &[peer]).above(&[vec![0.2]]);
+        assert_eq!(nothing.unwrap_err(), "nothing was added");
+    }
 }
 
 #[test]
@@ -113,17 +129,31 @@ fn the_median_decides_about_the_bar() {
 fn a_report_counts_if_the_load_went_well_and_used_the_right_key_exchange() {
     let report = |key_exchange: &str, failures: u32| {
         json!({
-            "work": "up", "operations": 7, "sent_bytes": 2_500_000_000_u64, "received_bytes": 0,
+            "work": "up", "seconds": 5.0, "operations": 7, "operations_per_second": 1.4,
+            "sent_bytes": 2_500_000_000_u64, "received_bytes": 0,
             "failures": failures, "failures_by_kind": {"no tunnel": failures},
             "interrupted": false, "server_names": [], "key_exchange": key_exchange,
-            "cipher_suite": "TLS13_AES_256_GCM_SHA384", "latency_us": {"p50": 1.0, "p99": 2500.0},
+            "cipher_suite": "TLS13_AES_256_GCM_SHA384", "latency_us": {"p50": 500.0, "p99": 2500.0},
         })
     };
     let outcome = Outcome::read(&report("X25519", 0)).expect("a good one");
-    assert_eq!(outcome.units(Unit::GbSent), Some(2.5));
-    assert_eq!(outcome.units(Unit::GbReceived), None);
-    assert_eq!(outcome.units(Unit::Request), Some(7.0));
-    assert_eq!(outcome.p99_ms(), Some(2.5));
+    for (what, expected) in [
+        (Measurement::Cpu(Unit::GbSent), Some("0.280 s/GB")),
+        (Measurement::Cpu(Unit::GbReceived), None),
+        (
+            Measurement::Cpu(Unit::Request),
+            Some("100000.000 µs/request"),
+        ),
+        (Measurement::Latency(Quantile::P50), Some("0.500 ms")),
+        (Measurement::Added(Quantile::P99), Some("2.500 ms")),
+        (Measurement::TransferTime(Unit::GbSent), Some("0.002 s/MB")),
+        (Measurement::Memory(&[]), None),
+    ] {
+        let cost = outcome.cost(what, Duration::from_millis(700));
+        let shown = cost.map(|cost| format!("{cost:.3} {}", what.unit()));
+        assert_eq!(shown.as_deref(), expected, "{what:?}");
+    }
+    assert!(close(outcome.rate(), 1.4));
     assert_eq!(outcome.cipher_suite(), Some("TLS13_AES_256_GCM_SHA384"));
     let why = |report| Outcome::read(&report).unwrap_err();
     assert!(why(report("X25519MLKEM768", 0)).contains("X25519MLKEM768"));
@@ -190,23 +220,18 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
         assert!(!row.ztunnel.is_empty(), "{}", row.name);
         assert!(!row.peers.is_empty(), "{}", row.name);
         for &(peer, bar) in row.peers {
-            assert_ne!(peer, Kind::Strait, "{}", row.name);
+            assert_ne!(peer, row.subject, "{}", row.name);
             match (row.way, row.what, bar) {
                 (Transport::Hbone, Measurement::Memory(_), bar) => {
                     assert!(matches!(bar, Limit::Absolute(_)))
                 }
-                (Transport::Hbone, _, Limit::Ratio(ratio)) => assert!(ratio < 1.0),
                 (Transport::Sni, _, Limit::Ratio(ratio)) => assert!(ratio <= 1.2),
-                (Transport::Sni, _, Limit::None) => {}
+                (_, _, Limit::Ratio(ratio)) if peer == Kind::Strait => assert!(ratio < 1.1),
+                (_, _, Limit::Ratio(ratio)) => assert!(ratio < 1.0),
+                (_, _, Limit::None) => {}
                 (_, _, bar) => panic!("{bar:?} for {}", row.name),
             }
         }
-        let unit = match row.what {
-            Measurement::Cpu(unit) => unit.cost().0,
-            Measurement::P99 => "ms",
-            Measurement::Memory(_) => "KiB",
-        };
-        assert_eq!(row.unit(), unit);
         if let Measurement::Memory(held) = row.what {
             assert!(
                 held.iter().all(|held| held.tunnels() >= 100),
@@ -218,12 +243,37 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
 }
 
 #[test]
+fn rows_of_one_load_follow_each_other() {
+    for (index, row) in ROWS.iter().enumerate() {
+        let same = |other: &Row| row.shares_load(other);
+        let last = ROWS.iter().rposition(same).expect("the row itself");
+        assert!(ROWS[index..=last].iter().all(same), "{}", row.name);
+    }
+    let paced = |row: &&Row| row.is_paced();
+    let kinds: BTreeSet<_> = ROWS.iter().filter(paced).map(|row| row.load).collect();
+    assert_eq!(kinds.len(), 2, "{kinds:?}");
+}
+
+#[test]
+fn rows_with_a_baseline_of_their_own_do_not_compare_builds() {
+    for row in &ROWS {
+        let has_direct = row.peers.iter().any(|&(peer, _)| peer == Kind::Direct);
+        assert_eq!(row.adds_latency(), has_direct, "{}", row.name);
+        let is_plain = !has_direct && row.subject == Kind::Strait;
+        assert_eq!(row.compares_builds(), is_plain, "{}", row.name);
+        let floors = row.peers.iter().filter(|(peer, _)| peer.is_floor());
+        assert!(floors.count() <= 1, "{}", row.name);
+    }
+}
+
+#[test]
 fn each_peer_has_rows_and_a_name_of_its_own() {
     let names: BTreeSet<&str> = Kind::ALL.into_iter().map(Kind::name).collect();
     assert_eq!(names.len(), Kind::ALL.len());
     for kind in Kind::ALL {
         let mut beside = ROWS.iter().flat_map(|row| row.peers).chain(&BESIDE_BEFORE);
         let has = beside.any(|&(peer, _)| peer == kind);
-        assert_eq!(has, kind != Kind::Strait, "{kind:?}");
+        let is_subject = ROWS.iter().any(|row| row.subject == kind);
+        assert!(has || is_subject, "{kind:?}");
     }
 }

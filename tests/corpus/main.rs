@@ -16,10 +16,14 @@ mod targets;
 #[cfg(test)]
 mod replay {
     use std::cell::Cell;
+    use std::collections::BTreeMap;
     use std::fs;
     use std::panic::{catch_unwind, set_hook, take_hook};
     use std::path::{Path, PathBuf};
     use std::sync::Once;
+
+    use strait::datapath::http2::hpack::HpackError;
+    use strait::tls::record::Content;
 
     use crate::targets;
 
@@ -148,7 +152,7 @@ mod replay {
 
     #[test]
     fn records() {
-        replay("record", targets::record, 2000);
+        replay("record", |input| drop(targets::record(input)), 2000);
     }
 
     #[test]
@@ -158,11 +162,97 @@ mod replay {
 
     #[test]
     fn header_blocks() {
-        replay("hpack", targets::hpack, 1000);
+        replay("hpack", |input| _ = targets::hpack(input), 1000);
+    }
+
+    #[test]
+    fn header_blocks_of_the_corpus_fail_in_every_way() {
+        let ended: Vec<_> = corpus("hpack")
+            .into_iter()
+            .map(|(_, input)| targets::hpack(&input))
+            .collect();
+        let fields: usize = ended.iter().map(|(fields, _)| fields).sum();
+        assert!(fields > 50, "{fields} fields");
+        for error in [
+            HpackError::Truncated,
+            HpackError::Integer,
+            HpackError::Huffman,
+            HpackError::Index,
+            HpackError::TableSize,
+        ] {
+            let fails = ended.iter().any(|(_, ended)| *ended == Some(error));
+            assert!(fails, "no block of the corpus fails by {error:?}");
+        }
+    }
+
+    #[test]
+    fn records_of_the_corpus_have_every_content_and_every_alert() {
+        let opened: Vec<_> = corpus("record")
+            .into_iter()
+            .map(|(_, input)| targets::record(&input))
+            .collect();
+        for content in [
+            Content::ApplicationData,
+            Content::KeyUpdate { requested: true },
+            Content::KeyUpdate { requested: false },
+            Content::CloseNotify,
+            Content::Nothing,
+        ] {
+            let mut records = opened.iter().flat_map(|(records, _)| records);
+            let occurs = records.any(|(of_record, _)| *of_record == content);
+            assert!(occurs, "no record of the corpus is {content:?}");
+        }
+        let errors = opened.iter().filter_map(|(_, error)| error.as_ref());
+        let alerts: Vec<_> = errors.map(|error| error.alert().map(u8::from)).collect();
+        // unexpected_message, bad_record_mac, record_overflow, illegal_parameter, decode_error, and
+        // none for an alert of the peer (RFC 8446 section 6.2).
+        for alert in [Some(10), Some(20), Some(22), Some(47), Some(50), None] {
+            assert!(
+                alerts.contains(&alert),
+                "no error of the corpus has {alert:?}"
+            );
+        }
     }
 
     #[test]
     fn connections() {
-        replay("http2", targets::http2, 50);
+        replay("http2", |input| drop(targets::http2(input)), 50);
+    }
+
+    #[test]
+    fn connections_of_the_corpus_end_their_tunnels_in_every_way_that_a_peer_can_cause() {
+        let reasons = [
+            "completed",
+            "bad_authority",
+            "not_connect",
+            "too_many_fields",
+            "unknown_service",
+            "not_exposed",
+            "dial_denied",
+            "dial_refused",
+            "malformed",
+            "downstream_cancelled",
+            "downstream_reset",
+            "downstream_lost",
+            "upstream_reset",
+            "drain_deadline",
+            "revoked",
+        ];
+        let mut reached: BTreeMap<String, f64> = BTreeMap::new();
+        for (_, input) in corpus("http2") {
+            for line in targets::http2(&input).encode_plain().lines() {
+                let (series, value) = line.rsplit_once(' ').expect("a value");
+                let name = series.split_once(',').map_or(series, |(name, _)| name);
+                let value = value.parse().unwrap_or(0.0);
+                *reached.entry(name.to_owned()).or_default() += value;
+            }
+        }
+        for reason in reasons {
+            let ended = reached.get(&format!("strait_tunnels_total{{reason=\"{reason}\""));
+            assert!(
+                ended.is_some_and(|&ended| ended > 0.0),
+                "no tunnel of the corpus is {reason}"
+            );
+        }
     }
 }

@@ -87,6 +87,8 @@ mod oracle;
 #[cfg(test)]
 mod passthrough;
 #[cfg(test)]
+mod peers;
+#[cfg(test)]
 mod pod;
 #[cfg(test)]
 mod pod_listeners;

@@ -26,8 +26,8 @@ fn folder(leaf: &Leaf, root: &str) -> TempDir {
 
 const FILES: &[&str] = &["--chain=tls.crt", "--key=tls.key", "--roots=root.crt"];
 
-fn strait(folder: &TempDir) -> Command {
-    let mut command = crate::support::process::strait();
+fn strait(folder: &TempDir, namespace: Option<u32>) -> Command {
+    let mut command = crate::support::process::strait_in(namespace);
     command.current_dir(folder.path()).arg("load");
     command
 }
@@ -60,6 +60,8 @@ pub struct Load {
     folder: TempDir,
     to: SocketAddr,
     bare: bool,
+    /// Process whose network namespace the load runs in, if not our own.
+    pub namespace: Option<u32>,
 }
 
 impl Load {
@@ -74,6 +76,7 @@ impl Load {
             folder,
             to,
             bare: false,
+            namespace: None,
         }
     }
 
@@ -96,7 +99,7 @@ impl Load {
         let host = authority
             .rsplit_once(':')
             .map_or(authority, |(host, _)| host);
-        let mut command = strait(&self.folder);
+        let mut command = strait(&self.folder, self.namespace);
         command.args(args.split_whitespace());
         command.args(["--json", "--to", &to]);
         match self.bare {
@@ -143,7 +146,7 @@ impl Serve {
 
     async fn start(at: SocketAddr, args: &[&str]) -> Self {
         let folder = folder(&identities().leaf(ENDPOINT), &identities().root);
-        let mut process = strait(&folder)
+        let mut process = strait(&folder, None)
             .args(["serve", "--bind", &at.to_string()])
             .args(args)
             .stderr(Stdio::inherit())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::{Buf, BytesMut};
 
+use crate::datapath::io::copied;
 use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
 
 /// Size of a rest that is copied out of the memory of a larger backlog.
@@ -37,12 +38,15 @@ impl Backlog {
     /// Appends what follows the first `taken` bytes of the slices.
     pub fn push(&mut self, budget: &Arc<BufferBudget>, slices: &[IoSlice<'_>], mut taken: usize) {
         let before = self.bytes.len();
+        let all: usize = slices.iter().map(|slice| slice.len()).sum();
+        self.bytes.reserve(all.saturating_sub(taken));
         for slice in slices {
             let skipped = taken.min(slice.len());
             taken -= skipped;
             self.bytes.extend_from_slice(&slice[skipped..]);
         }
         let added = self.bytes.len() - before;
+        copied::count(added);
         self.open_account(budget).charge(added);
     }
 
@@ -54,6 +58,7 @@ impl Backlog {
         }
         // `advance` frees no memory, and the account counts the bytes that are left.
         if self.bytes.len() < SMALL_BYTES {
+            copied::count(self.bytes.len());
             self.bytes = BytesMut::from(self.bytes());
         }
     }

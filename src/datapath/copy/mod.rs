@@ -2,7 +2,7 @@
 
 pub mod backlog;
 pub mod progress;
-pub mod raw;
+pub mod tcp;
 
 use std::time::Duration;
 

@@ -42,10 +42,11 @@ impl InnerProgress {
             return;
         }
         let closed = PEER_CLOSED << turn;
-        self.0 = match ends_in_alert(bytes) {
-            true => self.0 | closed,
-            false => self.0 & !closed,
-        };
+        if ends_in_alert(bytes) {
+            self.0 |= closed;
+        } else {
+            self.0 &= !closed;
+        }
     }
 
     /// Returns the reason of an end: [`Reason::Completed`] if the reset by the peer is the normal

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::Guard;
+use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -27,9 +28,12 @@ use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Reader, Snapshot};
 use crate::telemetry::Record;
 
+use super::downstream::ConnectionEnd;
+use super::establish::NewTunnel;
+use super::hbone::{self, ConnectRequest};
+use super::open::revoke_delay;
 use super::setup::PendingConnect;
-use super::turn::{ConnectionEnd, NewRequest, Turns};
-use super::{ConnectRequest, REVOKE_JITTER};
+use super::turn::{NewRequest, Turns};
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -49,11 +53,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Deadline for an answer. A peer that stops for 10 s is kept; a dead one is detected within 30 s.
 const PING_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Warning alert by which a side closes TLS (RFC 8446 section 6.1).
-const CLOSE_NOTIFY: [u8; 2] = [1, 0];
-/// Level of all other alerts (RFC 8446 section 6.2).
-const FATAL: u8 = 2;
-
 /// Serves CONNECTs until the session ends.
 ///
 /// # Errors
@@ -65,7 +64,7 @@ pub async fn run(
 ) -> Result<(), HandshakeError> {
     let socket: TcpStream =
         serve_stream(gateway, session.transport, &session.resources, peer).await?;
-    linger::close_gracefully(socket, linger::PEER_DRAIN_LIMITS).await;
+    linger::close_gracefully(socket).await;
     Ok(())
 }
 
@@ -85,13 +84,13 @@ where
     let mut turns = Box::new(Turns::new(*transport, &gateway.budget));
     let established = poll_fn(|cx| match turns.poll(cx) {
         Poll::Ready(end) => Poll::Ready(Err(end)),
-        Poll::Pending if turns.server.is_established() => Poll::Ready(Ok(())),
+        Poll::Pending if turns.downstream.server.is_established() => Poll::Ready(Ok(())),
         Poll::Pending => Poll::Pending,
     });
     let established = timeout(PREFACE_DEADLINE, established).await;
     let end = match established {
         Ok(Ok(())) => None,
-        Ok(Err(end)) if turns.server.has_preface() => Some(end),
+        Ok(Err(end)) if turns.downstream.server.has_preface() => Some(end),
         Ok(Err(end)) => {
             return Err(HandshakeError::new(
                 HandshakeRefusal::Other,
@@ -118,7 +117,7 @@ where
     };
     let socket = match end {
         None => owner.run(turns).await,
-        end => owner.close(turns, end).await,
+        Some(end) => owner.close(turns, end).await,
     };
     drop(open);
     Ok(socket)
@@ -221,39 +220,41 @@ impl Owner<'_> {
                     }
                     Some(end) => end,
                 },
-                Wake::End(end) => Some(end),
+                Wake::End(end) => end,
             };
             return self.close(turns, end).await;
         }
     }
 
-    /// Handles an event. Returns `Some` if the connection ends, with its error if there is one.
+    /// Handles an event. Returns the end of the connection, if it ends by this event.
     fn handle<S>(
         &mut self,
         event: ConnectionEvent,
         turns: &mut Turns<S>,
         events: &mut PendingEvents,
-    ) -> Option<Option<ConnectionEnd>>
+    ) -> Option<ConnectionEnd>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         match event {
             ConnectionEvent::PingDue => {
-                if turns.server.ping() {
+                if turns.downstream.server.ping() {
                     self.ping_at = Instant::now();
                     events.push_after(PING_INTERVAL, ConnectionEvent::PingDue);
                 } else if self.ping_at.elapsed() >= PING_DEADLINE {
-                    return Some(Some(ConnectionEnd::Silent));
+                    return Some(ConnectionEnd::Silent);
                 } else {
                     let due = self.ping_at + PING_DEADLINE;
                     events.push_after(due - Instant::now(), ConnectionEvent::PingDue);
                 }
             }
             ConnectionEvent::FirstConnectTimeout if self.is_used => {}
-            ConnectionEvent::FirstConnectTimeout | ConnectionEvent::Closed => return Some(None),
+            ConnectionEvent::FirstConnectTimeout | ConnectionEvent::Closed => {
+                return Some(ConnectionEnd::ClosedByGateway);
+            }
             ConnectionEvent::GoAwayDue => {
                 self.goaway_at = Some(Instant::now());
-                turns.server.shut_down_gracefully();
+                turns.downstream.server.shut_down_gracefully();
             }
             ConnectionEvent::DrainDeadline => {
                 turns.end_all(Reason::DrainDeadline);
@@ -262,7 +263,7 @@ impl Owner<'_> {
             ConnectionEvent::Untrusted(refusal) => {
                 self.gateway.metrics.connection_untrusted(refusal);
                 self.log_end(&refusal.description());
-                turns.server.shut_down_gracefully();
+                turns.downstream.server.shut_down_gracefully();
                 events.push_after(UNTRUSTED_CLOSE_DELAY, ConnectionEvent::Closed);
             }
             ConnectionEvent::Changed => {
@@ -284,21 +285,19 @@ impl Owner<'_> {
         turns.generation = generation;
         for tunnel in turns.open_tunnels() {
             if let Err(why) = tunnel.tunnel().reevaluate(&snapshot) {
-                let delay = REVOKE_JITTER.mul_f64(fastrand::f64());
-                events.push_after(delay, ConnectionEvent::Revoked(tunnel.key, why));
+                let revoked = ConnectionEvent::Revoked(tunnel.key, why);
+                events.push_after(revoke_delay(), revoked);
             }
         }
     }
 
     /// Records the end of the connection, and closes it.
-    async fn close<S>(self, turns: Box<Turns<S>>, end: Option<ConnectionEnd>) -> S
+    async fn close<S>(self, turns: Box<Turns<S>>, end: ConnectionEnd) -> S
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        if let Some(end) = &end {
-            self.log_end(&describe(end));
-        }
-        if let Some(ConnectionEnd::Http2(ConnectionError::EXHAUSTED)) = end {
+        self.log_end(&describe(&end));
+        if let ConnectionEnd::Http2(ConnectionError::EXHAUSTED) = end {
             self.gateway.metrics.connection_exhausted();
         }
         close(turns, end).await
@@ -378,16 +377,15 @@ impl Owner<'_> {
         if claimed.is_some_and(|cluster| cluster != source.cluster.as_bytes()) {
             self.gateway.metrics.baggage_mismatch(source);
         }
+        let record = Record::new(&self.gateway.metrics, source, &request.authority);
         let connect = ConnectRequest {
-            gateway: Arc::clone(self.gateway),
-            peer: Arc::clone(&self.peer),
+            tunnel: NewTunnel::new(self.gateway, &self.peer, record),
             slots: Arc::clone(&self.slots),
             requested,
-            record: Record::new(&self.gateway.metrics, &self.peer.source, &request.authority),
             load: self.held.load.add_tunnel(),
             slot: self.slots.try_take(),
         };
-        let forward = super::run(Box::new(connect), request.target);
+        let forward = hbone::run(Box::new(connect), request.target);
         self.gateway.lifecycle.spawn(forward);
     }
 
@@ -405,20 +403,22 @@ impl Owner<'_> {
 
 /// Sends the last frames, and ends all tunnels. Returns the socket. The time is bounded: a peer
 /// that does not read must not hold the connection.
-pub(super) async fn close<S>(mut turns: Box<Turns<S>>, end: Option<ConnectionEnd>) -> S
+pub(super) async fn close<S>(mut turns: Box<Turns<S>>, end: ConnectionEnd) -> S
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut alert = CLOSE_NOTIFY;
+    let mut alert = AlertDescription::CloseNotify;
     match end {
-        None | Some(ConnectionEnd::Closed) => turns.server.shut_down(h2::Reason::NO_ERROR),
-        Some(ConnectionEnd::Http2(error)) => turns.server.shut_down(error.code),
-        Some(ConnectionEnd::Record(error)) => match error.alert() {
-            Some(code) => alert = [FATAL, code],
+        ConnectionEnd::Closed | ConnectionEnd::ClosedByGateway => {
+            turns.downstream.server.shut_down(h2::Reason::NO_ERROR);
+        }
+        ConnectionEnd::Http2(error) => turns.downstream.server.shut_down(error.code),
+        ConnectionEnd::Record(error) => match error.alert() {
+            Some(fatal) => alert = fatal,
             None => return turns.into_socket(Reason::DownstreamLost),
         },
-        Some(ConnectionEnd::Evicted) => return turns.into_socket(Reason::BuffersFull),
-        Some(ConnectionEnd::Lost(_) | ConnectionEnd::Silent) => {
+        ConnectionEnd::Evicted => return turns.into_socket(Reason::BuffersFull),
+        ConnectionEnd::Lost(_) | ConnectionEnd::Silent => {
             return turns.into_socket(Reason::DownstreamLost);
         }
     }
@@ -442,6 +442,7 @@ pub(super) fn load_current(
 fn describe(end: &ConnectionEnd) -> String {
     match end {
         ConnectionEnd::Closed => "the peer has closed it".to_owned(),
+        ConnectionEnd::ClosedByGateway => "the gateway has closed it".to_owned(),
         ConnectionEnd::Evicted => "the peer does not read, and buffers are full".to_owned(),
         ConnectionEnd::Silent => "PING not acknowledged".to_owned(),
         ConnectionEnd::Lost(error) => error.to_string(),

@@ -1,4 +1,4 @@
-//! Open tunnel of an HBONE stream, and the end of it.
+//! Open tunnel, and the end of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, timeout_at};
 
-use crate::datapath::DataPath;
 use crate::datapath::accept::LoadGuard;
 use crate::datapath::copy::backlog::Backlog;
 use crate::datapath::copy::progress::InnerProgress;
@@ -14,16 +13,22 @@ use crate::datapath::copy::{CopyOutcome, DELIVERY_DEADLINE};
 use crate::datapath::dial::Upstream;
 use crate::datapath::http2::slots::StreamSlot;
 use crate::datapath::identity::Peer;
+use crate::datapath::io::linger;
+use crate::datapath::{DataPath, authorize, balance};
 use crate::reason::{Fault, Reason};
 use crate::snapshot::Snapshot;
 use crate::telemetry::Record;
 
-use super::super::{authorize, policy};
-use super::ending::{close, update_endpoint_health};
-
 /// Age of a tunnel below which a reset by the endpoint counts as a failure, if neither side has
 /// sent a byte.
 const EARLY_RESET_MAX_AGE: Duration = Duration::from_secs(1);
+/// Upper bound of the random delay before a revoked tunnel ends, so that not all end at once.
+const REVOKE_JITTER: Duration = Duration::from_secs(1);
+
+/// Returns the delay before a revoked tunnel ends.
+pub(super) fn revoke_delay() -> Duration {
+    REVOKE_JITTER.mul_f64(fastrand::f64())
+}
 
 /// Open tunnel.
 #[derive(Debug)]
@@ -40,11 +45,20 @@ pub struct Open {
     pub record: Record,
     /// Time at which the tunnel was opened.
     pub since: Instant,
-    /// Guards that count the tunnel: in the load of its worker, and among those of its connection.
-    pub counted: (LoadGuard, StreamSlot),
+    /// Guards of a stream. None on a TLS listener, where the connection is the tunnel.
+    pub guards: Option<StreamGuards>,
 }
 
-/// End of a tunnel, as its connection has observed it.
+/// Guards that count the tunnel of a stream.
+#[derive(Debug)]
+pub struct StreamGuards {
+    /// Tunnel in the load of its worker.
+    pub load: LoadGuard,
+    /// Slot among the tunnels of its connection.
+    pub slot: StreamSlot,
+}
+
+/// End of a stream's tunnel, as its connection has observed it.
 #[derive(Debug)]
 pub struct End {
     /// Clean end, or the reason for which the tunnel broke.
@@ -73,65 +87,48 @@ impl End {
             backlog: Backlog::default(),
         }
     }
+
+    /// Returns true if the endpoint still has to get bytes of a peer that disconnected after
+    /// END_STREAM, which was promised delivery (docs/wire-contract.md 1.6).
+    fn is_owed(&self) -> bool {
+        let is_peer_gone = matches!(
+            self.result,
+            Err(reason) if matches!(reason.blame(), Fault::Nobody | Fault::Downstream)
+        );
+        is_peer_gone && self.received_end && self.delivery_deadline.is_none()
+    }
+
+    /// Returns the outcome, in which a reset may be the normal end of an inner connection.
+    fn outcome(&self) -> CopyOutcome {
+        let unsent = self.backlog.bytes().len();
+        let classify = |reason| self.progress.classify_end(reason, unsent, self.is_lost);
+        CopyOutcome {
+            result: self.result.map_err(classify),
+            delivery_deadline: self.delivery_deadline,
+        }
+    }
 }
 
 impl Open {
-    /// Creates the tunnel at the time at which its endpoint was reached.
-    pub fn new(
-        gateway: Arc<DataPath>,
-        peer: Arc<Peer>,
-        generation: u64,
-        upstream: Upstream,
-        record: Record,
-        counted: (LoadGuard, StreamSlot),
-    ) -> Self {
-        Self {
-            gateway,
-            peer,
-            generation,
-            upstream,
-            record,
-            since: Instant::now(),
-            counted,
-        }
-    }
-
-    /// Checks a tunnel against a new snapshot.
+    /// Checks the tunnel against a new snapshot.
     ///
     /// # Errors
     /// The change that revokes its grant.
     pub fn reevaluate(&self, snapshot: &Snapshot) -> Result<(), String> {
-        let grant = &self.upstream.grant;
-        policy::still_allowed(snapshot, &self.peer, grant)
-            .map_err(str::to_owned)
-            .and_then(|()| authorize::reevaluate(snapshot, &self.gateway, &self.peer, grant))
+        authorize::reevaluate(snapshot, &self.gateway, &self.peer, &self.upstream.grant)
     }
 
-    /// Ends the endpoint's side in the way in which the tunnel ended, and finishes the record. A
-    /// task of its own delivers what the peer was promised.
+    /// Ends the tunnel of a stream. A task of its own delivers what the peer was promised.
     pub fn end(self, end: End) {
-        let peer_gone = matches!(
-            end.result,
-            Err(reason) if matches!(reason.blame(), Fault::Nobody | Fault::Downstream)
-        );
-        let is_owed = peer_gone && end.received_end && end.delivery_deadline.is_none();
-        let is_delivered = end.result.is_ok() || end.delivery_deadline.is_none();
-        let lifecycle = self.gateway.lifecycle.clone();
-        if is_owed {
-            lifecycle.spawn(self.deliver_rest(end));
-        } else if is_delivered {
-            self.finish(end);
-        } else {
-            lifecycle.spawn(async move {
-                let (upstream, outcome, held) = self.record_end(end);
-                close(upstream, &outcome).await;
-                drop(held);
-            });
+        let gateway = Arc::clone(&self.gateway);
+        if end.is_owed() {
+            gateway.lifecycle.spawn(self.deliver_rest(end));
+        } else if let Some(delivery) = self.finish(&end.outcome()) {
+            gateway.lifecycle.spawn(delivery);
         }
     }
 
-    /// Delivers the bytes of a peer that disconnected after END_STREAM, which was promised
-    /// delivery (docs/wire-contract.md 1.6).
+    /// Delivers the backlog and FIN, and then finishes the tunnel.
     async fn deliver_rest(mut self, mut end: End) {
         let deadline = Instant::now() + DELIVERY_DEADLINE;
         let delivery = async {
@@ -148,40 +145,70 @@ impl Open {
             Ok(Err(_)) => end.result = Err(Reason::UpstreamReset),
             Err(_) => {}
         }
-        let (upstream, outcome, held) = self.record_end(end);
-        close(upstream, &outcome).await;
-        drop(held);
-    }
-
-    /// Ends a tunnel that owes its endpoint nothing.
-    fn finish(self, end: End) {
-        let (upstream, outcome, _held) = self.record_end(end);
-        if outcome.result.is_ok() {
-            super::super::io::linger::disable_reset_on_close(&upstream.stream);
+        if let Some(delivery) = self.finish(&end.outcome()) {
+            delivery.await;
         }
     }
 
-    /// Records the end. Returns the endpoint, which is still open, and the guards that count the
-    /// tunnel as long as its socket.
-    fn record_end(self, end: End) -> (Upstream, CopyOutcome, impl Sized + Send) {
+    /// Finishes the record, and closes the endpoint's side: by RST, unless the endpoint was sent
+    /// everything. Returns the delivery that is left, if the peer has disconnected after its end.
+    pub(super) fn finish(
+        self,
+        outcome: &CopyOutcome,
+    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        self.update_endpoint_health(outcome);
         let Self {
-            gateway,
             upstream,
             mut record,
-            since,
-            counted,
+            guards,
             ..
         } = self;
-        let unsent = end.backlog.bytes().len();
-        let classify = |reason| end.progress.classify_end(reason, unsent, end.is_lost);
-        let outcome = CopyOutcome {
-            result: end.result.map_err(classify),
-            delivery_deadline: end.delivery_deadline,
-        };
-        let early = since.elapsed() < EARLY_RESET_MAX_AGE && record.sent_bytes() == 0;
-        let unprovoked = record.received_bytes() == 0 && outcome.delivery_deadline.is_none();
-        update_endpoint_health(&gateway, &upstream, &outcome, early, unprovoked);
         record.finish(outcome.result.err().unwrap_or(Reason::Completed));
-        (upstream, outcome, (record, counted))
+        // The socket was dialled with zero linger, so every other close is an RST.
+        match (outcome.result, outcome.delivery_deadline) {
+            (Ok(()), _) => linger::disable_reset_on_close(&upstream.stream),
+            (Err(_), None) => {}
+            (Err(_), Some(deadline)) => return Some(deliver(upstream, deadline, record, guards)),
+        }
+        // The tunnel is counted as long as its socket.
+        drop(upstream);
+        None
     }
+
+    /// Updates the endpoint's health.
+    ///
+    /// A reset counts as a failed dial if the tunnel was short and neither side has sent a byte,
+    /// nor the peer FIN. No other end does: a peer can provoke it by its bytes, and would eject
+    /// the endpoint for all other peers. Clients without an identity could provoke even this one.
+    ///
+    /// Provoked ends are not kept for the peer's own picks either. Envoy's outlier detection for
+    /// TCP and ztunnel have no such memory, and it would take a table of peers and endpoints.
+    fn update_endpoint_health(&self, outcome: &CopyOutcome) {
+        let (record, endpoint) = (&self.record, self.upstream.grant.endpoint());
+        let is_early = !self.peer.is_unauthenticated()
+            && self.since.elapsed() < EARLY_RESET_MAX_AGE
+            && record.sent_bytes() == 0;
+        let is_unprovoked = record.received_bytes() == 0 && outcome.delivery_deadline.is_none();
+        if outcome.result == Err(Reason::UpstreamReset) {
+            if is_early && is_unprovoked {
+                let (endpoints, metrics) = (&self.upstream.endpoints, &self.gateway.metrics);
+                balance::eject_after_failure(endpoints, endpoint, metrics);
+            }
+        } else if !is_early && !matches!(outcome.result, Err(why) if why.blame() == Fault::Upstream)
+        {
+            endpoint.state.restore(Instant::now());
+        }
+    }
+}
+
+/// Waits until the endpoint has taken everything, and counts the tunnel until then.
+async fn deliver(
+    upstream: Upstream,
+    deadline: Instant,
+    _record: Record,
+    _guards: Option<StreamGuards>,
+) {
+    // Data that the endpoint still sends has no reader. Closing at once would send RST, and revoke
+    // what the endpoint has not acknowledged yet.
+    linger::deliver(upstream.stream, deadline).await;
 }

@@ -42,16 +42,17 @@ pub struct Mailbox {
     task: AtomicWaker,
 }
 
-impl Mailbox {
-    /// Creates the mailbox of a new connection.
-    pub fn new() -> Self {
+impl Default for Mailbox {
+    fn default() -> Self {
         Self {
             commands: Mutex::new(Some(Vec::new())),
             woken: Mutex::default(),
             task: AtomicWaker::new(),
         }
     }
+}
 
+impl Mailbox {
     /// Registers the task of the connection for all later commands and wake-ups.
     pub fn register(&self, cx: &Context<'_>) {
         self.task.register(cx.waker());
@@ -80,12 +81,6 @@ impl Mailbox {
     /// Takes the streams that were woken.
     pub fn take_woken(&self) -> Vec<StreamKey> {
         take(&mut *lock(&self.woken))
-    }
-}
-
-impl Default for Mailbox {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -247,9 +242,12 @@ impl SetupStream {
     async fn cancelled(&self, most: usize) -> Reason {
         let setup = &self.setup;
         let failed = poll_fn(|cx| {
-            setup.poll(cx, |state| match state.early.len() > most {
-                true => Poll::Ready(Reason::EarlyData),
-                false => Poll::Pending,
+            setup.poll(cx, |state| {
+                if state.early.len() > most {
+                    Poll::Ready(Reason::EarlyData)
+                } else {
+                    Poll::Pending
+                }
             })
         });
         failed.await.unwrap_or_else(|reason| reason)
@@ -336,10 +334,14 @@ impl Tunnel {
     pub async fn receive(&self) -> Result<Option<Bytes>, Reason> {
         let setup = &self.0.setup;
         poll_fn(|cx| {
-            setup.poll(cx, |state| match state.early.is_empty() {
-                false => Poll::Ready(Some(state.early.split().freeze())),
-                true if state.has_ended => Poll::Ready(None),
-                true => Poll::Pending,
+            setup.poll(cx, |state| {
+                if !state.early.is_empty() {
+                    Poll::Ready(Some(state.early.split().freeze()))
+                } else if state.has_ended {
+                    Poll::Ready(None)
+                } else {
+                    Poll::Pending
+                }
             })
         })
         .await

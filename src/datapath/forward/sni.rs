@@ -9,17 +9,14 @@ use tokio::time::timeout;
 use crate::datapath::client_hello::{
     CLIENT_HELLO_BYTES_MAX, CLIENT_HELLO_DEADLINE, ClientHelloReader,
 };
+use crate::datapath::dial::Upstream;
 use crate::datapath::http2::tunnel::Target;
+use crate::datapath::policy::{self, Grant, Permit};
 use crate::reason::Reason;
-use crate::telemetry::Record;
 use crate::wire::sni;
 
-use super::super::DataPath;
-use super::super::dial::Upstream;
-use super::super::identity::Peer;
-use super::super::policy::{self, Permit};
-use super::setup::{PendingConnect, Tunnel};
-use super::{dial_and_answer, establish, resolve_and_evaluate};
+use super::establish::NewTunnel;
+use super::setup::Tunnel;
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to
 /// `SMALL_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are not
@@ -29,121 +26,98 @@ const SMALL_READER_BYTES: usize = 8 * 1024;
 /// Memory of a reader for larger ones: two copies, in buffers that grow by doubling.
 const LARGE_READER_BYTES: usize = 4 * CLIENT_HELLO_BYTES_MAX;
 
-/// Answers 200, then resolves, evaluates policy and dials for the server name. The authority's
+/// Resolves, evaluates policy and dials for the server name of an answered tunnel. The authority's
 /// service only has to be one that the peer may use.
-pub(super) async fn route_by_server_name(
-    gateway: &DataPath,
-    peer: &Peer,
-    requested: PendingConnect,
-    permit: Permit,
-    record: &mut Record,
-) -> Result<(Tunnel, Upstream), Reason> {
-    let tunnel = requested.accept()?;
-    match establish_by_server_name(gateway, peer, &tunnel, permit, record).await {
-        Ok(upstream) => Ok((tunnel, upstream)),
-        Err(reason) => Err(tunnel.refuse(reason)),
-    }
-}
-
-async fn establish_by_server_name(
-    gateway: &DataPath,
-    peer: &Peer,
-    tunnel: &Tunnel,
+pub(super) async fn establish(
+    tunnel: &mut NewTunnel,
+    stream: &Tunnel,
     outer: Permit,
-    record: &mut Record,
 ) -> Result<Upstream, Reason> {
-    let name = server_name(peer, tunnel, record).await?;
+    let name = server_name(tunnel, stream).await?;
     let (origin, port) = (outer.route().origin(), outer.route().asked().port);
     drop(outer);
     let target = name.and_then(|name| sni::authority_of(&name, port));
     let target = target.map(|authority| Target { authority, origin });
-    let (permit, _) =
-        resolve_and_evaluate(gateway, peer, target.ok_or(Reason::UnknownSni), record)?;
-    tokio::select! {
-        upstream = establish(gateway, peer, permit, record) => upstream,
-        reason = tunnel.cancelled() => Err(reason),
-        () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
-    }
+    let (permit, _) = tunnel.resolve(target.ok_or(Reason::UnknownSni))?;
+    tunnel.establish(permit, stream.cancelled()).await
 }
 
-/// Dials by the authority, answers 200, and holds the ClientHello until its server name is
-/// confirmed as one of the service's. Otherwise the endpoint is closed by RST and has received
-/// no byte.
-pub(super) async fn dial_and_check_server_name(
-    gateway: &DataPath,
-    peer: &Peer,
-    requested: PendingConnect,
-    permit: Permit,
-    record: &mut Record,
-) -> Result<(Tunnel, Upstream), Reason> {
-    let (tunnel, upstream) = dial_and_answer(gateway, peer, requested, permit, record).await?;
-    let name = match server_name(peer, &tunnel, record).await {
-        Ok(name) => name,
-        Err(reason) => return Err(tunnel.refuse(reason)),
-    };
-    let snapshot = gateway.reader.load();
-    match name
-        .is_some_and(|name| policy::is_name_of_service(&snapshot, peer, &upstream.grant, &name))
-    {
-        true => Ok((tunnel, upstream)),
-        false => Err(tunnel.refuse(Reason::SniMismatch)),
-    }
+/// Holds the ClientHello of a tunnel with an endpoint until its server name is confirmed as one of
+/// the service's. Otherwise the endpoint is closed by RST and has received no byte.
+pub(super) async fn check(
+    tunnel: &mut NewTunnel,
+    stream: &Tunnel,
+    grant: &Grant,
+) -> Result<(), Reason> {
+    let name = server_name(tunnel, stream).await?;
+    let snapshot = tunnel.gateway.reader.load();
+    let is_confirmed =
+        name.is_some_and(|name| policy::is_name_of_service(&snapshot, &tunnel.peer, grant, &name));
+    is_confirmed.then_some(()).ok_or(Reason::SniMismatch)
 }
 
-/// Returns the server name of the tunnel's TLS, if its ClientHello has one. The ClientHello
-/// stays in the tunnel.
-async fn server_name(
-    peer: &Peer,
-    tunnel: &Tunnel,
-    record: &mut Record,
-) -> Result<Option<Box<str>>, Reason> {
+/// Returns the server name of the TLS inside the tunnel, if its ClientHello has one. The
+/// ClientHello stays in the stream.
+async fn server_name(tunnel: &mut NewTunnel, stream: &Tunnel) -> Result<Option<Box<str>>, Reason> {
     let read = tokio::select! {
-        read = timeout(CLIENT_HELLO_DEADLINE, read(tunnel)) => read,
-        () = peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
+        read = timeout(CLIENT_HELLO_DEADLINE, read(stream)) => read,
+        () = tunnel.peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
     };
-    let late = || {
-        (
-            Reason::NoClientHello,
-            "no ClientHello within 5 s".to_owned(),
-        )
-    };
-    match read.unwrap_or_else(|_| Err(late())) {
+    let late = || Err(ServerNameError::new("no ClientHello within 5 s"));
+    match read.unwrap_or_else(|_| late()) {
         Ok(name) => {
-            record.set_inner_sni(name.as_deref());
+            tunnel.record.set_inner_sni(name.as_deref());
             Ok(name)
         }
-        Err((reason, detail)) => {
-            record.set_detail(detail);
-            Err(reason)
+        Err(error) => {
+            tunnel.record.set_detail(error.detail);
+            Err(error.reason)
+        }
+    }
+}
+
+/// Reason for which no server name was read, with an explanation for the log.
+struct ServerNameError {
+    reason: Reason,
+    detail: String,
+}
+
+impl ServerNameError {
+    fn new(detail: impl Into<String>) -> Self {
+        Self {
+            reason: Reason::NoClientHello,
+            detail: detail.into(),
         }
     }
 }
 
 /// Reads the ClientHello and puts it back. Memory that is held meanwhile is charged to the
 /// tunnel's account.
-async fn read(tunnel: &Tunnel) -> Result<Option<Box<str>>, (Reason, String)> {
-    let hold = |tunnel: &Tunnel, bytes| tunnel.account().hold(bytes);
-    let _small = hold(tunnel, SMALL_READER_BYTES);
+async fn read(stream: &Tunnel) -> Result<Option<Box<str>>, ServerNameError> {
+    let account = stream.account();
+    let _small = account.hold(SMALL_READER_BYTES);
     let (mut reader, mut large) = (ClientHelloReader::default(), None);
     loop {
-        let received = tunnel.receive().await;
-        let received = received.map_err(|reason| (reason, String::new()))?;
-        let Some(mut bytes) = received else {
+        let received = stream.receive().await.map_err(|reason| ServerNameError {
+            reason,
+            detail: String::new(),
+        });
+        let Some(mut bytes) = received? else {
             let what = "the peer closed its side before a ClientHello";
-            return Err((Reason::NoClientHello, what.to_owned()));
+            return Err(ServerNameError::new(what));
         };
         let now = bytes.split_to(bytes.len().min(reader.remaining()));
         if CLIENT_HELLO_BYTES_MAX - reader.remaining() + now.len() > SMALL_HELLO_BYTES {
-            large.get_or_insert_with(|| hold(tunnel, LARGE_READER_BYTES));
+            large.get_or_insert_with(|| account.hold(LARGE_READER_BYTES));
         }
         match reader.push(&now) {
             Ok(None) => {}
             Ok(Some(hello)) => {
-                tunnel.unread(&bytes);
-                tunnel.unread(&hello.bytes);
+                stream.unread(&bytes);
+                stream.unread(&hello.bytes);
                 return Ok(hello.sni);
             }
-            Err(refused) => return Err((Reason::NoClientHello, refused.detail)),
+            Err(refused) => return Err(ServerNameError::new(refused.detail)),
         }
     }
 }

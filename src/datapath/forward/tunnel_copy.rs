@@ -17,13 +17,12 @@ use tokio::time::Instant;
 use crate::datapath::copy::DELIVERY_DEADLINE;
 use crate::datapath::copy::backlog::Backlog;
 use crate::datapath::copy::progress::InnerProgress;
-use crate::datapath::http2::output::{Output, ReadBytes};
-use crate::datapath::http2::server::Server;
+use crate::datapath::http2::output::{Output, ReadBytes, ReadRoom};
 use crate::datapath::http2::streams::StreamKey;
 use crate::datapath::limits::hellos::{self, InFlight};
 use crate::reason::Reason;
-use crate::tls::record::RecordLayer;
 
+use super::downstream::Downstream;
 use super::open::{End, Open};
 
 /// Limit of reads of an endpoint that has reset its connection, for the bytes before the reset.
@@ -67,17 +66,6 @@ struct Flags {
     has_failed: bool,
     /// The endpoint has bytes that the window does not admit.
     has_unread: bool,
-}
-
-/// Parts of the connection that a tunnel uses.
-#[derive(Debug)]
-pub struct Sink<'a> {
-    /// HTTP/2 state.
-    pub server: &'a mut Server,
-    /// Send buffer.
-    pub output: &'a mut Output,
-    /// Record protection.
-    pub layer: &'a mut RecordLayer,
 }
 
 /// Result of a step that did not fail.
@@ -126,7 +114,11 @@ impl TunnelCopy {
     ///
     /// # Errors
     /// The endpoint has failed, or the tunnel is routed in a loop.
-    pub fn receive(&mut self, slices: &[IoSlice<'_>], sink: &mut Sink<'_>) -> Result<(), Reason> {
+    pub fn receive(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        downstream: &mut Downstream,
+    ) -> Result<(), Reason> {
         for slice in slices {
             self.progress.record_peer_bytes(slice);
         }
@@ -143,43 +135,43 @@ impl TunnelCopy {
         if self.backlog.bytes().is_empty() {
             taken = match write(&self.open.upstream.stream, slices) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-                Err(_) => return Err(self.read_last(sink)),
+                Err(_) => return Err(self.read_last(downstream)),
                 Ok(taken) => taken,
             };
-            self.took(taken, sink);
+            self.took(taken, downstream);
         }
         if taken < count {
             self.unblocked_bytes = 0;
             self.backlog.push(&self.open.gateway.budget, slices, taken);
             self.check_eviction()?;
-            return self.write_backlog(sink).map(|_| ());
+            return self.write_backlog(downstream).map(|_| ());
         }
         Ok(())
     }
 
     /// Counts bytes that the endpoint has taken, and gives their window back.
-    fn took(&mut self, bytes: usize, sink: &mut Sink<'_>) {
+    fn took(&mut self, bytes: usize, downstream: &mut Downstream) {
         if bytes == 0 {
             return;
         }
-        sink.server.release(self.key, bytes);
+        downstream.server.release(self.key, bytes);
         self.open.record.add_received(bytes as u64);
         let count = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.unblocked_bytes = self.unblocked_bytes.saturating_add(count);
-        if self.unblocked_bytes >= sink.server.window(self.key) {
+        if self.unblocked_bytes >= downstream.server.window(self.key) {
             self.unblocked_bytes = 0;
-            sink.server.grow(self.key);
+            downstream.server.grow(self.key);
         }
     }
 
     /// Writes the backlog, and registers the waker for the rest.
-    fn write_backlog(&mut self, sink: &mut Sink<'_>) -> Result<Step, Reason> {
+    fn write_backlog(&mut self, downstream: &mut Downstream) -> Result<Step, Reason> {
         while !self.backlog.bytes().is_empty() {
             let stream = &self.open.upstream.stream;
             match stream.try_write(self.backlog.bytes()) {
                 Ok(taken) => {
                     self.backlog.advance(taken);
-                    self.took(taken, sink);
+                    self.took(taken, downstream);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.unblocked_bytes = 0;
@@ -187,10 +179,10 @@ impl TunnelCopy {
                     match stream.poll_write_ready(&mut cx) {
                         Poll::Pending => return Ok(Step::Waits),
                         Poll::Ready(Ok(())) => {}
-                        Poll::Ready(Err(_)) => return Err(self.read_last(sink)),
+                        Poll::Ready(Err(_)) => return Err(self.read_last(downstream)),
                     }
                 }
-                Err(_) => return Err(self.read_last(sink)),
+                Err(_) => return Err(self.read_last(downstream)),
             }
         }
         self.finish_upload()
@@ -205,22 +197,23 @@ impl TunnelCopy {
                 .map_err(|_| Reason::UpstreamReset)?;
             flags.sent_fin = true;
         }
-        match flags.sent_fin && flags.endpoint_ended {
-            true => Ok(Step::Done),
-            false => Ok(Step::Waits),
-        }
+        Ok(if flags.sent_fin && flags.endpoint_ended {
+            Step::Done
+        } else {
+            Step::Waits
+        })
     }
 
     /// Performs what the waker announced: writes the backlog, and reads the endpoint once.
     ///
     /// # Errors
     /// The endpoint has failed, or the tunnel is evicted.
-    pub fn step(&mut self, sink: &mut Sink<'_>) -> Result<Step, Reason> {
+    pub fn step(&mut self, downstream: &mut Downstream) -> Result<Step, Reason> {
         self.check_eviction()?;
         // The endpoint is read first: its bytes before a reset are sent before this reset fails
         // the write.
-        let read = self.read(sink)?;
-        let written = self.write_backlog(sink)?;
+        let read = self.read(downstream)?;
+        let written = self.write_backlog(downstream)?;
         match (read, written) {
             (_, Step::Done) => Ok(Step::Done),
             (read, _) => Ok(read),
@@ -238,7 +231,7 @@ impl TunnelCopy {
     }
 
     /// Reads the endpoint once, into DATA frames.
-    fn read(&mut self, sink: &mut Sink<'_>) -> Result<Step, Reason> {
+    fn read(&mut self, downstream: &mut Downstream) -> Result<Step, Reason> {
         if self.flags.endpoint_ended {
             return Ok(Step::Waits);
         }
@@ -252,12 +245,12 @@ impl TunnelCopy {
                 return self.check_eviction();
             }
         }
-        let capacity = sink.server.capacity(self.key);
+        let capacity = downstream.server.capacity(self.key);
         self.flags.has_unread = capacity == 0;
         if capacity == 0 {
             return Ok(Step::Waits);
         }
-        let read = match self.read_into(capacity, sink) {
+        let read = match self.read_into(capacity, downstream) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return self.wait_readable();
@@ -270,20 +263,24 @@ impl TunnelCopy {
         }
         if read.bytes == 0 {
             self.flags.endpoint_ended = true;
-            let ended = sink.output.append_end(self.key.id, sink.layer);
+            let ended = downstream
+                .output
+                .append_end(self.key.id, &mut downstream.layer);
             ended.map_err(|_| Reason::DownstreamLost)?;
-            sink.server.sent_data(self.key, 0, 1, true);
+            downstream.server.sent_data(self.key, 0, 1, true);
             return self.finish_upload();
         }
-        sink.server
+        downstream
+            .server
             .sent_data(self.key, read.bytes, read.frames, false);
         self.open.record.add_sent(read.bytes as u64);
         self.loop_entry = None;
-        self.last_output = sink.output.written_position();
+        self.last_output = downstream.output.written_position();
         self.flags.reads_much = !read.is_drained;
-        match read.is_drained {
-            true => self.wait_readable(),
-            false => Ok(Step::HasMore),
+        if read.is_drained {
+            self.wait_readable()
+        } else {
+            Ok(Step::HasMore)
         }
     }
 
@@ -299,28 +296,28 @@ impl TunnelCopy {
 
     /// Reads into the output. Much more than one record is offered only to endpoints that fill it:
     /// a vectored read costs more.
-    fn read_into(&mut self, capacity: usize, sink: &mut Sink<'_>) -> io::Result<ReadBytes> {
+    fn read_into(&mut self, capacity: usize, downstream: &mut Downstream) -> io::Result<ReadBytes> {
         let (stream, progress) = (&self.open.upstream.stream, &mut self.progress);
-        let records = match self.flags.reads_much {
-            true => usize::MAX,
-            false => 1,
+        let room = ReadRoom {
+            bytes: capacity,
+            records: if self.flags.reads_much { usize::MAX } else { 1 },
         };
-        let limits = (capacity, records);
-        sink.output
-            .read_from(self.key.id, limits, sink.layer, |slices| {
-                let count = read_vectored(stream, slices)?;
-                if let Some(last) = last_bytes(slices, count) {
-                    progress.record_endpoint_bytes(last);
-                }
-                Ok(count)
-            })
+        let Downstream { output, layer, .. } = downstream;
+        output.read_from(self.key.id, room, layer, |slices| {
+            let count = read_vectored(stream, slices)?;
+            if let Some(last) = last_bytes(slices, count) {
+                progress.record_endpoint_bytes(last);
+            }
+            Ok(count)
+        })
     }
 
     /// Reads what an endpoint sent before it failed. Returns the reason of the failure.
-    fn read_last(&mut self, sink: &mut Sink<'_>) -> Reason {
+    fn read_last(&mut self, downstream: &mut Downstream) -> Reason {
         self.flags.has_failed = true;
         for _ in 0..LAST_READS {
-            if !sink.output.has_room() || !matches!(self.read(sink), Ok(Step::HasMore)) {
+            if !downstream.output.has_room() || !matches!(self.read(downstream), Ok(Step::HasMore))
+            {
                 break;
             }
         }

@@ -4,27 +4,28 @@
 //! without a wake-up. Each turn is bounded, and other tasks of the worker run in between.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::downstream::{ConnectionEnd, Downstream};
 use super::open::{End, Open};
-use super::tunnel_copy::{Sink, Step, TunnelCopy};
+use super::tunnel_copy::{Step, TunnelCopy};
 use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
 use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
 use crate::reason::Reason;
-use crate::tls::record::{Content, RecordError, RecordLayer};
+use crate::tls::record::Content;
 
 use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
 use crate::datapath::http2::input::Input;
 use crate::datapath::http2::meter::CreditExhausted;
-use crate::datapath::http2::output::Output;
 use crate::datapath::http2::request::Request;
-use crate::datapath::http2::server::{ConnectionError, Event, Server};
+use crate::datapath::http2::server::{ConnectionError, Event};
 use crate::datapath::http2::streams::StreamKey;
 
 /// Limit of rounds in one turn, after which other tasks of the worker run.
@@ -35,25 +36,6 @@ const TUNNELS_PER_ROUND: usize = 16;
 const SLICES_MAX: usize = 32;
 /// Limit of events whose memory a connection keeps.
 const EVENTS_KEPT: usize = 64;
-/// Number of control bytes above which a peer that reads nothing is not read either.
-const CONTROL_BYTES_MAX: usize = 16 * 1024;
-
-/// End of a connection.
-#[derive(Debug)]
-pub enum ConnectionEnd {
-    /// Both sides have finished, or the peer has closed its side.
-    Closed,
-    /// The peer does not answer PING.
-    Silent,
-    /// The peer does not read, and memory runs short.
-    Evicted,
-    /// The socket has failed.
-    Lost(io::Error),
-    /// The peer has violated TLS.
-    Record(RecordError),
-    /// The peer has violated HTTP/2.
-    Http2(ConnectionError),
-}
 
 /// New request for the connection's owner.
 #[derive(Debug)]
@@ -78,11 +60,9 @@ enum Tunnel {
 #[derive(Debug)]
 pub struct Turns<S> {
     socket: S,
-    layer: RecordLayer,
     input: Input,
-    output: Output,
-    /// HTTP/2 state.
-    pub server: Server,
+    /// HTTP/2 state, send buffer and record protection.
+    pub downstream: Downstream,
     /// Commands and wake-ups.
     pub mailbox: Arc<Mailbox>,
     /// By the slot of the stream.
@@ -99,7 +79,6 @@ pub struct Turns<S> {
     charged: usize,
     /// The bytes that came with the handshake were processed.
     is_started: bool,
-    owes_key_update: bool,
     /// The peer has sent close_notify or FIN.
     is_read_closed: bool,
 }
@@ -114,10 +93,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         } = transport;
         Self {
             socket,
-            layer,
             input: Input::with(&received),
-            output: Output::default(),
-            server: Server::new(),
+            downstream: Downstream::new(layer),
             mailbox: Arc::default(),
             tunnels: Vec::new(),
             ready: VecDeque::new(),
@@ -128,7 +105,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             held: None,
             charged: 0,
             is_started: false,
-            owes_key_update: false,
             is_read_closed: false,
         }
     }
@@ -142,15 +118,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         {
             return Poll::Ready(end);
         }
+        match self.poll_rounds(cx) {
+            Ok(true) => cx.waker().wake_by_ref(),
+            Ok(false) => {}
+            Err(end) => return Poll::Ready(end),
+        }
+        Poll::Pending
+    }
+
+    /// Runs the rounds of one turn. Returns true if there may be more to do at once.
+    fn poll_rounds(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
+        let mut has_more = true;
         for _ in 0..ROUNDS {
-            match self.poll_round(cx) {
-                Ok(true) => {}
-                Ok(false) => return Poll::Pending,
-                Err(end) => return Poll::Ready(end),
+            has_more = self.poll_round(cx)?;
+            if !has_more {
+                break;
             }
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        self.charge_buffers(cx)?;
+        Ok(has_more)
     }
 
     /// Runs one round. Returns true if there may be more to do at once.
@@ -158,24 +144,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         for command in self.mailbox.take_commands() {
             self.run_command(command);
         }
-        let skips_read = self.output.is_blocked() && self.server.control.len() > CONTROL_BYTES_MAX;
+        let skips_read = self.downstream.is_stalled();
         let has_read = !skips_read && self.poll_read(cx)?;
-        self.write_control()?;
+        self.downstream.write_control()?;
         for key in self.mailbox.take_woken() {
             self.enqueue(key);
         }
         for _ in 0..TUNNELS_PER_ROUND.min(self.ready.len()) {
-            if !self.output.has_room() && !self.poll_flush(cx)? {
+            if !self.downstream.output.has_room()
+                && !self.downstream.poll_flush(cx, &mut self.socket)?
+            {
                 break;
             }
             if let Some(key) = self.ready.pop_front() {
                 self.step(key);
-                self.write_control()?;
+                self.downstream.write_control()?;
             }
         }
-        let is_flushed = self.poll_flush(cx)?;
-        self.charge_buffers(cx)?;
-        if self.server.is_finished() && is_flushed {
+        let is_flushed = self.downstream.poll_flush(cx, &mut self.socket)?;
+        if self.downstream.server.is_finished() && is_flushed {
             return Err(ConnectionEnd::Closed);
         }
         if self.is_read_closed && !has_read {
@@ -188,13 +175,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     fn run_command(&mut self, command: Command) {
         match command {
             Command::Respond(key, status) => {
-                self.server.respond(key, status);
+                self.downstream.server.respond(key, status);
                 if status != 200 {
                     self.forget(key);
                 }
             }
             Command::Reset(key, code) => {
-                self.server.reset(key, code);
+                self.downstream.server.reset(key, code);
                 self.forget(key);
             }
             Command::Open(key, open) => self.open(key, open),
@@ -205,9 +192,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     fn open(&mut self, key: StreamKey, open: Box<Open>) {
         // The answer precedes DATA. While it cannot be written, the output has no room for DATA. An
         // error occurs again at the end of the round.
-        let _ = self.write_control();
+        let _ = self.downstream.write_control();
         let setup = match self.tunnels.get_mut(key.slot).and_then(Option::take) {
-            Some(Tunnel::Setup(setup)) if self.server.is_open(key) => setup,
+            Some(Tunnel::Setup(setup)) if self.downstream.server.is_open(key) => setup,
             other => {
                 // The stream has ended meanwhile, and another may have its slot.
                 if let Some(slot) = self.tunnels.get_mut(key.slot) {
@@ -221,21 +208,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         {
             let mut open = open;
             open.record.set_detail(why);
-            self.server.reset(key, Reason::Revoked.reset_code());
-            self.server.remove(key);
+            self.downstream
+                .server
+                .reset(key, Reason::Revoked.reset_code());
+            self.downstream.server.remove(key);
             return open.end(End::before_copy(Reason::Revoked));
         }
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
         let (early, has_ended) = setup.0.take_early();
-        let mut sink = Sink {
-            server: &mut self.server,
-            output: &mut self.output,
-            layer: &mut self.layer,
-        };
         let mut started = Ok(());
         if !early.is_empty() {
-            started = copy.receive(&[IoSlice::new(&early)], &mut sink);
+            started = copy.receive(&[IoSlice::new(&early)], &mut self.downstream);
         }
         if started.is_ok() && has_ended {
             started = copy.receive_end().map(|_| ());
@@ -249,7 +233,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Lists an open tunnel for its next step, once.
     fn enqueue(&mut self, key: StreamKey) {
-        if self.server.find(key.id) == Some(key)
+        if self.downstream.server.find(key.id) == Some(key)
             && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot)
             && !std::mem::replace(&mut copy.is_queued, true)
         {
@@ -286,25 +270,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     fn open_records(&mut self) -> Result<(), ConnectionEnd> {
         while let Some(record) = self
             .input
-            .open(&mut self.layer)
+            .open(&mut self.downstream.layer)
             .map_err(ConnectionEnd::Record)?
         {
             match record.content {
                 Content::ApplicationData if !record.payload.is_empty() => {
                     let input = &self.input.bytes()[..record.payload.end];
                     let start = record.payload.start;
-                    let received = self.server.receive(input, start, &mut self.events);
+                    let received = self
+                        .downstream
+                        .server
+                        .receive(input, start, &mut self.events);
                     received.map_err(ConnectionEnd::Http2)?;
                     continue;
                 }
-                Content::KeyUpdate { requested } => self.owes_key_update |= requested,
+                Content::KeyUpdate { requested } => self.downstream.owes_key_update |= requested,
                 Content::CloseNotify => {
                     self.is_read_closed = true;
                     return Ok(());
                 }
                 Content::ApplicationData | Content::Nothing => {}
             }
-            let charged = self.server.meter.received_record();
+            let charged = self.downstream.server.meter.received_record();
             charged.map_err(|CreditExhausted| ConnectionEnd::Http2(ConnectionError::EXHAUSTED))?;
         }
         Ok(())
@@ -327,7 +314,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                 Event::Reset(key, reason) => self.receive_reset(key, reason),
                 Event::Writable(Some(key)) => self.enqueue(key),
                 Event::Writable(None) => {
-                    for key in self.server.take_blocked() {
+                    for key in self.downstream.server.take_blocked() {
                         self.enqueue(key);
                     }
                 }
@@ -385,7 +372,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Passes DATA to the tunnel of a stream. A reset may follow it in the same input.
     fn receive_data(&mut self, key: StreamKey, slices: &[IoSlice<'_>]) {
-        if self.server.find(key.id) != Some(key) {
+        if self.downstream.server.find(key.id) != Some(key) {
             return;
         }
         match self.tunnels.get_mut(key.slot) {
@@ -395,12 +382,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                 }
             }
             Some(Some(Tunnel::Open(copy))) => {
-                let mut sink = Sink {
-                    server: &mut self.server,
-                    output: &mut self.output,
-                    layer: &mut self.layer,
-                };
-                if let Err(reason) = copy.receive(slices, &mut sink) {
+                if let Err(reason) = copy.receive(slices, &mut self.downstream) {
                     self.end(key, Err(reason));
                 }
             }
@@ -432,19 +414,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Performs what a tunnel was woken for.
     fn step(&mut self, key: StreamKey) {
-        if !self.server.is_open(key) {
+        if !self.downstream.server.is_open(key) {
             return;
         }
         let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot) else {
             return;
         };
-        let mut sink = Sink {
-            server: &mut self.server,
-            output: &mut self.output,
-            layer: &mut self.layer,
-        };
         copy.is_queued = false;
-        match copy.step(&mut sink) {
+        match copy.step(&mut self.downstream) {
             Ok(Step::Waits) => {}
             Ok(Step::HasMore) => self.enqueue(key),
             Ok(Step::Done) => self.end(key, Ok(())),
@@ -455,23 +432,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Ends an open tunnel: its stream by a reset unless it has ended, its endpoint by
     /// [`Open::end`].
     pub fn end(&mut self, key: StreamKey, result: Result<(), Reason>) {
-        if self.server.find(key.id) != Some(key) {
+        if self.downstream.server.find(key.id) != Some(key) {
             return;
         }
         if let Err(reason) = result {
-            self.server.reset(key, reason.reset_code());
+            self.downstream.server.reset(key, reason.reset_code());
         }
         if let Some(Tunnel::Open(copy)) = self.forget(key) {
-            copy.end(result, &self.output);
+            copy.end(result, &self.downstream.output);
         }
     }
 
     /// Forgets a stream that has ended.
     fn forget(&mut self, key: StreamKey) -> Option<Tunnel> {
-        if self.server.find(key.id) != Some(key) {
+        if self.downstream.server.find(key.id) != Some(key) {
             return None;
         }
-        self.server.remove(key);
+        self.downstream.server.remove(key);
         self.tunnels.get_mut(key.slot).and_then(Option::take)
     }
 
@@ -482,7 +459,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Ends all open tunnels by a reset.
     pub fn end_all(&mut self, reason: Reason) {
-        for key in self.server.keys().to_vec() {
+        for key in self.downstream.server.keys().to_vec() {
             if matches!(self.tunnels.get(key.slot), Some(Some(Tunnel::Open(_)))) {
                 self.end(key, Err(reason));
             }
@@ -491,7 +468,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Ends a tunnel whose grant was revoked by the change `why`.
     pub fn revoke(&mut self, key: StreamKey, why: String) {
-        if self.server.is_open(key)
+        if self.downstream.server.is_open(key)
             && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot)
         {
             copy.tunnel().record.set_detail(why);
@@ -510,46 +487,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             })
     }
 
-    /// Appends a KeyUpdate that is due, and control frames as far as the output has room.
-    fn write_control(&mut self) -> Result<(), ConnectionEnd> {
-        if self.output.is_blocked() || self.server.control.is_empty() && !self.owes_key_update {
-            return Ok(());
-        }
-        if std::mem::take(&mut self.owes_key_update) {
-            let updated = self.output.update_key(&mut self.layer);
-            updated.map_err(ConnectionEnd::Record)?;
-        }
-        let room = self.output.control_room().min(self.server.control.len());
-        self.output
-            .append(&self.server.control[..room], &mut self.layer)
-            .map_err(ConnectionEnd::Record)?;
-        self.server.control.drain(..room);
-        if self.server.control.is_empty() && self.server.control.capacity() > CONTROL_BYTES_MAX {
-            self.server.control = Vec::new();
-        }
-        Ok(())
-    }
-
-    /// Sends everything. Returns false if the peer does not take all of it.
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
-        loop {
-            self.write_control()?;
-            let output = &mut self.output;
-            match output.poll_flush(cx, &mut self.socket, &mut self.layer) {
-                Poll::Pending => return Ok(false),
-                Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
-                Poll::Ready(Ok(())) => {}
-            }
-            if self.server.control.is_empty() && !self.owes_key_update {
-                return Ok(true);
-            }
-        }
-    }
-
-    /// Charges the buffers that the connection holds after a round: the send buffer while the peer
+    /// Charges the buffers that the connection holds after a turn: the send buffer while the peer
     /// does not read, and the receive buffer while it holds a part of a record.
     fn charge_buffers(&mut self, cx: &Context<'_>) -> Result<(), ConnectionEnd> {
-        let buffers = usize::from(self.output.is_blocked()) + usize::from(self.input.is_held());
+        let buffers =
+            usize::from(self.downstream.output.is_blocked()) + usize::from(self.input.is_held());
         let held = buffers * BUFFER_BYTES;
         if held == 0 && self.charged == 0 {
             return Ok(());
@@ -557,7 +499,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         let account = self.held.get_or_insert_with(|| self.budget.account());
         if held > self.charged {
             account.charge(held - self.charged);
-        } else {
+        } else if held < self.charged {
             account.release(self.charged - held);
         }
         self.charged = held;
@@ -568,15 +510,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     }
 
     /// Sends the last frames, and then `alert` as the last record.
-    pub fn poll_close(&mut self, cx: &mut Context<'_>, alert: &mut Option<[u8; 2]>) -> Poll<()> {
+    pub fn poll_close(
+        &mut self,
+        cx: &mut Context<'_>,
+        alert: &mut Option<AlertDescription>,
+    ) -> Poll<()> {
         loop {
-            match self.poll_flush(cx) {
+            match self.downstream.poll_flush(cx, &mut self.socket) {
                 Ok(false) => return Poll::Pending,
                 Err(_) => return Poll::Ready(()),
                 Ok(true) => match alert.take() {
                     None => return Poll::Ready(()),
                     // A layer that has failed cannot seal an alert either.
-                    Some(alert) => drop(self.output.append_alert(alert, &mut self.layer)),
+                    Some(alert) => drop(
+                        self.downstream
+                            .output
+                            .append_alert(alert, &mut self.downstream.layer),
+                    ),
                 },
             }
         }
@@ -587,7 +537,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         for tunnel in std::mem::take(&mut self.tunnels).into_iter().flatten() {
             match tunnel {
                 Tunnel::Setup(setup) => setup.0.fail(reason),
-                Tunnel::Open(copy) => copy.end(Err(reason), &self.output),
+                Tunnel::Open(copy) => copy.end(Err(reason), &self.downstream.output),
             }
         }
         for command in self.mailbox.close() {

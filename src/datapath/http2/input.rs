@@ -9,11 +9,13 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
-use crate::tls::record::{Record, RecordError, RecordLayer};
+use crate::datapath::io::copied;
+use crate::tls::record::{RECORD_BYTES, Record, RecordError, RecordLayer};
 
-/// Limit of one read. The decryption and the write to the endpoint still find this much in the
-/// processor's cache.
-const READ_BYTES_MAX: usize = 64 * 1024;
+/// Limit of the bytes that are held after a read: four full records. The decryption and the write
+/// to the endpoint still find this much in the processor's cache. A bulk transfer has full records,
+/// so that reads end where a record ends.
+const HELD_BYTES_MAX: usize = 4 * RECORD_BYTES;
 
 /// Bytes that were received and not processed: `start..end` of the buffer.
 #[derive(Debug, Default)]
@@ -44,14 +46,15 @@ impl Input {
         cx: &mut Context<'_>,
         socket: &mut S,
     ) -> Poll<io::Result<usize>> {
-        if BUFFER_BYTES - self.end < READ_BYTES_MAX {
-            // What is left is less than a record.
+        if BUFFER_BYTES - self.start < HELD_BYTES_MAX {
+            // The bytes that are left are less than a record.
             let (start, end) = (self.start, self.end);
             self.buffer().copy_within(start..end, 0);
+            copied::count(end - start);
             (self.start, self.end) = (0, end - start);
         }
-        let end = self.end;
-        let mut read = ReadBuf::new(&mut self.buffer()[end..end + READ_BYTES_MAX]);
+        let (start, end) = (self.start, self.end);
+        let mut read = ReadBuf::new(&mut self.buffer()[end..start + HELD_BYTES_MAX]);
         let result = Pin::new(socket).poll_read(cx, &mut read);
         let count = read.filled().len();
         self.end += count;

@@ -9,18 +9,17 @@ use std::io::{self, IoSliceMut};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use rustls::AlertDescription;
 use tokio::io::AsyncWrite;
 
 use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
 use crate::tls::record::{
-    ContentType, HEADER_BYTES as RECORD_HEADER, KEY_UPDATE_BYTES, PLAINTEXT_MAX, RecordError,
-    RecordLayer, TRAILER_BYTES,
+    ContentType, HEADER_BYTES as RECORD_HEADER, KEY_UPDATE_BYTES, PLAINTEXT_MAX, RECORD_BYTES,
+    RecordError, RecordLayer, TRAILER_BYTES,
 };
 
 use super::frame::{FrameHeader, HEADER_BYTES, flag, kind};
 
-/// Length of a full record.
-const RECORD_BYTES: usize = RECORD_HEADER + PLAINTEXT_MAX + TRAILER_BYTES;
 /// Limit of records that one read of an endpoint fills. With more, the kernel copies into memory
 /// that has left the processor's cache.
 const READ_RECORDS: usize = 3;
@@ -45,6 +44,15 @@ pub struct Output {
     position: usize,
 }
 
+/// Limits of one read of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadRoom {
+    /// Number of bytes.
+    pub bytes: usize,
+    /// Number of records.
+    pub records: usize,
+}
+
 /// Bytes that an endpoint sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadBytes {
@@ -62,18 +70,12 @@ impl Output {
         self.is_blocked
     }
 
-    /// Returns true if there is nothing to send.
-    pub fn is_empty(&self) -> bool {
-        self.buffer.is_none()
-    }
-
     /// Returns true if an endpoint may be read into the buffer.
     pub fn has_room(&self) -> bool {
         !self.is_blocked && self.end < GATHERED_MAX - READ_MIN
     }
 
-    /// Returns the number of bytes that are not sent.
-    pub fn unsent(&self) -> usize {
+    fn unsent(&self) -> usize {
         self.end - self.sent
     }
 
@@ -127,15 +129,15 @@ impl Output {
         self.append(&header.encode(), layer)
     }
 
-    /// Reads an endpoint into DATA frames of `stream`: at most `most` bytes, in at most `records`
-    /// records. `read` is a vectored read; it returns 0 at the end of the endpoint's stream.
+    /// Reads an endpoint into DATA frames of `stream`, within `room`. `read` is a vectored read; it
+    /// returns 0 at the end of the endpoint's stream.
     ///
     /// # Errors
     /// Those of `read`, or a record could not be sealed.
     pub fn read_from(
         &mut self,
         stream: u32,
-        (most, records): (usize, usize),
+        room: ReadRoom,
         layer: &mut RecordLayer,
         read: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
     ) -> io::Result<ReadBytes> {
@@ -144,10 +146,10 @@ impl Output {
             .map_err(io::Error::other)?;
         let mut capacities = [first - HEADER_BYTES, 0, 0];
         let full = PLAINTEXT_MAX - HEADER_BYTES;
-        let (mut wanted, mut end) = (most, self.end + first + TRAILER_BYTES);
+        let (mut wanted, mut end) = (room.bytes, self.end + first + TRAILER_BYTES);
         for (index, capacity) in capacities.iter_mut().enumerate() {
             if index > 0 {
-                let fits = index < records && end + RECORD_BYTES <= GATHERED_MAX;
+                let fits = index < room.records && end + RECORD_BYTES <= GATHERED_MAX;
                 *capacity = if fits { full } else { 0 };
                 end += RECORD_BYTES;
             }
@@ -238,14 +240,11 @@ impl Output {
     /// A record could not be sealed.
     pub fn append_alert(
         &mut self,
-        alert: [u8; 2],
+        alert: AlertDescription,
         layer: &mut RecordLayer,
     ) -> Result<(), RecordError> {
         self.seal(layer)?;
-        let mut record = [0; RECORD_HEADER + 2 + TRAILER_BYTES];
-        record[RECORD_HEADER..RECORD_HEADER + 2].copy_from_slice(&alert);
-        layer.seal(ContentType::Alert, &mut record)?;
-        self.append_sealed(&record);
+        self.append_sealed(&layer.seal_alert(alert)?);
         Ok(())
     }
 
@@ -349,7 +348,7 @@ mod tests {
         let (mut output, mut layer) = (Output::default(), RecordLayer::plaintext());
         let fails = |_: &mut [IoSliceMut<'_>]| Err(io::ErrorKind::WouldBlock.into());
         assert!(output.read_from(1, (100, 1), &mut layer, fails).is_err());
-        assert!(output.is_empty());
+        assert_eq!(output.unsent(), 0);
         output.append_end(1, &mut layer).unwrap();
         let before = output.unsent();
         assert!(output.read_from(1, (100, 1), &mut layer, fails).is_err());

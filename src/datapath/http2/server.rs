@@ -242,10 +242,8 @@ impl Server {
             block.push(0x20);
         }
         hpack::encode_status(status, &mut block);
-        let flags = match ends {
-            true => flag::END_HEADERS | flag::END_STREAM,
-            false => flag::END_HEADERS,
-        };
+        let end_stream = if ends { flag::END_STREAM } else { 0 };
+        let flags = flag::END_HEADERS | end_stream;
         frame::push(&mut self.control, kind::HEADERS, flags, key.id, &block);
         self.meter.sent(kind::HEADERS, flags, block.len());
         if ends && !ended {

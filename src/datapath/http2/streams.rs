@@ -5,7 +5,7 @@ use super::frame::{DEFAULT_WINDOW, WINDOW_MAX};
 /// Initial receive window of each stream, in bytes.
 pub const STREAM_WINDOW_MIN: u32 = 256 * 1024;
 /// Largest receive window of a stream, in bytes: 0.3 s between regions at 100 Mbit/s.
-pub const STREAM_WINDOW_MAX: u32 = 4 * 1024 * 1024;
+const STREAM_WINDOW_MAX: u32 = 4 * 1024 * 1024;
 /// Receive window of the connection in bytes: [`STREAMS_MAX`] streams with the initial window fit
 /// into it.
 pub const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;

@@ -15,19 +15,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::buffer::{BUFFER_BYTES, Buffer};
 use super::unsent::unacknowledged_bytes;
 
-/// Limits of the wait for the other side's close: a time, and a number of discarded bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct DrainLimits {
-    time: Duration,
-    bytes_max: u64,
-}
-
-/// Limits for peers: a few round trips between far regions, and bytes that they may still have
-/// sent. These are a certificate chain or window updates for all their tunnels.
-pub const PEER_DRAIN_LIMITS: DrainLimits = DrainLimits {
-    time: Duration::from_secs(1),
-    bytes_max: 16 * 1024,
-};
+/// Deadline for an alert to be written.
+pub const ALERT_DEADLINE: Duration = Duration::from_secs(1);
+/// Limit of the wait for a peer's close: a few round trips between far regions.
+const PEER_CLOSE_DEADLINE: Duration = Duration::from_secs(1);
+/// Limit of bytes from a peer that are discarded meanwhile: a certificate chain or window updates
+/// for all its tunnels.
+const PEER_BYTES_MAX: u64 = 16 * 1024;
 
 /// Limit of bytes from an endpoint that are discarded for one tunnel whose peer has disconnected.
 /// An endpoint may have to write before it reads on; its bytes have no reader any more.
@@ -45,14 +39,22 @@ pub fn disable_reset_on_close(stream: &TcpStream) {
     let _: io::Result<()> = SockRef::from(stream).set_linger(None);
 }
 
-/// Sends FIN, then discards input until the other side closes or a limit of `patience` is reached.
-pub async fn close_gracefully(mut stream: TcpStream, patience: DrainLimits) {
+/// Sends FIN, then discards input until the peer closes or a limit is reached.
+pub async fn close_gracefully(mut stream: TcpStream) {
     let drain = async {
         stream.shutdown().await?;
-        tokio::io::copy(&mut stream.take(patience.bytes_max), &mut tokio::io::sink()).await
+        tokio::io::copy(&mut stream.take(PEER_BYTES_MAX), &mut tokio::io::sink()).await
     };
-    // The result does not matter: the socket is closed even if the other side is late or gone.
-    let _ = timeout(patience.time, drain).await;
+    // The result does not matter: the socket is closed even if the peer is late or gone.
+    let _ = timeout(PEER_CLOSE_DEADLINE, drain).await;
+}
+
+/// Writes an alert, and closes once the peer has read it.
+pub async fn close_with_alert(mut stream: TcpStream, alert: &[u8]) {
+    disable_reset_on_close(&stream);
+    if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(alert)).await {
+        close_gracefully(stream).await;
+    }
 }
 
 /// Closes the socket of an endpoint whose peer has disconnected, once the endpoint's kernel has

@@ -1,7 +1,8 @@
-//! Mechanisms of sockets and memory: borrowed buffers, pipes, read-ahead, the end of a socket, and
-//! polls without effect that are skipped.
+//! Mechanisms of sockets and memory: borrowed buffers, splice pipes, closing a socket without
+//! losing its last bytes, and gated polls.
 
 pub mod buffer;
+pub mod copied;
 pub mod gate;
 pub mod linger;
 pub mod pipe;

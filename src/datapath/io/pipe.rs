@@ -167,16 +167,9 @@ pub fn spares() -> usize {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
 
     use super::*;
-
-    async fn pair() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
-        let address = listener.local_addr().expect("an address");
-        let near = TcpStream::connect(address).await.expect("a connection");
-        (near, listener.accept().await.expect("a connection").0)
-    }
+    use crate::datapath::tests::tcp_pair as pair;
 
     fn would_block(result: io::Result<usize>) -> bool {
         matches!(result, Err(error) if error.kind() == io::ErrorKind::WouldBlock)

@@ -41,6 +41,10 @@ struct Handshakes {
     by_source: HashMap<IpAddr, VecDeque<(u64, Arc<Notify>)>>,
 }
 
+/// Detail of a handshake that was evicted, for the log.
+pub const EVICTED_DETAIL: &str = "handshake evicted: limit of concurrent handshakes reached, \
+     oldest of the source with the most";
+
 /// Slot of a handshake in flight, released on drop.
 #[derive(Debug)]
 pub struct HandshakeSlot {
@@ -165,23 +169,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_all_places_are_taken_the_fattest_source_loses_its_oldest() {
+    async fn where_all_places_are_taken_the_largest_source_loses_its_oldest() {
         let admission = Admission::new(10_000);
         let take = |text: &str| admission.acquire_handshake(ip(text)).expect("a place");
         let evicted = |handshake: &HandshakeSlot| {
             let mut context = Context::from_waker(Waker::noop());
             pin!(handshake.evicted()).poll(&mut context).is_ready()
         };
-        let fat: Vec<_> = (0..100).map(|_| take("192.0.2.1")).collect();
+        let largest: Vec<_> = (0..100).map(|_| take("192.0.2.1")).collect();
         let mut thin = Vec::new();
-        for index in 0..HANDSHAKES_MAX - fat.len() {
+        for index in 0..HANDSHAKES_MAX - largest.len() {
             thin.push(take(&format!("2001:db8:0:{index:x}::1")));
         }
-        let newcomers = [take("192.0.2.2"), take("192.0.2.3")];
-        assert!(evicted(&fat[0]) && evicted(&fat[1]) && !evicted(&fat[2]));
-        assert!(!thin.iter().chain(&newcomers).any(evicted));
+        let later = [take("192.0.2.2"), take("192.0.2.3")];
+        assert!(evicted(&largest[0]) && evicted(&largest[1]) && !evicted(&largest[2]));
+        assert!(!thin.iter().chain(&later).any(evicted));
         assert_eq!(lock(&admission.handshakes).all, HANDSHAKES_MAX);
-        drop((fat, thin, newcomers));
+        drop((largest, thin, later));
 
         let spread = |index: usize| take(&format!("2001:db8:1:{index:x}::1"));
         let all: Vec<_> = (0..HANDSHAKES_MAX + 100).map(spread).collect();

@@ -297,15 +297,15 @@ impl BufferAccount {
         self.held.store(held, Ordering::Relaxed);
         let moved = self.released.load(Ordering::Relaxed).wrapping_add(bytes);
         self.released.store(moved, Ordering::Relaxed);
-        let told = self.reported.load(Ordering::Relaxed);
-        if told > 0 && (held == 0 || held + UNREPORTED_MAX <= told) {
+        let reported = self.reported.load(Ordering::Relaxed);
+        if reported > 0 && (held == 0 || held + UNREPORTED_MAX <= reported) {
             self.report(held);
         }
     }
 
     fn report(&self, held: usize) {
-        let told = self.reported.swap(held, Ordering::Relaxed);
-        self.budget.held.inc_by(to_gauge(held) - to_gauge(told));
+        let reported = self.reported.swap(held, Ordering::Relaxed);
+        self.budget.held.inc_by(to_gauge(held) - to_gauge(reported));
     }
 
     /// Adds memory to the account until the result is dropped.
@@ -388,9 +388,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn past_the_limit_the_fattest_stalled_tunnels_go_and_the_others_stay() {
+    async fn past_the_limit_the_largest_stalled_tunnels_go_and_the_others_stay() {
         let budget = budget(10 * UNIT_BYTES);
-        let [fattest, fat, moving, thin] = [4, 3, 4, 1].map(|units| {
+        let [largest, large, moving, thin] = [4, 3, 4, 1].map(|units| {
             let account = budget.account();
             account.charge(units * UNIT_BYTES);
             account
@@ -405,23 +405,23 @@ mod tests {
             }
         });
         sleep(STALL_PERIOD / 2).await;
-        assert!(!evicted(&fattest), "nobody has stalled yet");
+        assert!(!evicted(&largest), "nobody has stalled yet");
         sleep(STALL_PERIOD).await;
         assert!(
-            evicted(&fattest),
+            evicted(&largest),
             "12 - 4 units are under seven eighths of 10"
         );
-        assert!(!evicted(&fat) && !evicted(&moving) && !evicted(&thin));
-        fattest.release(4 * UNIT_BYTES);
+        assert!(!evicted(&large) && !evicted(&moving) && !evicted(&thin));
+        largest.release(4 * UNIT_BYTES);
         assert!(budget.has_room());
 
         thin.charge(3 * UNIT_BYTES);
         sleep(3 * STALL_PERIOD).await;
-        assert!(evicted(&thin) && !evicted(&fat) && !evicted(&moving));
+        assert!(evicted(&thin) && !evicted(&large) && !evicted(&moving));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_everything_moves_a_little_the_fattest_go_in_the_end() {
+    async fn where_everything_moves_a_little_the_largest_go_in_the_end() {
         let budget = budget(10 * UNIT_BYTES);
         let accounts: Vec<_> = (0..50).map(|_| budget.account()).collect();
         for account in &accounts {
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_is_told_of_all_but_a_little() {
+    fn all_but_a_little_is_reported_to_the_budget() {
         let budget = Arc::new(BufferBudget::new(100, Gauge::default()));
         let account = budget.account();
         account.charge(UNREPORTED_MAX - 1);

@@ -83,9 +83,10 @@ fn log_gamma(a: f64) -> f64 {
         rest -= 1.0;
         sum += rest.ln();
     }
-    match rest < 0.75 {
-        true => sum + std::f64::consts::PI.sqrt().ln(),
-        false => sum,
+    if rest < 0.75 {
+        sum + std::f64::consts::PI.sqrt().ln()
+    } else {
+        sum
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -36,6 +37,14 @@ pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Returns the size of the future that an async function of two arguments returns.
 pub(crate) fn future_size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
     size_of::<F>()
+}
+
+/// Returns both ends of a TCP connection.
+pub(crate) async fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let near = TcpStream::connect(address).await.expect("a connection");
+    (near, listener.accept().await.expect("a connection").0)
 }
 
 fn gateway() -> Arc<DataPath> {
@@ -139,6 +148,17 @@ async fn client(stream: Peers) -> Client {
     h2::client::handshake(stream).await.expect("HTTP/2")
 }
 
+/// Returns a CONNECT to a service that does not exist.
+fn connect() -> http::Request<()> {
+    let request = http::Request::connect("unknown:80").body(());
+    request.expect("a request")
+}
+
+async fn send_preface(stream: &mut Peers) {
+    let sent = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    sent.expect("a preface");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_peer_without_preface_is_refused_after_5_seconds() {
     let (served, _silent) = serve(SystemTime::now() + FAR);
@@ -192,10 +212,7 @@ async fn a_used_connection_that_answers_pings_lives_on() {
     let (served, theirs) = serve(SystemTime::now() + FAR);
     let (mut send, connection) = client(theirs).await;
     let connection = tokio::spawn(connection);
-    let request = http::Request::connect("unknown:80")
-        .body(())
-        .expect("a request");
-    let (answer, _) = send.send_request(request, true).expect("a stream");
+    let (answer, _) = send.send_request(connect(), true).expect("a stream");
     let status = answer.await.expect("an answer").status();
     assert_eq!(status, http::StatusCode::SERVICE_UNAVAILABLE);
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -211,10 +228,7 @@ async fn while_the_buffers_are_full_new_tunnels_are_refused() {
     let (mut send, connection) = client(theirs).await;
     tokio::spawn(connection);
     for (reason, count) in [("buffers_full", 1), ("unknown_service", 1)] {
-        let request = http::Request::connect("unknown:80")
-            .body(())
-            .expect("a request");
-        let (answer, _) = send.send_request(request, true).expect("a stream");
+        let (answer, _) = send.send_request(connect(), true).expect("a stream");
         let status = answer.await.expect("an answer").status();
         assert_eq!(status, http::StatusCode::SERVICE_UNAVAILABLE);
         let of = format!("strait_tunnels_total{{reason=\"{reason}\",");
@@ -230,10 +244,7 @@ async fn while_the_buffers_are_full_new_tunnels_are_refused() {
 async fn a_peer_that_answers_no_ping_is_gone_within_30_seconds() {
     let (served, theirs) = serve(SystemTime::now() + FAR);
     let (mut send, mut connection) = client(theirs).await;
-    let request = http::Request::connect("unknown:80")
-        .body(())
-        .expect("a request");
-    let (answer, _) = send.send_request(request, true).expect("a stream");
+    let (answer, _) = send.send_request(connect(), true).expect("a stream");
     let driven = tokio::select! {
         answer = answer => answer.is_ok(),
         _ = &mut connection => false,
@@ -246,7 +257,7 @@ async fn a_peer_that_answers_no_ping_is_gone_within_30_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_whose_certificate_expires_is_told_to_go_away() {
+async fn a_peer_whose_certificate_expires_receives_goaway() {
     let (served, theirs) = serve(SystemTime::now() - Duration::from_secs(1));
     let (_send, connection) = client(theirs).await;
     let start = Instant::now();
@@ -261,10 +272,7 @@ async fn a_peer_whose_certificate_has_expired_opens_no_more_tunnels() {
     const END_HEADERS: u8 = 4;
     let (served, mut theirs) = serve(SystemTime::now() - Duration::from_secs(1));
     // The peer does not answer the PING by which h2 learns that its GOAWAY has arrived.
-    theirs
-        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        .await
-        .expect("a preface");
+    send_preface(&mut theirs).await;
     theirs
         .write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0])
         .await
@@ -292,10 +300,7 @@ async fn a_peer_whose_certificate_has_expired_opens_no_more_tunnels() {
 #[tokio::test(start_paused = true)]
 async fn our_settings_are_those_of_the_contract() {
     let (_served, mut theirs) = serve(SystemTime::now() + FAR);
-    theirs
-        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        .await
-        .expect("a preface");
+    send_preface(&mut theirs).await;
     let mut head = [0; 9];
     theirs.read_exact(&mut head).await.expect("a frame");
     let length = usize::from(head[2]);

@@ -9,9 +9,8 @@ use tokio::time::Instant;
 
 use crate::datapath::balance::choose;
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{
-    Assignment, Locality, Mesh, Protocol, Scope, Service, Template, Workload,
-};
+use crate::snapshot::mesh::{Assignment, Mesh, Protocol, Scope, Service, Template, Workload};
+use crate::snapshot::tests::locality;
 use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
 use crate::snapshot::{EndpointSet, InFlight, Snapshot, pick_probabilities};
 use crate::wire::RegionPattern;
@@ -24,16 +23,6 @@ const PICKS: u32 = 100_000;
 const BOUND: f64 = 0.008;
 
 const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
-
-fn locality(text: &str) -> Locality {
-    let mut parts = text.split('/').map(Arc::from);
-    let mut part = || parts.next().unwrap_or_default();
-    Locality {
-        region: part(),
-        zone: part(),
-        subzone: part(),
-    }
-}
 
 fn service() -> Service {
     Service {
@@ -264,7 +253,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
 }
 
 #[test]
-fn acceptance_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
+fn acceptance_14_a_service_has_the_same_probabilities_by_server_name_as_by_authority() {
     let places = [
         "us-west/us-west-a",
         "us-west/us-west-b",
@@ -354,7 +343,7 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_odds_that_are_told_are_those_of_real_picks() {
+async fn the_pick_probabilities_are_those_of_real_picks() {
     let (mut grouped, mut compared) = (0, 0);
     for seed in 0..60 {
         let mut rng = Rng::with_seed(seed);
@@ -374,19 +363,22 @@ async fn the_odds_that_are_told_are_those_of_real_picks() {
                 endpoint.state.eject(Instant::now());
             }
         }
-        let odds = pick_probabilities(set, Instant::now());
-        let all: f64 = odds.iter().sum();
-        assert!((all - 1.0).abs() < 1e-9, "seed {seed}: {odds:?}");
+        let probabilities = pick_probabilities(set, Instant::now());
+        let all: f64 = probabilities.iter().sum();
+        assert!((all - 1.0).abs() < 1e-9, "seed {seed}: {probabilities:?}");
         let counts = picked(set);
-        for (place, odds) in odds.iter().enumerate() {
-            assert!(*odds > 0.0 || counts[place] == 0, "seed {seed}: {place}");
+        for (place, probability) in probabilities.iter().enumerate() {
+            assert!(
+                *probability > 0.0 || counts[place] == 0,
+                "seed {seed}: {place}"
+            );
         }
-        let bins = odds.iter().zip(&counts);
-        let bins = bins.map(|(odds, count)| (odds * f64::from(PICKS), f64::from(*count)));
+        let bins = probabilities.iter().zip(&counts);
+        let bins = bins.map(|(share, count)| (share * f64::from(PICKS), f64::from(*count)));
         let chance = p_value(&bins.collect::<Vec<_>>());
         assert!(
             chance > CHANCE,
-            "seed {seed}: {chance}: {counts:?} {odds:?}"
+            "seed {seed}: {chance}: {counts:?} {probabilities:?}"
         );
         grouped += usize::from(set.groups().is_some_and(|groups| groups.list().len() > 1));
         compared += 1;

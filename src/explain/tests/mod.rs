@@ -71,8 +71,9 @@ fn distort(answer: &mut Answer, fault: Fault) {
 /// Counts the picks of each endpoint, by its workload and address.
 fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
     let identity = of.identity();
-    let from = (([0; 4], 0).into(), Arc::default());
-    let peer = Peer::authenticated(identity, None, from, &of.snapshot).expect("one of the set");
+    let (address, listener) = (([0; 4], 0).into(), Arc::default());
+    let peer = Peer::authenticated(identity, None, address, listener, &of.snapshot);
+    let peer = peer.expect("one of the set");
     let route = || {
         let authority = Authority::parse(of.to()).expect("an authority");
         let origin = of.question.origin().expect("an origin");

@@ -5,15 +5,15 @@ pub struct Cluster {
     /// Its name.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// How EDS is asked.
+    /// Parameters of EDS.
     #[prost(message, optional, tag = "3")]
     pub eds_cluster_config: ::core::option::Option<cluster::EdsClusterConfig>,
-    /// What bytes are wrapped into.
+    /// Transport of the bytes.
     #[prost(message, optional, tag = "24")]
     pub transport_socket: ::core::option::Option<
         super::super::core::v3::TransportSocket,
     >,
-    /// What all kinds of balancing have.
+    /// Settings of all load balancers.
     #[prost(message, optional, tag = "27")]
     pub common_lb_config: ::core::option::Option<cluster::CommonLbConfig>,
     /// The endpoints, where the cluster has its own.
@@ -24,12 +24,12 @@ pub struct Cluster {
     /// Kinds of balancing, of which the first that is known counts.
     #[prost(message, optional, tag = "41")]
     pub load_balancing_policy: ::core::option::Option<LoadBalancingPolicy>,
-    /// What bytes are wrapped into, by the endpoint.
+    /// Transport of the bytes, by the endpoint.
     #[prost(message, repeated, tag = "43")]
     pub transport_socket_matches: ::prost::alloc::vec::Vec<
         cluster::TransportSocketMatch,
     >,
-    /// Where the endpoints come from.
+    /// Source of the endpoints.
     #[prost(oneof = "cluster::ClusterDiscoveryType", tags = "2, 38")]
     pub cluster_discovery_type: ::core::option::Option<cluster::ClusterDiscoveryType>,
 }
@@ -45,22 +45,22 @@ pub mod cluster {
         #[prost(message, optional, tag = "2")]
         pub typed_config: ::core::option::Option<::prost_types::Any>,
     }
-    /// How EDS is asked.
+    /// Parameters of EDS.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct EdsClusterConfig {
-        /// Where.
+        /// Source of EDS.
         #[prost(message, optional, tag = "1")]
         pub eds_config: ::core::option::Option<
             super::super::super::core::v3::ConfigSource,
         >,
-        /// By which name; empty: the cluster's.
+        /// Name; empty means the cluster's.
         #[prost(string, tag = "2")]
         pub service_name: ::prost::alloc::string::String,
     }
-    /// What all kinds of balancing have.
+    /// Settings of all load balancers.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct CommonLbConfig {
-        /// Whether localities have shares: one of two forms, of which the other says that they have
+        /// Shares of localities: one of two forms, of which the other says that they have
         /// none.
         #[prost(message, optional, tag = "3")]
         pub locality_weighted_lb_config: ::core::option::Option<
@@ -85,7 +85,7 @@ pub mod cluster {
             super::super::super::core::v3::TransportSocket,
         >,
     }
-    /// Where the endpoints come from.
+    /// Source of the endpoints.
     #[derive(
         Clone,
         Copy,
@@ -136,7 +136,7 @@ pub mod cluster {
             }
         }
     }
-    /// Where the endpoints come from.
+    /// Source of the endpoints.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum ClusterDiscoveryType {
         /// From one of these places.

@@ -8,13 +8,13 @@ pub struct ClusterLoadAssignment {
     /// The endpoints by locality.
     #[prost(message, repeated, tag = "2")]
     pub endpoints: ::prost::alloc::vec::Vec<LocalityLbEndpoints>,
-    /// What holds for all of them.
+    /// Settings of all of them.
     #[prost(message, optional, tag = "4")]
     pub policy: ::core::option::Option<cluster_load_assignment::Policy>,
 }
 /// Nested message and enum types in `ClusterLoadAssignment`.
 pub mod cluster_load_assignment {
-    /// What holds for all of them.
+    /// Settings of all of them.
     #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct Policy {
         /// Parts that are refused, each of what the ones before have left.
@@ -23,7 +23,7 @@ pub mod cluster_load_assignment {
         /// In percent, how much of its load a priority of which some endpoints are not ready can take.
         #[prost(message, optional, tag = "3")]
         pub overprovisioning_factor: ::core::option::Option<u32>,
-        /// Whether endpoints count by their weights for that.
+        /// True if endpoints count by their weights for that.
         #[prost(bool, tag = "6")]
         pub weighted_priority_health: bool,
     }
@@ -32,10 +32,10 @@ pub mod cluster_load_assignment {
         /// A part of the traffic that is refused.
         #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
         pub struct DropOverload {
-            /// Why, for people.
+            /// Reason, for people.
             #[prost(string, tag = "1")]
             pub category: ::prost::alloc::string::String,
-            /// How much of it.
+            /// Share of it.
             #[prost(message, optional, tag = "2")]
             pub drop_percentage: ::core::option::Option<
                 super::super::super::super::super::r#type::v3::FractionalPercent,
@@ -46,7 +46,7 @@ pub mod cluster_load_assignment {
 /// The endpoints of a locality, at one priority.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocalityLbEndpoints {
-    /// Where they run.
+    /// Locality of the endpoints.
     #[prost(message, optional, tag = "1")]
     pub locality: ::core::option::Option<super::super::core::v3::Locality>,
     /// The endpoints.
@@ -78,32 +78,32 @@ pub mod locality_lb_endpoints {
         LedsClusterLocalityConfig(super::LedsClusterLocalityConfig),
     }
 }
-/// Where the endpoints of a locality are resources of their own.
+/// Endpoints of a locality that are resources of their own.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LedsClusterLocalityConfig {
-    /// What they are called.
+    /// Name of the resources.
     #[prost(string, tag = "2")]
     pub leds_collection_name: ::prost::alloc::string::String,
 }
 /// An endpoint and how it is used.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LbEndpoint {
-    /// Whether it may be used.
+    /// Health of the endpoint.
     #[prost(enumeration = "super::super::core::v3::HealthStatus", tag = "2")]
     pub health_status: i32,
-    /// What else is known of it.
+    /// Metadata of the endpoint.
     #[prost(message, optional, tag = "3")]
     pub metadata: ::core::option::Option<super::super::core::v3::Metadata>,
     /// Its share among the others.
     #[prost(message, optional, tag = "4")]
     pub load_balancing_weight: ::core::option::Option<u32>,
-    /// What it is.
+    /// Kind of the endpoint.
     #[prost(oneof = "lb_endpoint::HostIdentifier", tags = "1, 5")]
     pub host_identifier: ::core::option::Option<lb_endpoint::HostIdentifier>,
 }
 /// Nested message and enum types in `LbEndpoint`.
 pub mod lb_endpoint {
-    /// What it is.
+    /// Kind of the endpoint.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum HostIdentifier {
         /// Said here.
@@ -117,7 +117,7 @@ pub mod lb_endpoint {
 /// An endpoint.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Endpoint {
-    /// Where it is.
+    /// Address of the endpoint.
     #[prost(message, optional, tag = "1")]
     pub address: ::core::option::Option<super::super::core::v3::Address>,
 }

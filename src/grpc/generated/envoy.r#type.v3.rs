@@ -2,7 +2,7 @@
 /// A part of a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FractionalPercent {
-    /// How many parts.
+    /// Number of parts.
     #[prost(uint32, tag = "1")]
     pub numerator: u32,
     /// Of how many.

@@ -8,19 +8,19 @@ pub struct Authorization {
     /// The namespace.
     #[prost(string, tag = "2")]
     pub namespace: ::prost::alloc::string::String,
-    /// What the policy covers.
+    /// Scope of the policy.
     #[prost(enumeration = "Scope", tag = "3")]
     pub scope: i32,
-    /// What happens to what matches.
+    /// Action on a match.
     #[prost(enumeration = "Action", tag = "4")]
     pub action: i32,
     /// The rules, of which one has to match. Without one nothing matches.
     #[prost(message, repeated, tag = "5")]
     pub rules: ::prost::alloc::vec::Vec<Rule>,
-    /// Whether the policy only logs.
+    /// True if the policy only logs.
     #[prost(bool, tag = "6")]
     pub dry_run: bool,
-    /// What other programs add.
+    /// Additions of other programs.
     #[prost(message, repeated, tag = "7")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
 }
@@ -78,7 +78,7 @@ pub struct Match {
     /// The same, not to hold.
     #[prost(message, repeated, tag = "12")]
     pub not_service_accounts: ::prost::alloc::vec::Vec<ServiceAccountMatch>,
-    /// What other programs add.
+    /// Additions of other programs.
     #[prost(message, repeated, tag = "13")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
 }
@@ -88,20 +88,20 @@ pub struct Address {
     /// The address, of 4 or 16 bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub address: ::prost::bytes::Bytes,
-    /// How many leading bits count.
+    /// Number of leading bits.
     #[prost(uint32, tag = "2")]
     pub length: u32,
 }
 /// A condition on a text.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StringMatch {
-    /// How the text is compared.
+    /// Comparison of the text.
     #[prost(oneof = "string_match::MatchType", tags = "1, 2, 3, 4")]
     pub match_type: ::core::option::Option<string_match::MatchType>,
 }
 /// Nested message and enum types in `StringMatch`.
 pub mod string_match {
-    /// How the text is compared.
+    /// Comparison of the text.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum MatchType {
         /// It is this one.
@@ -128,17 +128,17 @@ pub struct ServiceAccountMatch {
     #[prost(string, tag = "2")]
     pub service_account: ::prost::alloc::string::String,
 }
-/// What another program adds.
+/// Addition of another program.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Extension {
     /// The name.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// What it adds.
+    /// Content of the addition.
     #[prost(message, optional, tag = "2")]
     pub config: ::core::option::Option<::prost_types::Any>,
 }
-/// What a policy covers.
+/// Scope of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Scope {
@@ -171,7 +171,7 @@ impl Scope {
         }
     }
 }
-/// What happens to what a policy matches.
+/// Action of a policy on a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Action {

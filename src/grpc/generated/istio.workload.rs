@@ -2,13 +2,13 @@
 /// Something that can be reached: the resource of WDS.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Address {
-    /// What it is.
+    /// Kind of the resource.
     #[prost(oneof = "address::Type", tags = "1, 2")]
     pub r#type: ::core::option::Option<address::Type>,
 }
 /// Nested message and enum types in `Address`.
 pub mod address {
-    /// What it is.
+    /// Kind of the resource.
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Type {
         /// A workload, named by its uid.
@@ -40,28 +40,28 @@ pub struct Service {
     /// Identities to accept at the endpoints besides the workloads' own.
     #[prost(string, repeated, tag = "6")]
     pub subject_alt_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// What its traffic has to go through.
+    /// Waypoint that its traffic passes.
     #[prost(message, optional, tag = "7")]
     pub waypoint: ::core::option::Option<GatewayAddress>,
-    /// Which endpoints are preferred.
+    /// Preference among its endpoints.
     #[prost(message, optional, tag = "8")]
     pub load_balancing: ::core::option::Option<LoadBalancing>,
     /// The families of its addresses: an enum that is not read.
     #[prost(int32, tag = "9")]
     pub ip_families: i32,
-    /// What other programs add.
+    /// Additions of other programs.
     #[prost(message, repeated, tag = "10")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
-    /// Whether this definition wins over others of the hostname.
+    /// True if this definition wins over others of the hostname.
     #[prost(bool, tag = "11")]
     pub canonical: bool,
-    /// Whether traffic of ingress gateways goes through the waypoint too.
+    /// True if traffic of ingress gateways passes the waypoint too.
     #[prost(bool, tag = "12")]
     pub ingress_use_waypoint: bool,
     /// Waypoints that share its traffic.
     #[prost(message, repeated, tag = "13")]
     pub weighted_waypoints: ::prost::alloc::vec::Vec<WeightedWaypoint>,
-    /// Who may see it.
+    /// Visibility of the service.
     #[prost(enumeration = "Visibility", tag = "14")]
     pub visibility: i32,
 }
@@ -75,22 +75,22 @@ pub struct WeightedWaypoint {
     #[prost(uint32, tag = "2")]
     pub weight: u32,
 }
-/// Which endpoints of a service are preferred.
+/// Preference among the endpoints of a service.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LoadBalancing {
     /// The preferences, the first one first.
     #[prost(enumeration = "load_balancing::Scope", repeated, tag = "1")]
     pub routing_preference: ::prost::alloc::vec::Vec<i32>,
-    /// What happens where they are not met.
+    /// Use of endpoints that do not meet them.
     #[prost(enumeration = "load_balancing::Mode", tag = "2")]
     pub mode: i32,
-    /// Which endpoints are used as to health.
+    /// Use of endpoints by their health.
     #[prost(enumeration = "load_balancing::HealthPolicy", tag = "3")]
     pub health_policy: i32,
 }
 /// Nested message and enum types in `LoadBalancing`.
 pub mod load_balancing {
-    /// What a client and an endpoint can have in common.
+    /// Property that a client and an endpoint can have in common.
     #[derive(
         Clone,
         Copy,
@@ -149,7 +149,7 @@ pub mod load_balancing {
             }
         }
     }
-    /// What happens where the preferences are not met.
+    /// Use of endpoints that do not meet the preferences.
     #[derive(
         Clone,
         Copy,
@@ -196,7 +196,7 @@ pub mod load_balancing {
             }
         }
     }
-    /// Which endpoints are used as to health.
+    /// Use of endpoints by their health.
     #[derive(
         Clone,
         Copy,
@@ -251,7 +251,7 @@ pub struct Workload {
     /// The network of the addresses.
     #[prost(string, tag = "4")]
     pub network: ::prost::alloc::string::String,
-    /// How it is dialled.
+    /// Protocol by which it is dialled.
     #[prost(enumeration = "TunnelProtocol", tag = "5")]
     pub tunnel_protocol: i32,
     /// The trust domain; empty means `cluster.local`.
@@ -260,7 +260,7 @@ pub struct Workload {
     /// The service account; empty means `default`.
     #[prost(string, tag = "7")]
     pub service_account: ::prost::alloc::string::String,
-    /// What traffic to the workload itself has to go through.
+    /// Waypoint that traffic to the workload itself passes.
     #[prost(message, optional, tag = "8")]
     pub waypoint: ::core::option::Option<GatewayAddress>,
     /// The node that it runs on.
@@ -278,13 +278,13 @@ pub struct Workload {
     /// The name of what made it.
     #[prost(string, tag = "13")]
     pub workload_name: ::prost::alloc::string::String,
-    /// Whether it ends tunnels itself, as waypoints do.
+    /// True if it ends tunnels itself, as waypoints do.
     #[prost(bool, tag = "14")]
     pub native_tunnel: bool,
     /// The policies that select it, as `namespace/name`.
     #[prost(string, repeated, tag = "16")]
     pub authorization_policies: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Whether it is ready.
+    /// Readiness of the workload.
     #[prost(enumeration = "WorkloadStatus", tag = "17")]
     pub status: i32,
     /// The cluster; empty means `Kubernetes`.
@@ -305,23 +305,23 @@ pub struct Workload {
         ::prost::alloc::string::String,
         PortList,
     >,
-    /// How the application wants to be told of the peer.
+    /// Protocol by which the application learns of the peer.
     #[prost(message, optional, tag = "23")]
     pub application_tunnel: ::core::option::Option<ApplicationTunnel>,
-    /// Where it runs.
+    /// Locality of the workload.
     #[prost(message, optional, tag = "24")]
     pub locality: ::core::option::Option<Locality>,
-    /// Whose address it has.
+    /// Owner of its address.
     #[prost(enumeration = "NetworkMode", tag = "25")]
     pub network_mode: i32,
-    /// What other programs add.
+    /// Additions of other programs.
     #[prost(message, repeated, tag = "26")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
     /// The weight; absent means 1, and 0 that it is never picked.
     #[prost(message, optional, tag = "27")]
     pub capacity: ::core::option::Option<u32>,
 }
-/// Where something runs.
+/// Locality of a workload.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Locality {
     /// The region.
@@ -350,11 +350,11 @@ pub struct Port {
     /// The port of the workload; 0 if each workload names its own.
     #[prost(uint32, tag = "2")]
     pub target_port: u32,
-    /// What is spoken there: an enum that is not read.
+    /// Application protocol: an enum that is not read.
     #[prost(int32, tag = "3")]
     pub app_protocol: i32,
 }
-/// How an application is told of the peer.
+/// Protocol by which an application learns of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ApplicationTunnel {
     /// The way: an enum that is not read.
@@ -370,13 +370,13 @@ pub struct GatewayAddress {
     /// The port of HBONE.
     #[prost(uint32, tag = "3")]
     pub hbone_mtls_port: u32,
-    /// Where it is.
+    /// Location of the gateway.
     #[prost(oneof = "gateway_address::Destination", tags = "1, 2")]
     pub destination: ::core::option::Option<gateway_address::Destination>,
 }
 /// Nested message and enum types in `GatewayAddress`.
 pub mod gateway_address {
-    /// Where it is.
+    /// Location of the gateway.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Destination {
         /// A service.
@@ -396,7 +396,7 @@ pub struct NetworkAddress {
     /// The address, of 4 or 16 bytes.
     #[prost(bytes = "bytes", tag = "2")]
     pub address: ::prost::bytes::Bytes,
-    /// How many leading bits count, where it is a range.
+    /// Number of leading bits, if it is a range.
     #[prost(uint32, optional, tag = "3")]
     pub length: ::core::option::Option<u32>,
 }
@@ -410,17 +410,17 @@ pub struct NamespacedHostname {
     #[prost(string, tag = "2")]
     pub hostname: ::prost::alloc::string::String,
 }
-/// What another program adds.
+/// Addition of another program.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Extension {
     /// The name.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// What it adds.
+    /// Content of the addition.
     #[prost(message, optional, tag = "2")]
     pub config: ::core::option::Option<::prost_types::Any>,
 }
-/// Who may see a service.
+/// Visibility of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Visibility {
@@ -449,7 +449,7 @@ impl Visibility {
         }
     }
 }
-/// How a workload is dialled.
+/// Protocol by which a workload is dialled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum TunnelProtocol {
@@ -482,7 +482,7 @@ impl TunnelProtocol {
         }
     }
 }
-/// What made a workload.
+/// Kind of the object that created a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum WorkloadType {
@@ -519,7 +519,7 @@ impl WorkloadType {
         }
     }
 }
-/// Whether a workload is ready.
+/// Readiness of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum WorkloadStatus {
@@ -548,7 +548,7 @@ impl WorkloadStatus {
         }
     }
 }
-/// Whose address a workload has.
+/// Owner of the address of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum NetworkMode {

@@ -10,7 +10,9 @@ use fastrand::Rng;
 mod oracle;
 
 use super::builder::{Change, HBONE_PORT, build};
-use super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Template, Waypoint, Workload};
+use super::mesh::{
+    GatewayAddress, Locality, Mesh, Place, Protocol, Service, Template, Waypoint, Workload,
+};
 use super::traffic::Override;
 use super::{EndpointState, Snapshot};
 use crate::wire::RegionPattern;
@@ -19,6 +21,17 @@ use oracle::{Inputs, PLACES};
 const SEEDS: u64 = 128;
 const STEPS: usize = 60;
 const NETWORK: &str = "east";
+
+/// Returns the locality of `region/zone/subzone`, whose last parts may be absent.
+pub(crate) fn locality(text: &str) -> Locality {
+    let mut parts = text.split('/').map(Arc::from);
+    let mut part = || parts.next().unwrap_or_default();
+    Locality {
+        region: part(),
+        zone: part(),
+        subzone: part(),
+    }
+}
 
 /// Defect injected into the builder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
+use crate::snapshot::tests::locality;
 use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{Group, Snapshot};
 use crate::wire::RegionPattern;
@@ -13,16 +14,6 @@ type Weighed<'a> = (&'a [(&'a str, u32)], &'a [&'a str]);
 
 /// Workload as `region/zone`, cluster, and whether it is ready.
 type WorkloadSpec<'a> = (&'a str, &'a str, bool);
-
-fn locality(text: &str) -> Locality {
-    let mut parts = text.split('/').map(Arc::from);
-    let mut part = || parts.next().unwrap_or_default();
-    Locality {
-        region: part(),
-        zone: part(),
-        subzone: part(),
-    }
-}
 
 fn workload(at: usize, (place, cluster, healthy): WorkloadSpec<'_>) -> Workload {
     let last = u8::try_from(at).expect("few workloads");

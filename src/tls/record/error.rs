@@ -22,8 +22,8 @@ pub enum RecordError {
     #[error("KeyUpdate with an unknown request")]
     IllegalParameter,
     /// Fatal alert from the peer.
-    #[error("TLS alert from the peer: {:?}", AlertDescription::from(*.0))]
-    PeerAlert(u8),
+    #[error("TLS alert from the peer: {0:?}")]
+    PeerAlert(AlertDescription),
     /// Key that has protected as many records as its suite allows.
     #[error("a TLS key has reached its limit of records")]
     KeyExhausted,
@@ -35,8 +35,8 @@ pub enum RecordError {
 impl RecordError {
     /// Returns the alert to send (RFC 8446 6.2). None: the peer has sent a fatal alert, which is
     /// not answered.
-    pub fn alert(&self) -> Option<u8> {
-        let alert = match self {
+    pub fn alert(&self) -> Option<AlertDescription> {
+        Some(match self {
             Self::UnexpectedMessage(_) => AlertDescription::UnexpectedMessage,
             Self::BadRecordMac => AlertDescription::BadRecordMac,
             Self::RecordOverflow => AlertDescription::RecordOverflow,
@@ -44,7 +44,6 @@ impl RecordError {
             Self::IllegalParameter => AlertDescription::IllegalParameter,
             Self::PeerAlert(_) => return None,
             Self::KeyExhausted | Self::Internal(_) => AlertDescription::InternalError,
-        };
-        Some(alert.into())
+        })
     }
 }

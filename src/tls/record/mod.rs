@@ -10,9 +10,9 @@ pub mod plain;
 use std::fmt;
 use std::ops::Range;
 
-use rustls::ExtractedSecrets;
 use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
+use rustls::{AlertDescription, ExtractedSecrets};
 
 pub use error::RecordError;
 pub use key::HEADER_BYTES;
@@ -22,18 +22,22 @@ use key::{Key, TAG_BYTES};
 pub const PLAINTEXT_MAX: usize = 16 * 1024;
 /// Size of the trailer of a sent record: content type and tag.
 pub const TRAILER_BYTES: usize = 1 + TAG_BYTES;
+/// Length of a full record.
+pub const RECORD_BYTES: usize = HEADER_BYTES + PLAINTEXT_MAX + TRAILER_BYTES;
 /// Limit of a received record (RFC 8446 5.2).
 pub const RECORD_MAX: usize = HEADER_BYTES + PROTECTED_MAX;
 /// Size of a record with a KeyUpdate.
 pub const KEY_UPDATE_BYTES: usize = HEADER_BYTES + KEY_UPDATE_HEAD.len() + 1 + TRAILER_BYTES;
+/// Size of a sent record with an alert, which has a level and a description (RFC 8446 6).
+pub const ALERT_BYTES: usize = HEADER_BYTES + 2 + TRAILER_BYTES;
 
 /// Limit of the protected part of a received record (RFC 8446 5.2).
 const PROTECTED_MAX: usize = PLAINTEXT_MAX + 256;
 /// Type and length of a KeyUpdate. The request follows (RFC 8446 4.6.3).
 const KEY_UPDATE_HEAD: [u8; 4] = [24, 0, 0, 1];
-/// Alerts that do not end the connection by an error (RFC 8446 6.1).
-const CLOSE_NOTIFY: u8 = 0;
-const USER_CANCELED: u8 = 90;
+/// Levels of alerts (RFC 8446 6).
+const WARNING: u8 = 1;
+const FATAL: u8 = 2;
 /// Content types as they stand in a record.
 const ALERT: u8 = ContentType::Alert as u8;
 const HANDSHAKE: u8 = ContentType::Handshake as u8;
@@ -218,6 +222,27 @@ impl RecordLayer {
         self.send.seal(*header, inner, tag)
     }
 
+    /// Seals an alert: close_notify with the level warning, all others as fatal (RFC 8446 6.1 and
+    /// 6.2).
+    ///
+    /// # Errors
+    /// The sending key has reached its limit of records.
+    pub fn seal_alert(
+        &mut self,
+        alert: AlertDescription,
+    ) -> Result<[u8; ALERT_BYTES], RecordError> {
+        let level = if alert == AlertDescription::CloseNotify {
+            WARNING
+        } else {
+            FATAL
+        };
+        let mut record = [0; ALERT_BYTES];
+        record[HEADER_BYTES] = level;
+        record[HEADER_BYTES + 1] = alert.into();
+        self.seal(ContentType::Alert, &mut record)?;
+        Ok(record)
+    }
+
     /// Returns true once a key has protected half as many records as its suite allows
     /// (RFC 8446 5.5). A KeyUpdate is then due; it also requests the peer's if that is due.
     pub fn needs_key_update(&self) -> bool {
@@ -273,9 +298,12 @@ const KEY_UPDATE_FAILED: RecordError = RecordError::Internal("cannot derive a ke
 fn read_alert(payload: &[u8]) -> Result<Content, RecordError> {
     match *payload {
         [] => Err(RecordError::UnexpectedMessage("empty alert")),
-        [_, CLOSE_NOTIFY] => Ok(Content::CloseNotify),
-        [_, USER_CANCELED] => Ok(Content::Nothing),
-        [_, alert] => Err(RecordError::PeerAlert(alert)),
+        [_, alert] => match AlertDescription::from(alert) {
+            AlertDescription::CloseNotify => Ok(Content::CloseNotify),
+            // The only other alert that is no error (RFC 8446 6.1).
+            AlertDescription::UserCanceled => Ok(Content::Nothing),
+            error => Err(RecordError::PeerAlert(error)),
+        },
         _ => Err(RecordError::DecodeError("alert of a wrong length")),
     }
 }

@@ -1,4 +1,6 @@
 //! libFuzzer entry point of `targets::http2`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::http2(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    targets::http2(data);
+});

@@ -10,7 +10,12 @@ pub const GOAWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
 pub const CONTINUATION: u8 = 9;
 
+pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
+
+/// Initial SETTINGS_MAX_FRAME_SIZE, and window of a connection (RFC 9113 sections 6.5.2, 6.9.2).
+pub const DEFAULT_FRAME_BYTES: usize = 16 * 1024;
+pub const DEFAULT_WINDOW: u32 = 65_535;
 
 /// Connection preface of a client, with empty SETTINGS.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
@@ -34,10 +39,15 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&head, &stream.to_be_bytes()[..], payload].concat()
 }
 
-/// The fields of a CONNECT as literals; an authority has under 127 bytes here.
+/// Returns the fields of a CONNECT as literals.
 pub fn connect(authority: &[u8]) -> Vec<u8> {
-    let authority = &authority[..authority.len().min(126)];
-    let length = u8::try_from(authority.len()).unwrap_or(0);
     let fields = b"\x00\x07:method\x07CONNECT\x00\x0a:authority";
-    [fields, &[length][..], authority].concat()
+    [fields, &string(authority)[..]].concat()
+}
+
+/// Returns a string of a header block, cut off at 126 bytes, whose length takes one byte.
+pub fn string(bytes: &[u8]) -> Vec<u8> {
+    let bytes = &bytes[..bytes.len().min(126)];
+    let length = u8::try_from(bytes.len()).unwrap_or(0);
+    [&[length], bytes].concat()
 }

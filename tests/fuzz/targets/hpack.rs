@@ -5,8 +5,10 @@ use strait::datapath::http2::hpack::{Decoder, HpackError};
 use strait::datapath::http2::request::{self, HEADER_LIST_BYTES_MAX};
 
 /// Reads the length of each header block from one byte. An independent decoder yields the same
-/// fields, or fails too, and a request takes the same fields from the table.
-pub fn hpack(mut data: &[u8]) {
+/// fields, or fails too, and a request takes the same fields from the table. Returns the number of
+/// fields, and the error at their end.
+pub fn hpack(mut data: &[u8]) -> (usize, Option<HpackError>) {
+    let mut count = 0;
     let (mut ours, mut requests) = (Decoder::new(), Decoder::new());
     let mut other = loona_hpack::Decoder::new();
     other.set_max_allowed_table_size(4096);
@@ -17,15 +19,16 @@ pub fn hpack(mut data: &[u8]) {
         let result = ours.decode(block, &mut |name, value| {
             fields.push((name.to_vec(), value.to_vec()));
         });
+        count += fields.len();
         let request = request::decode(&mut requests, block);
         assert_eq!(request.as_ref().err(), result.as_ref().err());
         match (result, other.decode(block)) {
             (Ok(()), Ok(others)) => assert_eq!(fields, others),
             // A block of size updates alone is valid (RFC 7541 section 4.2).
             (Ok(()), Err(DecoderError::SizeUpdateAtEnd)) => assert!(fields.is_empty()),
-            (Err(_), Err(_)) => return,
+            (Err(error), Err(_)) => return (count, Some(error)),
             // The other one accepts a size update after a field.
-            (Err(HpackError::TableSize), Ok(_)) => return,
+            (Err(error @ HpackError::TableSize), Ok(_)) => return (count, Some(error)),
             (result, others) => panic!("{result:?}, but {others:?}"),
         }
         let size: usize = fields.iter().map(|(n, v)| n.len() + v.len() + 32).sum();
@@ -36,4 +39,5 @@ pub fn hpack(mut data: &[u8]) {
             assert_eq!(request.authority.as_bytes(), received.unwrap_or_default());
         }
     }
+    (count, None)
 }

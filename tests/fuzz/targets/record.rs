@@ -5,19 +5,24 @@ use strait::tls::record::{
     TRAILER_BYTES,
 };
 
-/// Opened records, and the error at their end.
-type Opened = (Vec<(Content, Vec<u8>)>, Option<RecordError>);
+/// Unit of lengths in a script, so that the longest exceeds the limit of a record.
+const LENGTH_STEP: usize = PLAINTEXT_MAX / 254;
 
-/// Reads the size of segments from the first byte, and records from the rest. The result does not
-/// depend on the segments. Each payload is within its record and the limits, and arrives again if
-/// it is sealed.
-pub fn record(data: &[u8]) {
-    let Some((&size, bytes)) = data.split_first() else {
-        return;
+/// Opened records, and the error at their end.
+pub type Opened = (Vec<(Content, Vec<u8>)>, Option<RecordError>);
+
+/// Reads the size of segments from the first byte, and records from the rest: their bytes, or a
+/// script of them if the first byte is 0. The result does not depend on the segments. Each payload
+/// is within its record and the limits, and arrives again if it is sealed. Returns the result.
+pub fn record(data: &[u8]) -> Opened {
+    let (size, bytes) = match data {
+        [] => return (Vec::new(), None),
+        [0, size, script @ ..] => (*size, records(script)),
+        [size, bytes @ ..] => (*size, bytes.to_vec()),
     };
-    let whole = open(bytes, bytes.len().max(1));
-    assert_eq!(whole, open(bytes, usize::from(size).max(1)));
-    let (records, error) = whole;
+    let whole = open(&bytes, bytes.len().max(1));
+    assert_eq!(whole, open(&bytes, usize::from(size).max(1)));
+    let (records, error) = &whole;
     if let Some(error) = error {
         let is_answered = error.alert().is_some();
         assert_ne!(is_answered, matches!(error, RecordError::PeerAlert(_)));
@@ -28,15 +33,45 @@ pub fn record(data: &[u8]) {
     }
     let mut layer = RecordLayer::plaintext();
     for (content, payload) in records {
-        if content == Content::ApplicationData {
+        if *content == Content::ApplicationData {
             let mut sealed = [&[0; HEADER_BYTES], &payload[..], &[0; TRAILER_BYTES]].concat();
             let content = ContentType::ApplicationData;
             layer.seal(content, &mut sealed).expect("a fitting record");
             let (again, error) = open(&sealed, sealed.len());
-            assert_eq!(again, [(Content::ApplicationData, payload)]);
+            assert_eq!(again, [(Content::ApplicationData, payload.clone())]);
             assert_eq!(error, None);
         }
     }
+    whole
+}
+
+/// Returns the records of a script. Each takes three bytes: content type, length and padding. The
+/// payload of data is made up; that of others follows, up to 255 bytes.
+fn records(mut script: &[u8]) -> Vec<u8> {
+    let mut records = Vec::new();
+    while let [kind, length, padding, rest @ ..] = script {
+        let (payload, rest) = match kind {
+            0..128 => (vec![b'x'; usize::from(*length) * LENGTH_STEP], rest),
+            _ => {
+                let (payload, rest) = rest.split_at(usize::from(*length).min(rest.len()));
+                (payload.to_vec(), rest)
+            }
+        };
+        script = rest;
+        let kind = match kind {
+            0..128 => ContentType::ApplicationData as u8,
+            kind => kind - 128,
+        };
+        let padding = vec![0; usize::from(*padding) * LENGTH_STEP];
+        let length = payload.len() + padding.len() + TRAILER_BYTES;
+        let [high, low] = u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes();
+        records.extend([ContentType::ApplicationData as u8, 3, 3, high, low]);
+        records.extend(payload);
+        records.push(kind);
+        records.extend(padding);
+        records.extend([0; TRAILER_BYTES - 1]);
+    }
+    records
 }
 
 /// Opens records that arrive in segments of `size` bytes.

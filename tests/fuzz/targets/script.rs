@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use strait::tls::record::PLAINTEXT_MAX;
+
 use super::frames::{
     self, AUTHORITIES, CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, PING, PRIORITY,
     RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
@@ -10,10 +12,18 @@ use super::frames::{
 /// Action of the peer.
 #[derive(Debug)]
 pub enum Step {
-    /// Sends bytes.
+    /// Sends bytes as application data.
     Send(Vec<u8>),
+    /// Sends a record with this content type and payload.
+    Record(u8, Vec<u8>),
     /// Waits while the clock advances.
     Wait(Duration),
+    /// Starts the drain of the listener.
+    Drain,
+    /// Ends the drain of the listener.
+    Close,
+    /// Revokes all exposure.
+    Revoke,
 }
 
 /// General behaviour of the peer: the bits of the first byte.
@@ -36,9 +46,24 @@ impl PeerFlags {
         self.0 & 4 != 0
     }
 
-    /// Returns true if the peer sends single bytes.
-    pub fn trickles(self) -> bool {
-        self.0 & 8 != 0
+    /// Returns the size of the peer's records.
+    pub fn record_bytes(self) -> usize {
+        match self.0 & (8 | 64) {
+            0 => PLAINTEXT_MAX,
+            8 => 1,
+            64 => 100,
+            _ => 10,
+        }
+    }
+
+    /// Returns the size of the peer's segments.
+    pub fn segment_bytes(self) -> usize {
+        if self.0 & 32 == 0 { usize::MAX } else { 7 }
+    }
+
+    /// Returns true if the peer sends all that it can before the gateway reads.
+    pub fn hurries(self) -> bool {
+        self.0 & 128 != 0
     }
 
     /// Returns true if the peer's certificate has expired.
@@ -47,9 +72,27 @@ impl PeerFlags {
     }
 }
 
+/// Bit of an indexed field (RFC 7541 section 6.1).
+const INDEXED: u8 = 0x80;
+/// `:method: GET`, `:path: /` and `:scheme: https`, indexed.
+const GET: [u8; 3] = [INDEXED | 2, INDEXED | 4, INDEXED | 7];
+/// Fields with a meaning, forbidden ones, and long ones.
+const FIELDS: [(&[u8], &[u8]); 10] = [
+    (b"x-istio-source", b"waypoint"),
+    (b"x-istio-source", b"gateway"),
+    (b"baggage", b"k8s.cluster.name=west"),
+    (b"te", b"trailers"),
+    (b"content-length", b"5"),
+    (b"connection", b"close"),
+    (b"Upper", b"case"),
+    (b":authority", b"echo.app:80"),
+    (b"a", b"b"),
+    (b"long", &[b'v'; 120]),
+];
+
 /// Limit of all bytes that one script may send.
 const BYTES_MAX: usize = 256 * 1024;
-/// Limit of all waits of one script.
+/// Limit of all waits and events of one script.
 const WAITS_MAX: usize = 64;
 /// Unit of waits. The longest wait, 255 units, exceeds every deadline of a connection.
 const WAIT: Duration = Duration::from_millis(200);
@@ -71,8 +114,8 @@ pub fn read(data: &[u8]) -> (PeerFlags, Vec<Step>) {
     let (mut steps, mut bytes, mut waits) = (Vec::new(), 0, 0);
     while let Some(step) = script.step() {
         match &step {
-            Step::Send(sent) => bytes += sent.len(),
-            Step::Wait(_) => waits += 1,
+            Step::Send(sent) | Step::Record(_, sent) => bytes += sent.len(),
+            _ => waits += 1,
         }
         if bytes > BYTES_MAX || waits > WAITS_MAX {
             break;
@@ -128,13 +171,16 @@ impl<'a> Script<'a> {
     }
 
     fn step(&mut self) -> Option<Step> {
-        let kind = self.byte()? % 13;
+        let kind = self.byte()? % 16;
         let sent = match kind {
             0 => self.connect()?,
             1 => {
-                let (stream, flags) = (self.stream()?, self.byte()? & 9);
-                let length = usize::from(self.byte()?);
-                frame(DATA, flags, stream, &vec![b'a'; length * length / 4])
+                let (stream, flags) = (self.stream()?, self.byte()?);
+                let length = usize::from(self.byte()?).pow(2);
+                let length = if flags & 4 == 0 { length / 4 } else { length };
+                // The first byte selects the behaviour of the endpoint.
+                let byte = b'a' + (flags >> 4);
+                frame(DATA, flags & 9, stream, &vec![byte; length])
             }
             2 => frame(RST_STREAM, 0, self.stream()?, &self.number()?.to_be_bytes()),
             3 => frame(
@@ -160,10 +206,19 @@ impl<'a> Script<'a> {
                 let fields = [self.stream()?.to_be_bytes(), self.number()?.to_be_bytes()];
                 frame(GOAWAY, 0, 0, &fields.concat())
             }
-            _ => {
+            14 => return Some(Step::Record(self.byte()?, self.bytes()?.to_vec())),
+            13 => {
+                return Some(match self.byte()? % 3 {
+                    0 => Step::Drain,
+                    1 => Step::Close,
+                    _ => Step::Revoke,
+                });
+            }
+            12 => {
                 let times = usize::from(self.byte()?);
                 return Some(Step::Send(self.last.repeat(times)));
             }
+            _ => self.request()?,
         };
         self.last.clone_from(&sent);
         Some(Step::Send(sent))
@@ -179,6 +234,31 @@ impl<'a> Script<'a> {
         let flags = END_HEADERS | choice >> 7;
         let stream = 2 * self.opened - 1;
         Some(frame(HEADERS, flags, stream, &frames::connect(authority)))
+    }
+
+    /// Returns a request with up to 255 fields, of which some enter the dynamic table.
+    fn request(&mut self) -> Option<Vec<u8>> {
+        let (choice, fields) = (self.byte()?, self.bytes()?);
+        let mut block = if choice & 1 == 0 {
+            frames::connect(AUTHORITIES[0])
+        } else {
+            GET.to_vec()
+        };
+        for field in fields {
+            match FIELDS.get(usize::from(field % 16)) {
+                Some((name, value)) => {
+                    // Literal without or with indexing (RFC 7541 section 6.2).
+                    block.push((field & 16) << 2);
+                    block.extend(frames::string(name));
+                    block.extend(frames::string(value));
+                }
+                // The last field of the dynamic table.
+                None => block.push(INDEXED | 62),
+            }
+        }
+        self.opened += 1;
+        let flags = END_HEADERS | choice >> 7;
+        Some(frame(HEADERS, flags, 2 * self.opened - 1, &block))
     }
 
     fn settings(&mut self) -> Option<Vec<u8>> {

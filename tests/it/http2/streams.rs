@@ -237,11 +237,14 @@ fn sections_6_3_and_6_4_priority_and_rst_stream() {
     let protocol = || Connection(PROTOCOL_ERROR);
     let size = || Connection(FRAME_SIZE_ERROR);
     let unknown = raw::frame(raw::RST_STREAM, 0, 1, &[0xff; 4]);
+    let own = raw::frame(raw::PRIORITY, 0, 1, &[0, 0, 0, 1, 15]);
     check(vec![
         priority("on stream 0", open, 0, 5, protocol()),
         priority("of 4 bytes", open, 1, 4, Stream(FRAME_SIZE_ERROR)),
         priority("of 6 bytes", open, 1, 6, Stream(FRAME_SIZE_ERROR)),
         priority("on an even stream", idle, 2, 5, Ignored),
+        priority("of 4 bytes on an idle stream", idle, 1, 4, size()),
+        case("6.3", "PRIORITY, itself, idle", idle, own, [Ignored]),
         reset("on stream 0", open, 0, 4, protocol()),
         reset("of 3 bytes", open, 1, 3, size()),
         reset("of 5 bytes", open, 1, 5, size()),

@@ -47,7 +47,21 @@ pub async fn until<T: Debug>(
 
 /// Returns the command, without the variables of this process's environment that it reads.
 pub fn strait() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_strait"));
+    strait_in(None)
+}
+
+/// Returns the command, in the network namespace of a process.
+pub fn strait_in(namespace: Option<u32>) -> Command {
+    let program = env!("CARGO_BIN_EXE_strait");
+    let mut command = match namespace {
+        None => Command::new(program),
+        // nsenter is in util-linux, which every Linux distribution has.
+        Some(process) => {
+            let mut nsenter = Command::new("nsenter");
+            nsenter.args([&format!("--net=/proc/{process}/ns/net"), program]);
+            nsenter
+        }
+    };
     command
         .env_remove("STRAIT_CONFIG")
         .stdin(Stdio::null())

@@ -253,7 +253,11 @@ async fn records_without_bytes_use_the_credit_up() {
 async fn an_error_after_the_last_goaway_is_sent_too() {
     let mut rig = Rig::established(&TestGateway::new()).await;
     let _far = rig.tunnel(1).await;
-    rig.turns().unwrap().server.shut_down_gracefully();
+    rig.turns()
+        .unwrap()
+        .downstream
+        .server
+        .shut_down_gracefully();
     rig.pump().await;
     rig.send(Frame::new(PING, ACK, 0, b"drained?")).await;
     rig.send(Frame::new(WINDOW_UPDATE, 0, 0, &[0; 4])).await;

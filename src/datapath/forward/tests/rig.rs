@@ -22,7 +22,8 @@ use super::wire::{Frame, GatewayEnd, HEADERS, PeerEnd, SETTINGS, link};
 use crate::datapath::accept::WorkerLoad;
 use crate::datapath::dial::{DenyList, Upstream};
 use crate::datapath::forward::connection::close;
-use crate::datapath::forward::open::Open;
+use crate::datapath::forward::establish::NewTunnel;
+use crate::datapath::forward::open::{Open, StreamGuards};
 use crate::datapath::forward::setup::{PendingConnect, Tunnel};
 use crate::datapath::forward::turn::{NewRequest, Turns};
 use crate::datapath::handshake::Transport;
@@ -275,14 +276,15 @@ impl Rig {
         let descriptor = descriptor.expect("a holder").expect("a descriptor");
         let record = Record::new(&gateway.metrics, &peer.source, "echo.app:80");
         let slot = self.slots.try_take().expect("a slot");
-        let open = Open::new(
-            Arc::clone(gateway),
-            Arc::clone(peer),
-            snapshot.generation,
-            Upstream::new(pick.into_pick(), near, descriptor),
+        let tunnel = NewTunnel {
+            gateway: Arc::clone(gateway),
+            peer: Arc::clone(peer),
+            generation: snapshot.generation,
             record,
-            (WorkerLoad::default().add(), slot),
-        );
+        };
+        let upstream = Upstream::new(pick.into_pick(), near, descriptor);
+        let load = WorkerLoad::default().add();
+        let open = tunnel.open(upstream, Some(StreamGuards { load, slot }));
         (open, far)
     }
 
@@ -319,7 +321,7 @@ impl Rig {
                 if let Poll::Ready(end) = end
                     && let Life::Running(turns) = std::mem::replace(&mut self.life, Life::Closed)
                 {
-                    self.life = Life::Closing(Box::pin(close(turns, Some(end))));
+                    self.life = Life::Closing(Box::pin(close(turns, end)));
                     self.poll();
                 }
             }

@@ -192,9 +192,10 @@ impl DescriptorPool {
 
     /// Returns the resource that limits the pool.
     fn exhausted_by(&self) -> LimitReached {
-        match self.memory.load(Ordering::Relaxed) < self.files {
-            true => LimitReached::Memory,
-            false => LimitReached::Files,
+        if self.memory.load(Ordering::Relaxed) < self.files {
+            LimitReached::Memory
+        } else {
+            LimitReached::Files
         }
     }
 
@@ -379,10 +380,8 @@ impl Holder {
         // share.
         let is_identity_below_floor =
             is_below_floor && in_group < max / 4 * 3 && free > max / GROUP_RESERVE_DIVISOR;
-        match fits || in_group < SHARE_MIN || is_identity_below_floor {
-            true => Ok(()),
-            false => Err(LimitReached::Share),
-        }
+        let is_admitted = fits || in_group < SHARE_MIN || is_identity_below_floor;
+        is_admitted.then_some(()).ok_or(LimitReached::Share)
     }
 }
 

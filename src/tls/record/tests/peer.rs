@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 
 use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
-use rustls::{ClientConnection, SupportedCipherSuite};
+use rustls::{AlertDescription, ClientConnection, SupportedCipherSuite};
 use tokio::runtime::Builder;
 
 use super::super::{
@@ -251,9 +251,19 @@ fn close_notify_goes_in_both_directions() {
     client.send_close_notify();
     let opened = open(&mut layer, &mut take_sealed(&mut client)).unwrap();
     assert_eq!(opened, [(Content::CloseNotify, vec![1, 0])]);
-    let record = seal(&mut layer, ContentType::Alert, &[1, 0]);
+    let record = layer.seal_alert(AlertDescription::CloseNotify).unwrap();
     client.read_tls(&mut &record[..]).unwrap();
     assert!(client.process_new_packets().unwrap().peer_has_closed());
+}
+
+#[test]
+fn a_fatal_alert_reaches_the_client() {
+    let (mut layer, mut client) = pair(TLS13_AES_128_GCM_SHA256);
+    let alert = AlertDescription::BadRecordMac;
+    let record = layer.seal_alert(alert).unwrap();
+    client.read_tls(&mut &record[..]).unwrap();
+    let error = client.process_new_packets().unwrap_err();
+    assert_eq!(error, rustls::Error::AlertReceived(alert));
 }
 
 #[test]

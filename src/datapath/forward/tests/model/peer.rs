@@ -306,7 +306,7 @@ impl Schedule<'_> {
             0 | 1 => {
                 if let Some(id) = self.stream(is_open)
                     && let Some(turns) = self.rig.turns()
-                    && let Some(key) = turns.server.find(id)
+                    && let Some(key) = turns.downstream.server.find(id)
                 {
                     turns.revoke(key, "on purpose".to_owned());
                     self.note(Event::Revoked, id);
@@ -331,7 +331,11 @@ impl Schedule<'_> {
             4 | 5 => {
                 let is_sent = self.oracle.is_ping_sent;
                 if let Some(turns) = self.rig.turns() {
-                    assert_eq!(turns.server.ping(), !is_sent, "one PING at a time");
+                    assert_eq!(
+                        turns.downstream.server.ping(),
+                        !is_sent,
+                        "one PING at a time"
+                    );
                     self.note(Event::KeepalivePing, is_sent);
                     if !is_sent {
                         self.oracle.ping();
@@ -343,7 +347,7 @@ impl Schedule<'_> {
             }
             _ if !self.oracle.is_goaway_sent() => {
                 if let Some(turns) = self.rig.turns() {
-                    turns.server.shut_down_gracefully();
+                    turns.downstream.server.shut_down_gracefully();
                     self.note(Event::ShutDown, ());
                     self.oracle.shut_down();
                 }

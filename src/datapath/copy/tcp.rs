@@ -39,7 +39,7 @@ const BULK_READ_MIN: usize = BUFFER_BYTES / 2;
 const SPLICE_BYTES_MIN: usize = 4 * 1024;
 /// Deadline from the dial to the first byte of the endpoint. A TLS server answers a ClientHello at
 /// once; later bytes may take any time.
-pub const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
+const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Initial state of a tunnel.
 #[derive(Debug)]
@@ -75,17 +75,18 @@ fn poll_first_byte_timeout(
 pub async fn run(
     downstream: &mut TcpStream,
     upstream: &mut TcpStream,
-    opening: Box<InitialState>,
-    limits: (&Arc<BufferAccount>, &Admission),
+    initial: Box<InitialState>,
+    account: &Arc<BufferAccount>,
+    admission: &Admission,
     record: &mut Record,
 ) -> CopyOutcome {
     let (mut peer, to_peer) = downstream.split();
     let (mut endpoint, to_endpoint) = upstream.split();
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
-    let mut upload = Direction::new(limits, opening.client_hello.into());
+    let mut upload = Direction::new(account, admission, initial.client_hello.into());
     // Boxed: it is freed once the endpoint has answered.
-    let mut silence = Some(Box::pin(first_byte_timeout(opening.loop_entry)));
-    let mut download = Direction::new(limits, Bytes::new());
+    let mut silence = Some(Box::pin(first_byte_timeout(initial.loop_entry)));
+    let mut download = Direction::new(account, admission, Bytes::new());
     let mut peer_failed = pin!(to_peer.ready(Interest::ERROR));
     let mut endpoint_failed = pin!(to_endpoint.ready(Interest::ERROR));
     // True if the reader has not received the end of the peer yet, which is FIN or RST.
@@ -195,7 +196,7 @@ struct Direction<'a> {
 }
 
 impl<'a> Direction<'a> {
-    fn new((account, admission): (&'a Arc<BufferAccount>, &'a Admission), first: Bytes) -> Self {
+    fn new(account: &'a Arc<BufferAccount>, admission: &'a Admission, first: Bytes) -> Self {
         account.charge(first.len());
         Self {
             account,
@@ -268,10 +269,7 @@ impl<'a> Direction<'a> {
         let read = room.filled();
         self.ended = read.is_empty();
         self.is_bulk = read.len() >= BULK_READ_MIN;
-        let written = match read.is_empty() {
-            true => 0,
-            false => write(to, read)?,
-        };
+        let written = if read.is_empty() { 0 } else { write(to, read)? };
         count(written as u64);
         if written < read.len() {
             self.pending = Bytes::copy_from_slice(&read[written..]);
@@ -330,7 +328,6 @@ fn write(to: &TcpStream, bytes: &[u8]) -> Result<usize, BrokenSide> {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
     use tokio::time::timeout;
 
     use crate::telemetry::Metrics;
@@ -339,13 +336,7 @@ mod tests {
     use super::*;
     use crate::datapath::io::pipe;
     use crate::datapath::limits::budget::BufferBudget;
-
-    async fn pair() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
-        let address = listener.local_addr().expect("an address");
-        let near = TcpStream::connect(address).await.expect("a connection");
-        (near, listener.accept().await.expect("a connection").0)
-    }
+    use crate::datapath::tests::tcp_pair as pair;
 
     /// Time without progress after which a writer counts as stopped.
     const STOPPED: Duration = Duration::from_millis(500);
@@ -360,32 +351,36 @@ mod tests {
         (0..count / 8).flat_map(word).collect()
     }
 
-    fn opening(hello: Vec<u8>) -> Box<InitialState> {
-        let in_flight = None;
+    fn initial(client_hello: &[u8]) -> Box<InitialState> {
         Box::new(InitialState {
-            client_hello: hello,
-            loop_entry: in_flight,
+            client_hello: client_hello.to_vec(),
+            loop_entry: None,
         })
+    }
+
+    /// State that a copy needs, and the budget that its account belongs to.
+    fn limits() -> (Arc<BufferBudget>, Arc<BufferAccount>, Admission, Record) {
+        let metrics = Arc::new(Metrics::new());
+        let held = metrics.set_buffer_limit(1 << 30);
+        let budget = Arc::new(BufferBudget::new(1 << 30, held));
+        let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
+        let record = Record::for_client_hello(&metrics, &peer.source, None);
+        let account = budget.account();
+        (budget, account, Admission::new(1000), record)
     }
 
     #[tokio::test]
     async fn much_goes_through_a_pipe_and_all_of_it_arrives_behind_the_hello() {
         let (mut client, mut downstream) = pair().await;
         let (mut upstream, mut server) = pair().await;
-        let metrics = Arc::new(Metrics::new());
-        let budget = Arc::new(BufferBudget::new(
-            1 << 30,
-            metrics.set_buffer_limit(1 << 30),
-        ));
-        let (account, admission) = (budget.account(), Admission::new(1000));
-        let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
-        let mut record = Record::for_client_hello(&metrics, &peer.source, None);
+        let (budget, account, admission, mut record) = limits();
         let (all, hello) = (bytes(32 << 20), b"hello".to_vec());
         let copy = run(
             &mut downstream,
             &mut upstream,
-            opening(hello.clone()),
-            (&account, &admission),
+            initial(&hello),
+            &account,
+            &admission,
             &mut record,
         );
         let up = async {
@@ -418,21 +413,14 @@ mod tests {
     async fn what_waits_in_a_pipe_is_charged_and_bounded() {
         let (mut client, mut downstream) = pair().await;
         let (mut upstream, server) = pair().await;
-        let metrics = Arc::new(Metrics::new());
-        let budget = Arc::new(BufferBudget::new(
-            1 << 30,
-            metrics.set_buffer_limit(1 << 30),
-        ));
-        let (account, admission) = (budget.account(), Admission::new(1000));
-        let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
-        let mut record = Record::for_client_hello(&metrics, &peer.source, None);
+        let (budget, account, admission, mut record) = limits();
         let all = bytes(64 << 20);
-        let limits = (&account, &admission);
         let copy = run(
             &mut downstream,
             &mut upstream,
-            opening(Vec::new()),
-            limits,
+            initial(&[]),
+            &account,
+            &admission,
             &mut record,
         );
         let write = async {

@@ -1,0 +1,107 @@
+//! Parts of a connection that its tunnels use: HTTP/2 state, send buffer and record protection.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use tokio::io::AsyncWrite;
+
+use crate::datapath::http2::output::Output;
+use crate::datapath::http2::server::{ConnectionError, Server};
+use crate::tls::record::{RecordError, RecordLayer};
+
+/// Number of control bytes above which a peer that reads nothing is not read either.
+const CONTROL_BYTES_MAX: usize = 16 * 1024;
+
+/// End of a connection.
+#[derive(Debug)]
+pub enum ConnectionEnd {
+    /// Both sides have finished, or the peer has closed its side.
+    Closed,
+    /// The connection is unused, or its time to leave has passed.
+    ClosedByGateway,
+    /// The peer does not answer PING.
+    Silent,
+    /// The peer does not read, and memory runs short.
+    Evicted,
+    /// The socket has failed.
+    Lost(io::Error),
+    /// The peer has violated TLS.
+    Record(RecordError),
+    /// The peer has violated HTTP/2.
+    Http2(ConnectionError),
+}
+
+/// Downstream side of a connection, without its socket.
+#[derive(Debug)]
+pub struct Downstream {
+    /// HTTP/2 state.
+    pub server: Server,
+    /// Send buffer.
+    pub output: Output,
+    /// Record protection.
+    pub layer: RecordLayer,
+    /// True if the peer has requested a KeyUpdate.
+    pub owes_key_update: bool,
+}
+
+impl Downstream {
+    /// Creates the state of a new connection.
+    pub fn new(layer: RecordLayer) -> Self {
+        Self {
+            server: Server::new(),
+            output: Output::default(),
+            layer,
+            owes_key_update: false,
+        }
+    }
+
+    /// Returns true if the peer reads nothing and many control frames wait for it.
+    pub fn is_stalled(&self) -> bool {
+        self.output.is_blocked() && self.server.control.len() > CONTROL_BYTES_MAX
+    }
+
+    /// Appends a KeyUpdate that is due, and control frames as far as the output has room.
+    ///
+    /// # Errors
+    /// A record could not be sealed.
+    pub fn write_control(&mut self) -> Result<(), ConnectionEnd> {
+        if self.output.is_blocked() || self.server.control.is_empty() && !self.owes_key_update {
+            return Ok(());
+        }
+        if std::mem::take(&mut self.owes_key_update) {
+            let updated = self.output.update_key(&mut self.layer);
+            updated.map_err(ConnectionEnd::Record)?;
+        }
+        let room = self.output.control_room().min(self.server.control.len());
+        self.output
+            .append(&self.server.control[..room], &mut self.layer)
+            .map_err(ConnectionEnd::Record)?;
+        self.server.control.drain(..room);
+        if self.server.control.is_empty() && self.server.control.capacity() > CONTROL_BYTES_MAX {
+            self.server.control = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// Sends everything. Returns false if the peer does not take all of it.
+    ///
+    /// # Errors
+    /// The socket has failed, or a record could not be sealed.
+    pub fn poll_flush<S: AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &mut S,
+    ) -> Result<bool, ConnectionEnd> {
+        loop {
+            self.write_control()?;
+            match self.output.poll_flush(cx, socket, &mut self.layer) {
+                Poll::Pending => return Ok(false),
+                Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
+                Poll::Ready(Ok(())) => {}
+            }
+            if self.server.control.is_empty() && !self.owes_key_update {
+                return Ok(true);
+            }
+        }
+    }
+}

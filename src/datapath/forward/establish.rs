@@ -1,0 +1,215 @@
+//! Tunnel without an endpoint, and the stages that find one and dial it.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::datapath::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
+use crate::datapath::http2::tunnel::Target;
+use crate::datapath::identity::Peer;
+use crate::datapath::policy::{self, Permit};
+use crate::datapath::route::{self, Route};
+use crate::datapath::{DataPath, authorize, balance};
+use crate::reason::Reason;
+use crate::snapshot::{Endpoint, ServicePort};
+use crate::telemetry::{Destination, DestinationService, Record};
+use crate::wire::sni::RouteBy;
+
+use super::open::{Open, StreamGuards};
+
+/// Number of endpoints whose policies may refuse one tunnel before the tunnel is rejected.
+///
+/// Policies usually apply to a whole service and refuse at each of its endpoints. More tries
+/// would only be work that a peer can cause. Policies that apply to some endpoints, such as a
+/// canary, are likely to leave others.
+pub const POLICY_REFUSALS_MAX: usize = 3;
+
+/// Tunnel that has no endpoint yet.
+#[derive(Debug)]
+pub struct NewTunnel {
+    /// State shared by all connections.
+    pub gateway: Arc<DataPath>,
+    /// Peer that requested the tunnel.
+    pub peer: Arc<Peer>,
+    /// Generation of the snapshot before the tunnel was permitted.
+    pub generation: u64,
+    /// Telemetry record.
+    pub record: Record,
+}
+
+impl NewTunnel {
+    /// Creates a tunnel that no rule was evaluated for yet.
+    pub fn new(gateway: &Arc<DataPath>, peer: &Arc<Peer>, record: Record) -> Self {
+        Self {
+            generation: *gateway.reader.generation().borrow(),
+            gateway: Arc::clone(gateway),
+            peer: Arc::clone(peer),
+            record,
+        }
+    }
+
+    /// Resolves the target of a CONNECT and evaluates policy. Also returns the routing mode of the
+    /// service, which is the listener's unless it has its own.
+    pub(super) fn resolve(
+        &mut self,
+        target: Result<Target, Reason>,
+    ) -> Result<(Permit, RouteBy), Reason> {
+        // Checked after `generation` was obtained: a later loss of trust changes the generation.
+        if self.peer.lost_trust().is_some() {
+            return Err(Reason::Revoked);
+        }
+        self.check_room()?;
+        let snapshot = self.gateway.reader.load();
+        let route = route::resolve(&snapshot, &self.peer, target?)?;
+        record_service(&mut self.record, &route);
+        let of = ServicePort {
+            host: &route.service().hostname,
+            port: route.port(),
+        };
+        let own = snapshot.route_by(route.asked(), of, route.means());
+        let route_by = own.unwrap_or_else(|| self.peer.listener.rules().route_by());
+        Ok((policy::run(&snapshot, &self.peer, route)?, route_by))
+    }
+
+    /// Resolves the target of a TLS listener and evaluates policy, unless the listener's own route
+    /// grants the tunnel.
+    pub(super) fn resolve_passthrough(
+        &mut self,
+        target: Target,
+        is_granted: bool,
+    ) -> Result<Permit, Reason> {
+        let snapshot = self.gateway.reader.load();
+        let route = route::resolve_passthrough(&snapshot, &self.peer, target)?;
+        record_service(&mut self.record, &route);
+        if is_granted {
+            policy::permit_listener_route(&self.peer, route)
+        } else {
+            policy::run(&snapshot, &self.peer, route)
+        }
+    }
+
+    /// Fails if all tunnels together hold too much.
+    pub(super) fn check_room(&self) -> Result<(), Reason> {
+        let has_room = self.gateway.budget.has_room();
+        has_room.then_some(()).ok_or(Reason::BuffersFull)
+    }
+
+    /// Picks, authorizes and dials, unless `cancelled` completes or the drain ends before.
+    pub(super) async fn establish(
+        &mut self,
+        permit: Permit,
+        cancelled: impl Future<Output = Reason>,
+    ) -> Result<Upstream, Reason> {
+        let Self {
+            gateway,
+            peer,
+            record,
+            ..
+        } = self;
+        tokio::select! {
+            upstream = pick_and_dial(gateway, peer, permit, record) => upstream,
+            reason = cancelled => Err(reason),
+            () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
+        }
+    }
+
+    /// Returns the tunnel to the endpoint that was dialled.
+    pub(super) fn open(self, upstream: Upstream, guards: Option<StreamGuards>) -> Open {
+        let Self {
+            gateway,
+            peer,
+            generation,
+            mut record,
+        } = self;
+        let endpoint = upstream.grant.endpoint();
+        record.set_open(destination(endpoint), endpoint.labels());
+        Open {
+            gateway,
+            peer,
+            generation,
+            upstream,
+            record,
+            since: Instant::now(),
+            guards,
+        }
+    }
+}
+
+/// Picks and dials until an endpoint answers, none is left, or the time budget is used up.
+async fn pick_and_dial(
+    gateway: &DataPath,
+    peer: &Peer,
+    mut permit: Permit,
+    record: &mut Record,
+) -> Result<Upstream, Reason> {
+    let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
+    if let Some(category) = balance::draw_drop_category(permit.route()) {
+        record.set_detail(format!(
+            "dropped by drop_overloads of the control plane: {category:?}"
+        ));
+        return Err(Reason::DropOverload);
+    }
+    let (mut tried, mut refused) = (Vec::new(), 0);
+    let mut reason = permit.route().reason_without_endpoint();
+    if permit.route().endpoints().endpoints.is_empty()
+        && let Some(why) = permit.route().detail()
+    {
+        record.set_detail(why);
+    }
+    while Instant::now() < deadline {
+        let Ok(pick) = balance::pick(permit, &tried) else {
+            break;
+        };
+        let authorized = match authorize::run(gateway, peer, pick) {
+            Ok(authorized) => authorized,
+            Err((pick, why)) => {
+                reason = Reason::PolicyDenied;
+                record.set_detail(why);
+                refused += 1;
+                if refused == POLICY_REFUSALS_MAX {
+                    break;
+                }
+                tried.push(Arc::clone(pick.endpoint()));
+                permit = pick.into_permit();
+                continue;
+            }
+        };
+        let failed = match dial::run(gateway, peer, authorized, deadline).await {
+            Ok(upstream) => return Ok(upstream),
+            Err(failed) => failed,
+        };
+        reason = failed.reason;
+        gateway.metrics.dial_failed(reason);
+        record.set_detail(failed.detail);
+        if !reason.is_retriable() {
+            break;
+        }
+        if reason != Reason::DialDenied {
+            gateway.reader.request_refresh(&failed.endpoint);
+            balance::eject_after_failure(
+                failed.permit.route().endpoints(),
+                &failed.endpoint,
+                &gateway.metrics,
+            );
+        }
+        tried.push(failed.endpoint);
+        permit = failed.permit;
+    }
+    Err(reason)
+}
+
+fn record_service(record: &mut Record, route: &Route) {
+    let service = route.service();
+    record.set_service(DestinationService {
+        hostname: Arc::clone(&service.hostname),
+        name: Arc::clone(&service.name),
+        namespace: Arc::clone(&service.namespace),
+    });
+}
+
+fn destination(endpoint: &Endpoint) -> Destination {
+    Destination {
+        address: endpoint.address,
+        pod: Arc::clone(&endpoint.definition) as _,
+    }
+}

@@ -1,0 +1,136 @@
+//! Stages 5 to 9 of a CONNECT request: its tunnel opens, or the request is rejected.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::datapath::accept::LoadGuard;
+use crate::datapath::dial::Upstream;
+use crate::datapath::http2::slots::{StreamSlot, StreamSlots};
+use crate::datapath::http2::streams::STREAMS_MAX;
+use crate::datapath::http2::tunnel::Target;
+use crate::datapath::policy::Permit;
+use crate::reason::Reason;
+use crate::wire::sni::RouteBy;
+
+use super::establish::NewTunnel;
+use super::open::{End, StreamGuards};
+use super::setup::{PendingConnect, Tunnel};
+use super::sni;
+
+/// Deadline for a slot among the connection's tunnels. As a rule the tunnel that ended last
+/// frees its slot within a round trip to its endpoint.
+const SLOT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// CONNECT request whose headers were read, with everything that is needed to forward it.
+#[derive(Debug)]
+pub struct ConnectRequest {
+    /// Tunnel that the request asks for.
+    pub tunnel: NewTunnel,
+    /// Slots of the connection's tunnels.
+    pub slots: Arc<StreamSlots>,
+    /// Stream, not answered yet.
+    pub requested: PendingConnect,
+    /// Counts the tunnel in the load of its worker.
+    pub load: LoadGuard,
+    /// Slot among the connection's tunnels; none if all are taken.
+    pub slot: Option<StreamSlot>,
+}
+
+/// Opens one CONNECT: resolves, evaluates policy, picks, dials, answers, and hands the open tunnel
+/// over to its connection, which copies. All failures precede the answer, except where the TLS
+/// inside the tunnel takes part in routing.
+pub async fn run(request: Box<ConnectRequest>, target: Result<Target, Reason>) {
+    let ConnectRequest {
+        mut tunnel,
+        slots,
+        requested,
+        load,
+        slot,
+    } = *request;
+    let slot = match slot {
+        Some(slot) => Ok(slot),
+        None => Box::pin(wait_for_slot(&mut tunnel, &slots, &requested)).await,
+    };
+    let opened = match slot {
+        Ok(slot) => {
+            let established = establish(&mut tunnel, requested, target).await;
+            established.map(|answered| (answered, StreamGuards { load, slot }))
+        }
+        Err(reason) => Err(requested.reject(reason)),
+    };
+    match opened {
+        Ok(((stream, upstream), guards)) => {
+            let open = Box::new(tunnel.open(upstream, Some(guards)));
+            if let Err((open, reason)) = stream.open(open) {
+                open.end(End::before_copy(reason));
+            }
+        }
+        Err(reason) => tunnel.record.finish(reason),
+    }
+}
+
+/// Waits for a slot among the connection's tunnels.
+///
+/// A stream that was reset no longer counts for HTTP/2. A peer at the limit may therefore open the
+/// next stream before its previous tunnel has ended here.
+async fn wait_for_slot(
+    tunnel: &mut NewTunnel,
+    slots: &Arc<StreamSlots>,
+    requested: &PendingConnect,
+) -> Result<StreamSlot, Reason> {
+    let slot = tokio::select! {
+        slot = timeout(SLOT_DEADLINE, slots.take()) => slot,
+        reason = requested.cancelled() => return Err(reason),
+        () = tunnel.peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
+    };
+    slot.map_err(|_| {
+        let detail = format!("the connection has {STREAMS_MAX} tunnels");
+        tunnel.record.set_detail(detail);
+        Reason::Overloaded
+    })
+}
+
+/// Resolves, evaluates policy and dials, and answers at the time that the routing mode requires.
+async fn establish(
+    tunnel: &mut NewTunnel,
+    requested: PendingConnect,
+    target: Result<Target, Reason>,
+) -> Result<(Tunnel, Upstream), Reason> {
+    let (permit, route_by) = match tunnel.resolve(target) {
+        Ok(resolved) => resolved,
+        Err(reason) => return Err(requested.reject(reason)),
+    };
+    // Boxed: reading a ClientHello takes far more memory than dialling.
+    let (stream, checked) = match route_by {
+        RouteBy::Authority => return dial_and_answer(tunnel, requested, permit).await,
+        RouteBy::Sni => {
+            let stream = requested.accept()?;
+            let dialled = Box::pin(sni::establish(tunnel, &stream, permit)).await;
+            (stream, dialled)
+        }
+        RouteBy::Strict => {
+            let (stream, upstream) = dial_and_answer(tunnel, requested, permit).await?;
+            let checked = Box::pin(sni::check(tunnel, &stream, &upstream.grant)).await;
+            (stream, checked.map(|()| upstream))
+        }
+    };
+    match checked {
+        Ok(upstream) => Ok((stream, upstream)),
+        Err(reason) => Err(stream.refuse(reason)),
+    }
+}
+
+/// Dials, and answers 200 or rejects.
+async fn dial_and_answer(
+    tunnel: &mut NewTunnel,
+    requested: PendingConnect,
+    permit: Permit,
+) -> Result<(Tunnel, Upstream), Reason> {
+    match tunnel.establish(permit, requested.cancelled()).await {
+        Ok(_) if tunnel.peer.lost_trust().is_some() => Err(requested.reject(Reason::Revoked)),
+        Ok(upstream) => Ok((requested.accept()?, upstream)),
+        Err(reason) => Err(requested.reject(reason)),
+    }
+}

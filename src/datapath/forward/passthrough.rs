@@ -1,0 +1,229 @@
+//! Stages 5 to 10 for a connection of a TLS listener, which is one tunnel.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+
+use crate::datapath::accept::ConnectionResources;
+use crate::datapath::client_hello;
+use crate::datapath::copy::CopyOutcome;
+use crate::datapath::copy::tcp::{self, InitialState};
+use crate::datapath::dial::Upstream;
+use crate::datapath::http2::tunnel::{Origin, Target};
+use crate::datapath::identity::Peer;
+use crate::datapath::io::linger;
+use crate::datapath::limits::budget::BufferAccount;
+use crate::datapath::limits::hellos::{self, InFlight};
+use crate::datapath::listener::ListenerTarget;
+use crate::datapath::policy::Grant;
+use crate::datapath::{DataPath, authorize};
+use crate::reason::Reason;
+use crate::telemetry::ConnectionGuard;
+
+use super::establish::NewTunnel;
+use super::open::{Open, revoke_delay};
+
+/// Connection whose ClientHello was read, with everything that is needed to forward it.
+#[derive(Debug)]
+pub struct PassthroughConnection {
+    /// Tunnel of the connection. Its peer is an address without an identity.
+    pub tunnel: NewTunnel,
+    /// Downstream socket.
+    pub stream: TcpStream,
+    /// Bytes read from the socket so far.
+    pub client_hello: Vec<u8>,
+    /// Target of the ClientHello.
+    pub target: Result<ListenerTarget, Reason>,
+    /// Guards that count the connection while it lives.
+    pub guards: ConnectionGuards,
+}
+
+/// Guards that count a connection.
+#[derive(Debug)]
+pub struct ConnectionGuards {
+    /// Load and descriptor.
+    pub resources: ConnectionResources,
+    /// Connection in the metrics.
+    pub counted: ConnectionGuard,
+}
+
+/// Forwards one connection: resolves, evaluates policy, picks, dials, replays the ClientHello,
+/// copies. As with a CONNECT, only the open tunnel and the state of its copy live until the end.
+pub async fn run(connection: Box<PassthroughConnection>) {
+    let Some((mut tunnel, initial)) = Box::pin(open(connection)).await else {
+        return;
+    };
+    let outcome = tunnel.copy(initial).await;
+    Box::pin(tunnel.end(outcome)).await;
+}
+
+/// Open tunnel with its downstream socket.
+#[derive(Debug)]
+struct PassthroughTunnel {
+    open: Open,
+    stream: TcpStream,
+    account: Arc<BufferAccount>,
+    guards: ConnectionGuards,
+}
+
+/// Resolves, evaluates policy and dials, or rejects with an alert.
+async fn open(
+    connection: Box<PassthroughConnection>,
+) -> Option<(Box<PassthroughTunnel>, Box<InitialState>)> {
+    let PassthroughConnection {
+        mut tunnel,
+        stream,
+        client_hello,
+        target,
+        guards,
+    } = *connection;
+    match establish(&mut tunnel, &stream, &client_hello, target).await {
+        Ok((upstream, loop_entry)) => {
+            let initial = InitialState {
+                client_hello,
+                loop_entry,
+            };
+            let tunnel = PassthroughTunnel {
+                account: tunnel.gateway.budget.account(),
+                open: tunnel.open(upstream, None),
+                stream,
+                guards,
+            };
+            Some((Box::new(tunnel), Box::new(initial)))
+        }
+        Err(reason) => {
+            tunnel.record.finish(reason);
+            drop(tunnel);
+            linger::close_with_alert(stream, &client_hello::alert(reason.alert())).await;
+            drop(guards);
+            None
+        }
+    }
+}
+
+/// Resolves, evaluates policy and dials, unless the ClientHello is in a forwarding loop.
+async fn establish(
+    tunnel: &mut NewTunnel,
+    stream: &TcpStream,
+    client_hello: &[u8],
+    target: Result<ListenerTarget, Reason>,
+) -> Result<(Upstream, Option<InFlight>), Reason> {
+    tunnel.check_room()?;
+    let loop_entry = hellos::register(client_hello);
+    let loop_entry = loop_entry.map_err(|found| found.record(&mut tunnel.record))?;
+    let ListenerTarget {
+        authority,
+        granted_by_listener,
+    } = target?;
+    let target = Target {
+        authority,
+        origin: Origin::Workload,
+    };
+    let permit = tunnel.resolve_passthrough(target, granted_by_listener)?;
+    // Only a reset ends the dial: a peer that has sent FIN may still wait for the answer.
+    let reset = async {
+        let _ = stream.ready(Interest::ERROR).await;
+        Reason::DownstreamReset
+    };
+    let upstream = tunnel.establish(permit, reset).await?;
+    Ok((upstream, loop_entry))
+}
+
+impl PassthroughTunnel {
+    /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked,
+    /// or memory runs short.
+    async fn copy(&mut self, initial: Box<InitialState>) -> CopyOutcome {
+        let Open {
+            gateway,
+            peer,
+            generation,
+            upstream,
+            record,
+            ..
+        } = &mut self.open;
+        let account = &self.account;
+        account.open_gate();
+        let mut stop = pin!(wait_for_stop(gateway, peer, *generation, &upstream.grant));
+        let stop = poll_fn(|cx| account.poll_gated(cx, |cx| stop.as_mut().poll(cx)));
+        let copy = tcp::run(
+            &mut self.stream,
+            &mut upstream.stream,
+            initial,
+            account,
+            &gateway.admission,
+            record,
+        );
+        let stopped = tokio::select! {
+            biased;
+            outcome = copy => return outcome,
+            stopped = stop => stopped,
+        };
+        let (reason, why) = stopped.unwrap_or((Reason::BuffersFull, None));
+        if let Some(why) = why {
+            record.set_detail(why);
+        }
+        CopyOutcome::broken(reason)
+    }
+
+    /// Ends both sides in the way in which the tunnel ended, and finishes the record.
+    async fn end(self: Box<Self>, outcome: CopyOutcome) {
+        let Self {
+            open,
+            stream,
+            account,
+            guards,
+        } = *self;
+        if outcome.result.is_ok() {
+            // FIN was received from and sent to both sides; the kernel delivers the rest.
+            linger::disable_reset_on_close(&stream);
+        }
+        drop((stream, account));
+        if let Some(delivery) = open.finish(&outcome) {
+            delivery.await;
+        }
+        drop(guards);
+    }
+}
+
+/// Waits until an open tunnel has to be stopped. Returns the reason, and the change that revoked
+/// its grant.
+async fn wait_for_stop(
+    gateway: &DataPath,
+    peer: &Peer,
+    generation: u64,
+    grant: &Grant,
+) -> (Reason, Option<String>) {
+    tokio::select! {
+        () = peer.listener.drain.closing() => (Reason::DrainDeadline, None),
+        why = wait_for_revocation(gateway, peer, generation, grant) => (Reason::Revoked, Some(why)),
+    }
+}
+
+/// Waits until a change of trust, exposure or policy since `generation` revokes the grant. Returns
+/// the change.
+async fn wait_for_revocation(
+    gateway: &DataPath,
+    peer: &Peer,
+    mut generation: u64,
+    grant: &Grant,
+) -> String {
+    let mut changes = gateway.reader.generation();
+    loop {
+        let current = *changes.borrow_and_update();
+        if current != generation {
+            generation = current;
+            let revoked = authorize::reevaluate(&gateway.reader.load(), gateway, peer, grant);
+            if let Err(why) = revoked {
+                Box::pin(sleep(revoke_delay())).await;
+                return why;
+            }
+        }
+        if changes.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
