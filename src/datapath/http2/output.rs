@@ -346,12 +346,16 @@ mod tests {
     #[test]
     fn a_read_that_fails_leaves_no_record() {
         let (mut output, mut layer) = (Output::default(), RecordLayer::plaintext());
+        let room = ReadRoom {
+            bytes: 100,
+            records: 1,
+        };
         let fails = |_: &mut [IoSliceMut<'_>]| Err(io::ErrorKind::WouldBlock.into());
-        assert!(output.read_from(1, (100, 1), &mut layer, fails).is_err());
+        assert!(output.read_from(1, room, &mut layer, fails).is_err());
         assert_eq!(output.unsent(), 0);
         output.append_end(1, &mut layer).unwrap();
         let before = output.unsent();
-        assert!(output.read_from(1, (100, 1), &mut layer, fails).is_err());
+        assert!(output.read_from(1, room, &mut layer, fails).is_err());
         assert_eq!(output.unsent(), before);
     }
 }

@@ -13,7 +13,7 @@ use super::{
 
 impl Oracle {
     /// Checks a message of the gateway. `expected` returns bytes of an endpoint.
-    pub(super) fn check(
+    pub(in super::super) fn check(
         &mut self,
         message: &Received,
         expected: impl Fn(u32, usize, usize) -> Vec<u8>,
@@ -142,7 +142,7 @@ impl Oracle {
 
     /// Checks that nothing is due once the gateway waits and the peer reads. `is_drained` returns
     /// whether an endpoint reads, and whether it has received FIN.
-    pub(super) fn check_quiet(
+    pub(in super::super) fn check_quiet(
         &mut self,
         is_drained: impl Fn(u32) -> Option<(bool, bool)>,
     ) -> Result<()> {
