@@ -54,7 +54,7 @@ const IDLE_POLLS: usize = 2;
 #[derive(Debug)]
 pub(super) struct TestGateway {
     pub(super) gateway: Arc<DataPath>,
-    pub(super) publisher: Publisher,
+    _publisher: Publisher,
     pub(super) peer: Arc<Peer>,
 }
 
@@ -127,7 +127,7 @@ impl TestGateway {
         });
         Self {
             gateway,
-            publisher,
+            _publisher: publisher,
             peer,
         }
     }

@@ -90,7 +90,6 @@ struct Link {
     read_max: usize,
     write_max: usize,
     has_ended: bool,
-    panics: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -144,11 +143,6 @@ impl PeerEnd {
     /// Sends FIN.
     pub(super) fn end(&mut self) {
         self.edit(|link| link.has_ended = true);
-    }
-
-    /// Makes the next read of the gateway panic.
-    pub(super) fn panic(&mut self) {
-        self.edit(|link| link.panics = true);
     }
 
     /// Sets the number of bytes that the gateway may write.
@@ -227,7 +221,6 @@ impl AsyncRead for GatewayEnd {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let mut link = self.0.borrow_mut();
-        assert!(!link.panics, "on purpose");
         if link.to_gateway.is_empty() && !link.has_ended {
             link.reader = Some(cx.waker().clone());
             return Poll::Pending;

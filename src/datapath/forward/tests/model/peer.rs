@@ -6,7 +6,7 @@ use super::super::wire::{
     PING, PRIORITIZED, PRIORITY, PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
 };
 use super::Event;
-use super::oracle::{Closed, Far, INTERNAL_ERROR, MALFORMED, Phase, STREAM_WINDOW, Stream};
+use super::oracle::{Closed, Far, INTERNAL_ERROR, MALFORMED, Phase, Stream};
 use super::schedule::{Schedule, pattern};
 use super::wrong::INITIAL_WINDOWS_MAX;
 use crate::reason::Reason;
@@ -90,7 +90,6 @@ impl Schedule<'_> {
     }
 
     fn forbidden_data(&mut self, what: u8) {
-        let is_reading = self.rig.peer.is_reading();
         let closed = |closed| move |it: &Stream| it.closed == closed && it.phase != Phase::Never;
         let (event, id) = match what {
             0 => {
@@ -100,10 +99,9 @@ impl Schedule<'_> {
             1..3 => (Event::DataAfterReset, self.stream(closed(Closed::ByPeer))),
             3..5 => (Event::DataIgnored, self.stream(closed(Closed::ByGateway))),
             _ => {
-                let fits = move |it: &Stream| {
-                    let is_near = it.allowance <= STREAM_WINDOW + 65_536;
-                    is_reading && it.is_live() && !it.peer_ended && is_near
-                };
+                // The endpoint of an open tunnel takes bytes, whose window may be announced before
+                // the last byte arrives.
+                let fits = |it: &Stream| it.is_live() && !it.peer_ended && it.phase != Phase::Open;
                 let Some(id) = self.stream(fits) else {
                     return;
                 };
@@ -218,9 +216,9 @@ impl Schedule<'_> {
                 self.note(Event::KeyUpdate, is_requested);
                 let message = [24, 0, 0, 1, u8::from(is_requested)];
                 self.rig.peer.send_record(HANDSHAKE, &message);
-                // Several requests may be answered by one.
-                let is_due = is_requested || self.oracle.key_updates_due > 0;
-                self.oracle.key_updates_due = usize::from(is_due);
+                if is_requested {
+                    self.oracle.request_key_update();
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! One schedule: a sequence of connections with random actions of all sides.
 
 use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::LazyLock;
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
+use socket2::SockRef;
 
 use super::super::rig::{PREFACE, Pending, Rig, TestGateway, drain, fill};
 use super::super::wire::{Frame, Received, SETTINGS};
@@ -16,7 +18,7 @@ use super::wrong::Fault;
 use super::{Counts, Event};
 use crate::reason::Reason;
 
-const STEPS: usize = 560;
+const STEPS: usize = 800;
 /// Limit of steps in which a peer reads nothing. Control frames stay far below their limit.
 const STALLED_MAX: usize = 25;
 /// Limit of open streams, so that actions often meet the same one.
@@ -41,6 +43,15 @@ pub(super) struct Endpoint {
     pub(super) socket: Option<UnixStream>,
     pub(super) is_stalled: bool,
     pub(super) has_end: bool,
+}
+
+impl Endpoint {
+    /// Returns true if bytes of the gateway wait in the socket.
+    fn has_unread(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        let socket = self.socket.as_ref().map(SockRef::from);
+        socket.is_some_and(|socket| matches!(socket.peek(&mut byte), Ok(1..)))
+    }
 }
 
 pub(super) struct Schedule<'a> {
@@ -126,10 +137,10 @@ impl<'a> Schedule<'a> {
             0..14 => self.request(),
             14..36 => self.data(),
             36..52 => self.control(),
-            52..57 => self.violate(),
-            57..73 => self.task().await,
-            73..76 => self.shut(),
-            76..90 => self.endpoint(),
+            52..54 => self.violate(),
+            54..70 => self.task().await,
+            70..73 => self.shut(),
+            73..90 => self.endpoint(),
             90..99 => self.slow().await?,
             _ => self.leave(),
         }
@@ -434,18 +445,23 @@ impl<'a> Schedule<'a> {
             return;
         };
         match what {
-            0..10 if is_open => self.produce(id, what < 3),
-            10..12 if is_open => {
+            0..8 if is_open => self.produce(id, what < 3),
+            8..11 if is_open => {
                 if let Some(socket) = &endpoint.socket {
                     socket.shutdown(Shutdown::Write).expect("an open socket");
                 }
                 self.oracle.streams.get_mut(&id).expect("a stream").far = Far::Ended;
                 self.note(Event::EndpointEnds, id);
             }
-            12..16 if is_open => {
-                endpoint.socket = None;
+            11..14 if is_open => {
                 let stream = self.oracle.streams.get_mut(&id).expect("a stream");
-                let has_unread = stream.sent > stream.taken;
+                let has_unread = endpoint.has_unread();
+                if !has_unread && stream.sent > stream.taken {
+                    // The gateway holds these bytes, and meets the end of both directions in
+                    // either order.
+                    return;
+                }
+                endpoint.socket = None;
                 stream.far = if has_unread { Far::Reset } else { Far::Left };
                 let event = match has_unread {
                     true => Event::EndpointResets,

@@ -22,8 +22,9 @@ impl Oracle {
         let frame = match message {
             Received::Frame(frame) => frame,
             Received::KeyUpdate => {
-                ensure!(self.key_updates_due > 0, "a KeyUpdate that is not due");
-                self.key_updates_due -= 1;
+                ensure!(self.key_updates_requested > 0, "an extra KeyUpdate");
+                self.key_updates_requested -= 1;
+                self.is_key_update_due = false;
                 return Ok(());
             }
             Received::Alert(alert) => {
@@ -147,7 +148,8 @@ impl Oracle {
         is_drained: impl Fn(u32) -> Option<(bool, bool)>,
     ) -> Result<()> {
         ensure!(self.due.is_empty(), "missing: {:?}", self.due);
-        ensure!(self.key_updates_due == 0, "no KeyUpdate");
+        ensure!(!self.is_key_update_due, "no KeyUpdate");
+        self.key_updates_requested = 0;
         ensure!(
             self.has_alert || !self.is_fatal && !self.is_closing,
             "no alert"

@@ -144,7 +144,10 @@ pub(super) struct Oracle {
     allowance: i64,
     /// Connection frames that are due, in order.
     due: VecDeque<Frame>,
-    pub(super) key_updates_due: usize,
+    /// Requests of a KeyUpdate since the peer has last received everything. One answer may be for
+    /// several (RFC 8446 section 4.6.3).
+    key_updates_requested: usize,
+    is_key_update_due: bool,
     block: Option<(Frame, Vec<u8>)>,
     goaway: Goaway,
     pub(super) is_leaving: bool,
@@ -175,7 +178,8 @@ impl Oracle {
             received: 0,
             allowance: CONNECTION_WINDOW,
             due,
-            key_updates_due: 0,
+            key_updates_requested: 0,
+            is_key_update_due: false,
             block: None,
             goaway: Goaway::NotSent,
             is_leaving: false,
@@ -479,6 +483,11 @@ impl Oracle {
     /// Notes that a task or the gateway resets a stream.
     pub(super) fn abort(&mut self, id: u32, code: u32) {
         self.reset(id, code);
+    }
+
+    pub(super) fn request_key_update(&mut self) {
+        self.key_updates_requested += 1;
+        self.is_key_update_due = true;
     }
 
     /// Notes a keepalive PING.
