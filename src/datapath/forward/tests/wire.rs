@@ -122,12 +122,12 @@ pub(super) fn link() -> (GatewayEnd, PeerEnd) {
 
 impl PeerEnd {
     /// Sends bytes as one record.
-    pub(super) fn send(&mut self, bytes: &[u8]) {
+    pub(super) fn send(&self, bytes: &[u8]) {
         self.edit(|link| push_record(&mut link.to_gateway, bytes));
     }
 
     /// Sends a record of another type.
-    pub(super) fn send_record(&mut self, kind: u8, payload: &[u8]) {
+    pub(super) fn send_record(&self, kind: u8, payload: &[u8]) {
         let mut record = BytesMut::new();
         push_record(&mut record, payload);
         let at = HEADER_BYTES + payload.len();
@@ -136,22 +136,22 @@ impl PeerEnd {
     }
 
     /// Sends bytes that may be a part of a record.
-    pub(super) fn send_raw(&mut self, bytes: &[u8]) {
+    pub(super) fn send_raw(&self, bytes: &[u8]) {
         self.edit(|link| link.to_gateway.extend_from_slice(bytes));
     }
 
     /// Sends FIN.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end(&self) {
         self.edit(|link| link.has_ended = true);
     }
 
     /// Sets the number of bytes that the gateway may write.
-    pub(super) fn set_room(&mut self, room: usize) {
+    pub(super) fn set_room(&self, room: usize) {
         self.edit(|link| link.room = room);
     }
 
     /// Sets the limits of one read and one write of the gateway.
-    pub(super) fn set_pieces(&mut self, read_max: usize, write_max: usize) {
+    pub(super) fn set_pieces(&self, read_max: usize, write_max: usize) {
         self.edit(|link| (link.read_max, link.write_max) = (read_max, write_max));
     }
 

@@ -219,7 +219,7 @@ impl Oracle {
     }
 
     fn is_idle(&self, id: u32) -> bool {
-        id % 2 == 0 || id > self.last
+        id.is_multiple_of(2) || id > self.last
     }
 
     /// Resets a stream.
@@ -364,7 +364,7 @@ impl Oracle {
 
     fn receive_headers(&mut self, headers: &Frame) {
         let id = headers.stream;
-        if id % 2 == 0 {
+        if id.is_multiple_of(2) {
             return self.fail(PROTOCOL_ERROR);
         }
         let is_request = headers.payload == CONNECT;
