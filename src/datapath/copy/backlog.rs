@@ -71,3 +71,27 @@ impl Drop for Backlog {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::gauge::Gauge;
+
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_backlog_is_what_its_account_counts() {
+        const BYTES: usize = 1 << 20;
+        let budget = Arc::new(BufferBudget::new(BYTES, Gauge::default()));
+        let mut backlog = Backlog::default();
+        let bytes: Vec<u8> = (0..BYTES).map(|at| at.to_le_bytes()[0]).collect();
+        let slices = [IoSlice::new(&bytes[..10]), IoSlice::new(&bytes[10..])];
+        backlog.push(&budget, &slices, 4);
+        assert_eq!(backlog.bytes(), &bytes[4..]);
+        assert_eq!(budget.held(), BYTES - 4);
+        backlog.advance(BYTES - 104);
+        assert_eq!(backlog.bytes(), &bytes[BYTES - 100..]);
+        assert!(backlog.bytes.capacity() <= SMALL_BYTES);
+        drop(backlog);
+        assert_eq!(budget.held(), 0);
+    }
+}

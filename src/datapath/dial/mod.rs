@@ -20,6 +20,7 @@ use crate::snapshot::{Endpoint, EndpointSet, InFlight};
 use super::DataPath;
 use super::accept::{TcpKeepaliveSettings, set_options};
 use super::authorize::Authorized;
+use super::balance::Pick;
 use super::identity::Peer;
 use super::io::endpoint::EndpointStream;
 use super::limits::pool::{Descriptor, LimitReached};
@@ -35,6 +36,19 @@ pub struct Upstream {
     /// Grant of the tunnel, with its endpoint.
     pub grant: Grant,
     _held: (InFlight, Descriptor),
+}
+
+impl Upstream {
+    /// Creates the connection to a picked endpoint from its socket.
+    pub(super) fn new(pick: Pick, stream: EndpointStream, descriptor: Descriptor) -> Self {
+        let (permit, endpoint, in_flight) = pick.into_parts();
+        Self {
+            stream,
+            endpoints: Arc::clone(permit.route().endpoints()),
+            grant: permit.into_grant(endpoint),
+            _held: (in_flight, descriptor),
+        }
+    }
 }
 
 /// A failed dial, with the permit for another attempt.
@@ -98,17 +112,10 @@ pub async fn run(
     };
     match connected {
         Ok((stream, descriptor)) => {
-            let (permit, endpoint, in_flight) = pick.into_parts();
             let time = started.elapsed();
-            endpoint.state.record_dial(time);
+            pick.endpoint().state.record_dial(time);
             gateway.metrics.dial_succeeded(time);
-            let siblings = Arc::clone(permit.route().endpoints());
-            Ok(Upstream {
-                stream,
-                endpoints: siblings,
-                grant: permit.into_grant(endpoint),
-                _held: (in_flight, descriptor),
-            })
+            Ok(Upstream::new(pick, stream, descriptor))
         }
         Err((reason, detail)) => {
             let endpoint = Arc::clone(pick.endpoint());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
+use arc_swap::Guard;
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -24,6 +25,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::io::gate::WakeGate;
 use crate::datapath::io::linger;
 use crate::reason::{HandshakeRefusal, Reason};
+use crate::snapshot::{Reader, Snapshot};
 use crate::telemetry::Record;
 
 use super::downstream::ConnectionEnd;
@@ -282,9 +284,8 @@ impl Owner<'_> {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        // In this order: a later change is evaluated once more, and never missed.
-        turns.generation = *self.generation.borrow_and_update();
-        let snapshot = self.gateway.reader.load();
+        let (generation, snapshot) = load_current(&self.gateway.reader, &mut self.generation);
+        turns.generation = generation;
         for tunnel in turns.open_tunnels() {
             if let Err(why) = tunnel.tunnel().reevaluate(&snapshot) {
                 let revoked = ConnectionEvent::Revoked(tunnel.key, why);
@@ -293,37 +294,16 @@ impl Owner<'_> {
         }
     }
 
-    /// Sends the last frames, and ends all tunnels. The time is bounded: a peer that does not read
-    /// must not hold the connection.
-    async fn close<S>(self, mut turns: Box<Turns<S>>, end: ConnectionEnd) -> S
+    /// Records the end of the connection, and closes it.
+    async fn close<S>(self, turns: Box<Turns<S>>, end: ConnectionEnd) -> S
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let mut alert = AlertDescription::CloseNotify;
-        match &end {
-            ConnectionEnd::Closed | ConnectionEnd::ClosedByGateway => {
-                turns.downstream.server.shut_down(h2::Reason::NO_ERROR);
-            }
-            ConnectionEnd::Http2(error) => {
-                if *error == ConnectionError::EXHAUSTED {
-                    self.gateway.metrics.connection_exhausted();
-                }
-                turns.downstream.server.shut_down(error.code);
-            }
-            ConnectionEnd::Record(error) => match error.alert() {
-                Some(fatal) => alert = fatal,
-                None => return turns.into_socket(Reason::DownstreamLost),
-            },
-            ConnectionEnd::Evicted => return turns.into_socket(Reason::BuffersFull),
-            ConnectionEnd::Lost(_) | ConnectionEnd::Silent => {
-                return turns.into_socket(Reason::DownstreamLost);
-            }
-        }
         self.log_end(&describe(&end));
-        let mut alert = Some(alert);
-        let closed = poll_fn(|cx| turns.poll_close(cx, &mut alert));
-        let _ = timeout(GOAWAY_DEADLINE, closed).await;
-        turns.into_socket(Reason::DownstreamLost)
+        if let ConnectionEnd::Http2(ConnectionError::EXHAUSTED) = end {
+            self.gateway.metrics.connection_exhausted();
+        }
+        close(turns, end).await
     }
 
     /// Returns the initial events in the order of their priority.
@@ -424,6 +404,43 @@ impl Owner<'_> {
             }
         }
     }
+}
+
+/// Sends the last frames, and ends all tunnels. Returns the socket. The time is bounded: a peer
+/// that does not read must not hold the connection.
+pub(super) async fn close<S>(mut turns: Box<Turns<S>>, end: ConnectionEnd) -> S
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut alert = AlertDescription::CloseNotify;
+    match end {
+        ConnectionEnd::Closed | ConnectionEnd::ClosedByGateway => {
+            turns.downstream.server.shut_down(h2::Reason::NO_ERROR);
+        }
+        ConnectionEnd::Http2(error) => turns.downstream.server.shut_down(error.code),
+        ConnectionEnd::Record(error) => match error.alert() {
+            Some(fatal) => alert = fatal,
+            None => return turns.into_socket(Reason::DownstreamLost),
+        },
+        ConnectionEnd::Evicted => return turns.into_socket(Reason::BuffersFull),
+        ConnectionEnd::Lost(_) | ConnectionEnd::Silent => {
+            return turns.into_socket(Reason::DownstreamLost);
+        }
+    }
+    let mut alert = Some(alert);
+    let closed = poll_fn(|cx| turns.poll_close(cx, &mut alert));
+    let _ = timeout(GOAWAY_DEADLINE, closed).await;
+    turns.into_socket(Reason::DownstreamLost)
+}
+
+/// Returns the current snapshot and a generation that is not newer, which becomes seen. In this
+/// order, a change in between is reported once more. In the other it would be missed.
+pub(super) fn load_current(
+    reader: &Reader,
+    seen: &mut watch::Receiver<u64>,
+) -> (u64, Guard<Arc<Snapshot>>) {
+    let generation = *seen.borrow_and_update();
+    (generation, reader.load())
 }
 
 /// Returns the cause of the end of a connection, for the log.

@@ -60,13 +60,17 @@ impl Downstream {
         self.output.is_blocked() && self.server.control.len() > CONTROL_BYTES_MAX
     }
 
-    /// Appends control frames to the output as far as it has room.
+    /// Appends a KeyUpdate that is due, and control frames as far as the output has room.
     ///
     /// # Errors
     /// A record could not be sealed.
     pub fn write_control(&mut self) -> Result<(), ConnectionEnd> {
-        if self.server.control.is_empty() || self.output.is_blocked() {
+        if self.output.is_blocked() || self.server.control.is_empty() && !self.owes_key_update {
             return Ok(());
+        }
+        if std::mem::take(&mut self.owes_key_update) {
+            let updated = self.output.update_key(&mut self.layer);
+            updated.map_err(ConnectionEnd::Record)?;
         }
         let room = self.output.control_room().min(self.server.control.len());
         self.output
@@ -90,17 +94,13 @@ impl Downstream {
     ) -> Result<bool, ConnectionEnd> {
         loop {
             self.write_control()?;
-            if !self.output.is_blocked() && std::mem::take(&mut self.owes_key_update) {
-                let updated = self.output.update_key(&mut self.layer);
-                updated.map_err(ConnectionEnd::Record)?;
-            }
-            let output = &mut self.output;
-            let flushed = output.poll_flush(cx, socket, &mut self.layer);
-            match flushed {
+            match self.output.poll_flush(cx, socket, &mut self.layer) {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
-                Poll::Ready(Ok(())) if self.server.control.is_empty() => return Ok(true),
                 Poll::Ready(Ok(())) => {}
+            }
+            if self.server.control.is_empty() && !self.owes_key_update {
+                return Ok(true);
             }
         }
     }

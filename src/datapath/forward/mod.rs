@@ -15,3 +15,6 @@ pub mod setup;
 mod sni;
 pub mod tunnel_copy;
 pub mod turn;
+
+#[cfg(test)]
+mod tests;

@@ -153,9 +153,11 @@ impl Setup {
         self.update(|state| state.has_ended = true);
     }
 
-    /// Notes that the stream or its connection has ended.
+    /// Notes that the stream or its connection has ended. The first reason is kept.
     pub fn fail(&self, reason: Reason) {
-        self.update(|state| state.failed = Some(reason));
+        self.update(|state| {
+            state.failed.get_or_insert(reason);
+        });
     }
 
     /// Takes the bytes that are kept; true if END_STREAM follows them.
@@ -199,6 +201,21 @@ impl Drop for Setup {
     fn drop(&mut self) {
         let held = lock(&self.state).early.len();
         self.account.release(held);
+    }
+}
+
+/// Share of a connection in a [`Setup`]. Its drop ends the task of the stream, also when a panic
+/// ends the connection.
+#[derive(Debug)]
+pub struct SetupGuard(pub Arc<Setup>);
+
+impl Drop for SetupGuard {
+    fn drop(&mut self) {
+        self.0.fail(if std::thread::panicking() {
+            Reason::Panic
+        } else {
+            Reason::DownstreamLost
+        });
     }
 }
 

@@ -22,7 +22,7 @@ use crate::outer::OUTCOME_HEADER;
 use crate::reason::Reason;
 use crate::tls::record::Content;
 
-use super::setup::{Command, Mailbox, Setup, TunnelWaker};
+use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
 use crate::datapath::http2::input::Input;
 use crate::datapath::http2::meter::CreditExhausted;
 use crate::datapath::http2::request::Request;
@@ -53,7 +53,7 @@ pub struct NewRequest {
 #[derive(Debug)]
 enum Tunnel {
     /// A task opens it.
-    Setup(Arc<Setup>),
+    Setup(SetupGuard),
     Open(Box<TunnelCopy>),
 }
 
@@ -218,7 +218,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         }
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
-        let (early, has_ended) = setup.take_early();
+        let (early, has_ended) = setup.0.take_early();
         let mut started = Ok(());
         if !early.is_empty() {
             started = copy.receive(&[IoSlice::new(&early)], &mut self.downstream);
@@ -329,7 +329,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                     ended,
                 } => {
                     let setup = Arc::new(Setup::new(self.budget.account(), ended));
-                    self.insert(key, Tunnel::Setup(Arc::clone(&setup)));
+                    self.insert(key, Tunnel::Setup(SetupGuard(Arc::clone(&setup))));
                     self.requests.push(NewRequest {
                         key,
                         request,
@@ -383,7 +383,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         match self.tunnels.get_mut(key.slot) {
             Some(Some(Tunnel::Setup(setup))) => {
                 for slice in slices {
-                    setup.receive(slice);
+                    setup.0.receive(slice);
                 }
             }
             Some(Some(Tunnel::Open(copy))) => {
@@ -397,7 +397,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     fn receive_end(&mut self, key: StreamKey) {
         match self.tunnels.get_mut(key.slot) {
-            Some(Some(Tunnel::Setup(setup))) => setup.end(),
+            Some(Some(Tunnel::Setup(setup))) => setup.0.end(),
             Some(Some(Tunnel::Open(copy))) => match copy.receive_end() {
                 Ok(Step::Done) => self.end(key, Ok(())),
                 Ok(_) => {}
@@ -410,7 +410,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Ends the tunnel of a stream that was reset.
     fn receive_reset(&mut self, key: StreamKey, reason: Reason) {
         if let Some(Some(Tunnel::Setup(setup))) = self.tunnels.get(key.slot) {
-            setup.fail(reason);
+            setup.0.fail(reason);
             self.forget(key);
         } else {
             self.end(key, Err(reason));
@@ -501,8 +501,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         if held == 0 && self.charged == 0 {
             return Ok(());
         }
-        let budget = &self.budget;
-        let account = self.held.get_or_insert_with(|| budget.account());
+        let account = self.held.get_or_insert_with(|| self.budget.account());
         if held > self.charged {
             account.charge(held - self.charged);
         } else if held < self.charged {
@@ -542,7 +541,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     pub fn into_socket(mut self, reason: Reason) -> S {
         for tunnel in std::mem::take(&mut self.tunnels).into_iter().flatten() {
             match tunnel {
-                Tunnel::Setup(setup) => setup.fail(reason),
+                Tunnel::Setup(setup) => setup.0.fail(reason),
                 Tunnel::Open(copy) => copy.end(Err(reason), &self.downstream.output),
             }
         }

@@ -338,3 +338,24 @@ fn split_payload(buffer: &mut [u8], gap: usize) -> (&mut [u8], &mut [u8]) {
     let full = (PLAINTEXT_MAX - HEADER_BYTES).min(rest.len());
     rest.split_at_mut(full)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_that_fails_leaves_no_record() {
+        let (mut output, mut layer) = (Output::default(), RecordLayer::plaintext());
+        let room = ReadRoom {
+            bytes: 100,
+            records: 1,
+        };
+        let fails = |_: &mut [IoSliceMut<'_>]| Err(io::ErrorKind::WouldBlock.into());
+        assert!(output.read_from(1, room, &mut layer, fails).is_err());
+        assert_eq!(output.unsent(), 0);
+        output.append_end(1, &mut layer).unwrap();
+        let before = output.unsent();
+        assert!(output.read_from(1, room, &mut layer, fails).is_err());
+        assert_eq!(output.unsent(), before);
+    }
+}

@@ -352,9 +352,8 @@ impl Server {
             kind::RST_STREAM => self.receive_reset(header.stream, &payload, events),
             kind::WINDOW_UPDATE => self.receive_window_update(header.stream, &payload, events),
             kind::PRIORITY => {
-                // As above, and RFC 9113 has no such error.
-                let is_idle = self.is_idle(header.stream);
-                if !is_idle && is_self_dependent(header.stream, &payload) {
+                let is_open = self.streams.find(header.stream).is_some();
+                if is_open && is_self_dependent(header.stream, &payload) {
                     self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR, events);
                 }
                 Ok(())

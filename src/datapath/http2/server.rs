@@ -338,12 +338,16 @@ impl Server {
         }
     }
 
-    /// Sends the last GOAWAY.
+    /// Sends the last GOAWAY. An error is sent even if a GOAWAY without one was the last so far
+    /// (RFC 9113 section 5.4.1).
     pub fn shut_down(&mut self, code: ErrorCode) {
-        if !matches!(self.goaway, GoAway::Final(_)) {
-            self.goaway = GoAway::Final(self.last_stream);
-            frame::push_goaway(&mut self.control, self.last_stream, code);
-        }
+        let last = match self.goaway {
+            GoAway::Final(_) if code == ErrorCode::NO_ERROR => return,
+            GoAway::Final(last) => last,
+            GoAway::NotSent | GoAway::Announced => self.last_stream,
+        };
+        self.goaway = GoAway::Final(last);
+        frame::push_goaway(&mut self.control, last, code);
     }
 
     /// Returns true if a stream with this identifier comes after the last GOAWAY.

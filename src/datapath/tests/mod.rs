@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::lifecycle::Lifecycle;
 use crate::outer::Pool;
 use crate::reason::HandshakeRefusal;
-use crate::snapshot::Publisher;
+use crate::snapshot::{Publisher, Reader};
 use crate::telemetry::{Metrics, Source};
 use crate::tls::record::RecordLayer;
 use crate::tls::record::plain::PlainRecords;
@@ -33,7 +33,8 @@ use super::limits::pool;
 use super::{DataPath, dial};
 
 const BUFFERS: usize = 1 << 20;
-const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Time to the end of a certificate that does not expire.
+pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Returns the size of the future that an async function of two arguments returns.
 pub(crate) fn future_size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
@@ -49,6 +50,11 @@ pub(crate) async fn tcp_pair() -> (TcpStream, TcpStream) {
 }
 
 fn gateway() -> Arc<DataPath> {
+    gateway_of(Publisher::new().reader(), dial::DenyList::default())
+}
+
+/// Returns a gateway that reads these snapshots.
+pub(crate) fn gateway_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath> {
     let authority = dev::Authority::new().expect("a root");
     let leaf = authority
         .intermediate("east")
@@ -61,7 +67,6 @@ fn gateway() -> Arc<DataPath> {
         tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration");
     let metrics = Arc::new(Metrics::new());
     let tls = Arc::new(InboundTls::new(tls));
-    let reader = Publisher::new().reader();
     Arc::new(DataPath {
         outer: Pool::new(Arc::clone(&tls), reader.clone()),
         reader,
@@ -73,11 +78,12 @@ fn gateway() -> Arc<DataPath> {
         metrics,
         lifecycle: Lifecycle::new(),
         admission: Admission::new(1024),
-        deny: dial::DenyList::default(),
+        deny,
     })
 }
 
-fn peer(not_after: SystemTime) -> Arc<Peer> {
+/// Returns a peer of cluster west, whose certificate ends at this time.
+pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
     let source = Source {
         address: ([192, 0, 2, 1], 1).into(),
         principal: "spiffe://w/ns/n/sa/c".into(),
@@ -98,7 +104,8 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
     })
 }
 
-fn descriptor(gateway: &DataPath) -> pool::Descriptor {
+/// Takes the descriptor of a connection.
+pub(crate) fn descriptor(gateway: &DataPath) -> pool::Descriptor {
     let source = gateway
         .admission
         .pool

@@ -1,0 +1,298 @@
+//! Defects that a review has found, each with its situation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use tokio::task::yield_now;
+
+use super::rig::{CONNECT, PREFACE, Rig, TestGateway, drain, exposure, fill, mesh};
+use super::wire::{
+    ACK, DATA, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY, RST_STREAM, Received, SETTINGS,
+    WINDOW_UPDATE,
+};
+use crate::datapath::forward::connection::load_current;
+use crate::datapath::http2::server::{Event, Server};
+use crate::datapath::identity::Peer;
+use crate::datapath::io::buffer::BUFFER_BYTES;
+use crate::snapshot::Publisher;
+use crate::snapshot::builder::Change;
+use crate::tls::{IdentityMaterial, PeerTrust, ServerTls, TrustedDomain, listener_server_config};
+use crate::tools::dev::Authority;
+
+const END_HEADERS: u8 = 4;
+const PROTOCOL_ERROR: u32 = 1;
+const INTERNAL_ERROR: u32 = 2;
+const FRAME_SIZE_ERROR: u32 = 6;
+const CONNECT_ERROR: u32 = 10;
+const ENHANCE_YOUR_CALM: u32 = 11;
+
+/// Returns the frames that the peer has received.
+fn frames(rig: &mut Rig) -> Vec<Frame> {
+    let received = rig.peer.receive().into_iter();
+    received
+        .filter_map(|message| match message {
+            Received::Frame(frame) => Some(frame),
+            _ => None,
+        })
+        .collect()
+}
+
+fn kinds(frames: &[Frame]) -> Vec<u8> {
+    frames.iter().map(|frame| frame.kind).collect()
+}
+
+fn ping(number: u16) -> Frame {
+    let [high, low] = number.to_be_bytes();
+    Frame::new(PING, 0, 0, &[0, 0, 0, 0, 0, 0, high, low])
+}
+
+#[test]
+fn a_change_during_a_check_is_reported_again() {
+    const CHANGES: usize = 500;
+    let publisher = Publisher::new();
+    publisher.update(mesh([("echo", ([10, 0, 0, 1], 80).into())]));
+    let (reader, has_ended) = (publisher.reader(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let names: [&[&str]; 2] = [&[], &["echo"]];
+            for names in names.iter().cycle() {
+                if has_ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                publisher.update(Change {
+                    exposure: Some(exposure(names)),
+                    ..Change::default()
+                });
+            }
+        });
+        let (mut seen, mut changes, mut is_current) = (reader.generation(), 0, true);
+        while is_current && changes < CHANGES {
+            let before = *seen.borrow();
+            let (generation, snapshot) = load_current(&reader, &mut seen);
+            is_current = snapshot.generation >= generation;
+            changes += usize::from(generation != before);
+        }
+        has_ended.store(true, Ordering::Relaxed);
+        assert!(is_current, "an older snapshot was evaluated as a newer one");
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_precedes_the_last_bytes_of_an_endpoint() {
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    rig.send(Frame::new(HEADERS, END_HEADERS, 1, CONNECT)).await;
+    rig.send(Frame::new(DATA, 0, 1, b"early")).await;
+    frames(&mut rig);
+    rig.accept(1).unwrap();
+    let mut far = rig.open(1, None).unwrap();
+    assert_eq!(fill(&mut far, b"last"), 4);
+    drop(far);
+    // The gateway's socket learns of the end before its connection has its turn.
+    yield_now().await;
+    yield_now().await;
+    rig.pump().await;
+    let frames = frames(&mut rig);
+    assert_eq!(kinds(&frames), [HEADERS, DATA, RST_STREAM]);
+    assert_eq!(frames[1].payload, b"last");
+    assert_eq!(frames[2].number(0), CONNECT_ERROR);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_was_not_read_while_it_did_not_read_is_read_again() {
+    const PINGS: u16 = 1_100;
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    frames(&mut rig);
+    rig.peer.set_room(0);
+    // The first answer blocks the output.
+    rig.send(ping(0)).await;
+    for number in 1..PINGS {
+        rig.peer.send(&ping(number).encode());
+    }
+    rig.pump().await;
+    assert!(rig.peer.is_read(), "these fill the control frames");
+    rig.send(ping(PINGS)).await;
+    assert!(!rig.peer.is_read(), "a limit of control frames");
+    rig.peer.set_room(usize::MAX);
+    rig.pump().await;
+    let frames = frames(&mut rig);
+    assert_eq!(frames.len(), usize::from(PINGS) + 1);
+    assert_eq!(frames.last().unwrap().payload, ping(PINGS).payload);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_receive_buffer_with_a_part_of_a_record_is_charged() {
+    let gateway = TestGateway::new();
+    let budget = &gateway.gateway.budget;
+    let mut rig = Rig::established(&gateway).await;
+    assert_eq!(budget.held(), 0);
+    let ack = Frame::new(SETTINGS, ACK, 0, &[]).encode();
+    let record = [&[23, 3, 3, 0, 9 + 17][..], &ack, &[23], &[0; 16]].concat();
+    rig.peer.send_raw(&record[..20]);
+    rig.pump().await;
+    assert_eq!(budget.held(), BUFFER_BYTES);
+    rig.peer.send_raw(&record[20..]);
+    rig.pump().await;
+    assert_eq!(budget.held(), 0);
+    rig.peer.send_raw(&record[..20]);
+    rig.pump().await;
+    assert_eq!(budget.held(), BUFFER_BYTES);
+    drop(rig);
+    assert_eq!(budget.held(), 0, "the connection has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_windows_in_one_settings_frame_visit_the_streams_once() {
+    let entry = |value: u32| [&[0, 4], value.to_be_bytes().as_slice()].concat();
+    let entries: Vec<u8> = (0..10_000).flat_map(entry).collect();
+    let settings = Frame::new(SETTINGS, 0, 0, &entries).encode();
+    let connect = Frame::new(HEADERS, END_HEADERS, 1, CONNECT).encode();
+    let mut server = Server::new();
+    let mut events = Vec::new();
+    let input = [PREFACE, &settings, &connect].concat();
+    server.receive(&input, 0, &mut events).unwrap();
+    let visits = events
+        .iter()
+        .filter(|event| matches!(event, Event::Writable(None)));
+    assert_eq!(visits.count(), 1);
+    let key = server.find(1).expect("a stream");
+    assert_eq!(server.capacity(key), 9_999, "the last value counts");
+}
+
+/// Returns the configuration of a gateway that trusts these domains.
+fn trusting(authority: &Authority, domains: &[&str]) -> ServerTls {
+    let east = authority.intermediate("east").unwrap();
+    let own = east.leaf("spiffe://east.local/ns/a/sa/b").unwrap();
+    let material =
+        IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, &authority.root_pem()).unwrap();
+    let domain = |name: &&str| TrustedDomain {
+        name: (*name).into(),
+        issuers: None,
+        roots: None,
+    };
+    let trust = PeerTrust {
+        domains: domains.iter().map(domain).collect(),
+        ..PeerTrust::default()
+    };
+    listener_server_config(&material, &trust).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_loses_trust_during_a_setup_gets_no_tunnel() {
+    let gateway = TestGateway::new();
+    let (tls, authority) = (&gateway.gateway.tls, Authority::new().unwrap());
+    tls.replace(trusting(&authority, &["w"]));
+    let leaf = authority.intermediate("west").unwrap();
+    let leaf = leaf.leaf("spiffe://w/ns/n/sa/c").unwrap();
+    let chain = CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes());
+    let chain: Vec<_> = chain.collect::<Result<_, _>>().unwrap();
+    let mut rig = Rig::established(&gateway).await;
+    rig.identity = Arc::new(Peer {
+        chain: Some(tls.register_chain(&chain).unwrap()),
+        ..(*rig.identity).clone()
+    });
+    drop(rig.tunnel(1).await);
+    rig.send(Frame::new(HEADERS, END_HEADERS, 3, CONNECT)).await;
+    frames(&mut rig);
+    rig.accept(3).unwrap();
+    let mut far = rig.open(3, None).unwrap();
+    tls.replace(trusting(&authority, &["other"]));
+    tls.recheck(|_| ());
+    rig.pump().await;
+    let frames = frames(&mut rig);
+    assert_eq!(kinds(&frames), [HEADERS, RST_STREAM]);
+    assert_eq!(frames[1].number(0), INTERNAL_ERROR);
+    assert!(drain(&mut far, &mut Vec::new()), "the endpoint is closed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_alert_follows_all_frames_of_a_peer_that_reads_late() {
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    frames(&mut rig);
+    rig.peer.set_room(0);
+    for number in 0..200 {
+        rig.send(ping(number)).await;
+    }
+    rig.send(Frame::new(WINDOW_UPDATE, 0, 0, &[0; 4])).await;
+    assert!(!rig.is_running() && !rig.is_closed());
+    rig.peer.set_room(usize::MAX);
+    rig.pump().await;
+    assert!(rig.is_closed());
+    let mut received = rig.peer.receive();
+    assert_eq!(received.pop(), Some(Received::Alert([1, 0])));
+    let Some(Received::Frame(last)) = received.pop() else {
+        panic!("no GOAWAY");
+    };
+    assert_eq!((last.kind, last.number(4)), (GOAWAY, PROTOCOL_ERROR));
+    let is_ack = |message: &Received| matches!(message, Received::Frame(it) if it.has(ACK));
+    assert_eq!(received.len(), 200);
+    assert!(received.iter().all(is_ack), "{received:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_without_bytes_use_the_credit_up() {
+    let gateway = TestGateway::new();
+    let update: &[u8] = &[24, 0, 0, 1, 0];
+    for (kind, payload) in [(23, &[][..]), (21, &[1, 90]), (HANDSHAKE, update)] {
+        let mut rig = Rig::established(&gateway).await;
+        frames(&mut rig);
+        // The first SETTINGS cost 2 of 20,000, and each of these records costs 2.
+        for _ in 0..9_999 {
+            rig.peer.send_record(kind, payload);
+        }
+        rig.pump().await;
+        assert!(rig.is_running() && rig.peer.is_read(), "type {kind}");
+        rig.peer.send_record(kind, payload);
+        rig.pump().await;
+        let last = frames(&mut rig).pop().expect("GOAWAY");
+        assert_eq!((last.kind, last.number(4)), (GOAWAY, ENHANCE_YOUR_CALM));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_after_the_last_goaway_is_sent_too() {
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    let _far = rig.tunnel(1).await;
+    rig.turns()
+        .unwrap()
+        .downstream
+        .server
+        .shut_down_gracefully();
+    rig.pump().await;
+    rig.send(Frame::new(PING, ACK, 0, b"drained?")).await;
+    rig.send(Frame::new(WINDOW_UPDATE, 0, 0, &[0; 4])).await;
+    let frames = frames(&mut rig).into_iter();
+    let goaways = frames.filter(|frame| frame.kind == GOAWAY);
+    let goaways: Vec<_> = goaways.map(|it| (it.number(0), it.number(4))).collect();
+    assert_eq!(goaways, [(u32::MAX >> 1, 0), (1, 0), (1, PROTOCOL_ERROR)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_update_is_answered_once_the_peer_reads() {
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    frames(&mut rig);
+    rig.peer.set_room(0);
+    rig.send(ping(1)).await;
+    rig.peer.send_record(HANDSHAKE, &[24, 0, 0, 1, 1]);
+    rig.pump().await;
+    rig.peer.set_room(usize::MAX);
+    rig.pump().await;
+    assert_eq!(rig.peer.receive().pop(), Some(Received::KeyUpdate));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_stream_is_never_reset() {
+    let gateway = TestGateway::new();
+    let mut rig = Rig::established(&gateway).await;
+    frames(&mut rig);
+    // Stream 3 depends on itself.
+    rig.send(Frame::new(PRIORITY, 0, 3, &[0, 0, 0, 3, 15]))
+        .await;
+    assert_eq!(frames(&mut rig), []);
+    rig.send(Frame::new(PRIORITY, 0, 3, &[0; 4])).await;
+    let frames = frames(&mut rig);
+    assert_eq!(kinds(&frames), [GOAWAY]);
+    assert_eq!(frames[0].number(4), FRAME_SIZE_ERROR);
+}
