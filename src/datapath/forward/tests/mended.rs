@@ -235,11 +235,15 @@ async fn the_alert_follows_all_frames_of_a_peer_that_reads_late() {
 async fn records_without_bytes_use_the_credit_up() {
     let gateway = TestGateway::new();
     let update: &[u8] = &[24, 0, 0, 1, 0];
-    for (kind, payload) in [(23, &[][..]), (21, &[1, 90]), (HANDSHAKE, update)] {
+    for (kind, payload, count) in [
+        (23, &[][..], 9_999),
+        (21, &[1, 90], 9_999),
+        (HANDSHAKE, update, 499),
+    ] {
         let mut rig = Rig::established(&gateway).await;
         frames(&mut rig);
-        // The first SETTINGS cost 2 of 20,000, and each of these records costs 2.
-        for _ in 0..9_999 {
+        // The first SETTINGS cost 2 of 20,000, each of these records 2, and a KeyUpdate 40.
+        for _ in 0..count {
             rig.peer.send_record(kind, payload);
         }
         rig.pump().await;
