@@ -283,8 +283,8 @@ impl<'a> Schedule<'a> {
         Ok(has_read)
     }
 
-    /// Checks the endpoints at the end of a connection: a peer that ended its direction was promised
-    /// delivery (docs/wire-contract.md 1.6).
+    /// Checks the endpoints at the end of a connection. A peer that ended its direction was
+    /// promised delivery (docs/wire-contract.md 1.6).
     async fn end(&mut self) -> Result<()> {
         ensure!(self.rig.is_closed(), "the connection goes on");
         for endpoint in self.endpoints.values_mut() {
