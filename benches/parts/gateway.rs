@@ -6,11 +6,9 @@ use std::thread;
 
 use strait::datapath::accept::{self, WorkerHandle};
 use strait::datapath::limits::admission::Admission;
-use strait::datapath::limits::budget::BufferBudget;
 use strait::datapath::listener::Listener;
 use strait::datapath::{DataPath, dial, serve};
 use strait::lifecycle::Lifecycle;
-use strait::outer::Pool;
 use strait::snapshot::Publisher;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
@@ -107,20 +105,15 @@ impl Running {
         let addresses: Vec<_> = sockets.iter().map(address).collect();
         let loopback = "127.0.0.0/8".parse().expect("a network");
         let metrics = Arc::new(Metrics::new());
-        let tls = Arc::new(InboundTls::new(tls));
-        let gateway = Arc::new(DataPath {
-            outer: Pool::new(Arc::clone(&tls), publisher.reader()),
-            reader: publisher.reader(),
-            tls,
-            budget: Arc::new(BufferBudget::new(
-                BUFFERS,
-                metrics.set_buffer_limit(BUFFERS),
-            )),
+        let gateway = Arc::new(DataPath::new(
+            publisher.reader(),
+            InboundTls::new(tls),
             metrics,
-            lifecycle: Lifecycle::new(),
-            admission: Admission::new(1024),
-            deny: dial::DenyList::new(vec![loopback], addresses.clone()),
-        });
+            Lifecycle::new(),
+            Admission::new(1024),
+            BUFFERS,
+            dial::DenyList::new(vec![loopback], addresses.clone()),
+        ));
         let (questions, asked) = mpsc::channel(1);
         let running = Arc::clone(&gateway);
         let serving = move || runtime().block_on(serve(running, sockets, asked));

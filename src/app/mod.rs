@@ -36,9 +36,7 @@ use crate::config::{Config, Discovery, Source};
 use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
 use crate::datapath::limits::admission::Admission;
-use crate::datapath::limits::budget::BufferBudget;
 use crate::lifecycle::Lifecycle;
-use crate::outer::Pool;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
 use crate::status::Status;
@@ -181,21 +179,17 @@ impl App {
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
         let buffers = configured.unwrap_or_else(|| memory.buffers());
-        let limit = metrics.set_buffer_limit(buffers);
-        let budget = Arc::new(BufferBudget::new(buffers, limit));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
-        let tls = Arc::new(InboundTls::new(tls::rejecting_server_config()?));
-        let gateway = Arc::new(DataPath {
-            reader: publisher.reader(),
-            tls: Arc::clone(&tls),
-            outer: Pool::new(tls, publisher.reader()),
-            metrics: Arc::clone(&metrics),
-            lifecycle: front.lifecycle,
-            admission: Admission::new(raise_descriptor_limit()),
-            budget: Arc::clone(&budget),
-            deny: DenyList::new(inputs.config.dial.allow.clone(), own.collect()),
-        });
+        let gateway = Arc::new(DataPath::new(
+            publisher.reader(),
+            InboundTls::new(tls::rejecting_server_config()?),
+            Arc::clone(&metrics),
+            front.lifecycle,
+            Admission::new(raise_descriptor_limit()),
+            buffers,
+            DenyList::new(inputs.config.dial.allow.clone(), own.collect()),
+        ));
         let listeners = Listeners::new(&gateway, entries, others, inputs.config.drain.deadline);
         memory::adapt(&gateway, memory, configured);
         let app = Self {
@@ -210,6 +204,7 @@ impl App {
         let (first, certificate) = oneshot::channel();
         let certificates = app.certificates(source, inputs.material, inputs.trust, first)?;
         inputs.warnings.iter().for_each(|one| warn!("{one}"));
+        let budget = Arc::clone(&app.gateway.budget);
         tokio::spawn(async move { budget.run().await });
         tokio::spawn(async move { metrics.run().await });
         tokio::spawn(memory::watch(Arc::clone(&app.gateway), configured));

@@ -83,5 +83,32 @@ pub struct DataPath {
     pub deny: dial::DenyList,
 }
 
+impl DataPath {
+    /// Creates the state, with the pool and the byte budget that follow from its other parts.
+    /// `buffers` limits the bytes that all tunnels hold.
+    pub fn new(
+        reader: Reader,
+        tls: InboundTls,
+        metrics: Arc<Metrics>,
+        lifecycle: Lifecycle,
+        admission: limits::admission::Admission,
+        buffers: usize,
+        deny: dial::DenyList,
+    ) -> Self {
+        let tls = Arc::new(tls);
+        let limit = metrics.set_buffer_limit(buffers);
+        Self {
+            outer: Pool::new(Arc::clone(&tls), reader.clone()),
+            budget: Arc::new(limits::budget::BufferBudget::new(buffers, limit)),
+            reader,
+            tls,
+            metrics,
+            lifecycle,
+            admission,
+            deny,
+        }
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

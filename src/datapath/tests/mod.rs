@@ -14,7 +14,6 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::lifecycle::Lifecycle;
-use crate::outer::Pool;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Publisher, Reader};
 use crate::telemetry::{Metrics, Source};
@@ -28,7 +27,6 @@ use super::forward::connection;
 use super::handshake::{HandshakeError, Transport};
 use super::identity::Peer;
 use super::limits::admission::Admission;
-use super::limits::budget::BufferBudget;
 use super::limits::pool;
 use super::{DataPath, dial};
 
@@ -66,20 +64,15 @@ pub(crate) fn gateway_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath> 
     let tls =
         tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration");
     let metrics = Arc::new(Metrics::new());
-    let tls = Arc::new(InboundTls::new(tls));
-    Arc::new(DataPath {
-        outer: Pool::new(Arc::clone(&tls), reader.clone()),
+    Arc::new(DataPath::new(
         reader,
-        tls,
-        budget: Arc::new(BufferBudget::new(
-            BUFFERS,
-            metrics.set_buffer_limit(BUFFERS),
-        )),
+        InboundTls::new(tls),
         metrics,
-        lifecycle: Lifecycle::new(),
-        admission: Admission::new(1024),
+        Lifecycle::new(),
+        Admission::new(1024),
+        BUFFERS,
         deny,
-    })
+    ))
 }
 
 /// Returns a peer of cluster west, whose certificate ends at this time.

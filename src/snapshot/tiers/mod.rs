@@ -322,7 +322,7 @@ impl<'a> Ranking<'a> {
     /// Returns the tier of a workload, by its priority or by the number of preferences that it
     /// matches. As in ztunnel's ranking, the first mismatch ends the count
     /// (docs/wire-contract.md 7). NODE has no rank, because the node of a gateway is arbitrary.
-    /// Where the own network comes first, other networks are ranked among themselves by the other
+    /// If the own network comes first, other networks are ranked among themselves by the other
     /// preferences.
     fn tier(&self, workload: &Workload) -> Result<(u32, Tier), ExclusionReason> {
         let is_remote = remote_network(workload, self.network).is_some();

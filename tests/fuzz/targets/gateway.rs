@@ -9,12 +9,10 @@ use std::time::{Duration, SystemTime};
 
 use strait::datapath::identity::Peer;
 use strait::datapath::limits::admission::Admission;
-use strait::datapath::limits::budget::BufferBudget;
 use strait::datapath::limits::pool::Holder;
 use strait::datapath::listener::Listener;
 use strait::datapath::{DataPath, dial};
 use strait::lifecycle::Lifecycle;
-use strait::outer::Pool;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
@@ -61,20 +59,15 @@ impl World {
         });
         let loopback = "127.0.0.0/8".parse().expect("a network");
         let metrics = Arc::new(Metrics::new());
-        let tls = Arc::new(InboundTls::new(tls().clone()));
-        let gateway = DataPath {
-            outer: Pool::new(Arc::clone(&tls), publisher.reader()),
-            reader: publisher.reader(),
-            tls,
-            budget: Arc::new(BufferBudget::new(
-                BUFFERS,
-                metrics.set_buffer_limit(BUFFERS),
-            )),
+        let gateway = DataPath::new(
+            publisher.reader(),
+            InboundTls::new(tls().clone()),
             metrics,
-            lifecycle: Lifecycle::new(),
-            admission: Admission::new(1024),
-            deny: dial::DenyList::new(vec![loopback], Vec::new()),
-        };
+            Lifecycle::new(),
+            Admission::new(1024),
+            BUFFERS,
+            dial::DenyList::new(vec![loopback], Vec::new()),
+        );
         Self {
             gateway: Arc::new(gateway),
             publisher,
