@@ -17,6 +17,7 @@ pub mod yaml;
 pub mod datapath;
 pub mod explain;
 pub mod outer;
+pub mod responder;
 
 // State between the two paths.
 pub mod snapshot;
@@ -42,3 +43,6 @@ pub mod watch;
 
 // Developer tools, which the gateway never uses.
 pub mod tools;
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use tikv_jemallocator::Jemalloc;
 
-/// jemalloc returns memory after a burst. With many threads glibc's allocator does not.
+/// jemalloc returns memory after a burst, by the options in .cargo/config.toml. With many threads
+/// glibc's allocator does not.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
@@ -17,6 +18,7 @@ use crate::copy_loop::Forward;
 use crate::envoy::{self, Envoy};
 use crate::figures::Limit;
 use crate::link::Link;
+use crate::measurement::Held;
 use crate::peers::{self, Peer};
 use crate::rows::{BESIDE_BEFORE, Kind, Row, Transport};
 use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities, until};
@@ -38,11 +40,17 @@ const MANY: RangeInclusive<u8> = 21..=28;
 const DESCRIPTORS: u32 = 16_384;
 /// Strait's settings beyond those of the tests' gateways: no access log, as its peers have none.
 const STRAIT: &str = "log: {level: warn}\n";
+/// Configuration of the first of two Envoys.
+const TRANSIT_YAML: &str = include_str!("envoy_transit.yaml");
 /// Ports of the listeners.
 const HBONE: u16 = 15008;
 const SNI: u16 = 15443;
 /// Port of endpoints behind TLS passthrough.
 const AFTER_HELLO: u16 = 9001;
+/// Limit of streams of one connection to the second of two gateways, which all gateways announce.
+const STREAMS: u32 = 256;
+/// Identity of the second of two gateways.
+const NEXT: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
 /// Lines that let HAProxy splice, in its global section and its defaults.
 const SPLICE: [&str; 2] = [
     "    tune.pipesize 1048576",
@@ -54,6 +62,8 @@ pub struct BenchEnvironment {
     net: Net,
     /// Addresses of another build or of two workers. No run has both.
     variants: Net,
+    /// Addresses of two gateways in a row.
+    hops: [Net; 2],
     /// Another build of Strait.
     before: Option<PathBuf>,
     envoy: PathBuf,
@@ -67,6 +77,8 @@ pub struct BenchEnvironment {
 pub struct Running {
     pub kind: Kind,
     pub process: Process,
+    /// Second of two gateways in a row.
+    next: Option<Process>,
     hbone: Load,
     /// Load over the link, if there is one.
     linked: Option<Load>,
@@ -77,7 +89,9 @@ pub struct Running {
 
 enum Program {
     Strait(Gateway),
+    TwoStraits([Gateway; 2]),
     Envoy { _process: Envoy },
+    TwoEnvoys([Envoy; 2]),
     Peer { _process: Peer },
     CopyLoop { _process: Child },
     Direct,
@@ -104,6 +118,7 @@ impl BenchEnvironment {
         Self {
             net,
             variants: Net::new(),
+            hops: [Net::new(), Net::new()],
             before,
             envoy: envoy.to_owned(),
             peers: peers
@@ -212,11 +227,8 @@ impl BenchEnvironment {
 
     /// Returns the settings of a variant of Strait.
     fn strait(&self, kind: Kind) -> Settings<'static> {
-        let (net, workers) = match kind {
-            Kind::Strait => (self.net, 1),
-            Kind::TwoWorkers => (self.variants, 2),
-            _ => (self.variants, 1),
-        };
+        let net = self.net_of(kind);
+        let workers = if kind == Kind::TwoWorkers { 2 } else { 1 };
         let mut settings = Settings::new(net, identities());
         let exposed =
             |name| format!("    - {{service: \"{name}.bench:80\", to: [{{cluster: west}}]}}\n");
@@ -234,6 +246,47 @@ impl BenchEnvironment {
             settings.program.clone_from(program);
         }
         settings
+    }
+
+    /// Starts Strait twice. The services are in the network of the second gateway.
+    async fn two_straits(&self) -> [Gateway; 2] {
+        let mesh = self.mesh().replace("network: east", "network: west");
+        let settings = |net, to: &str| {
+            let mut settings = Settings::new(net, identities());
+            let exposed = |name| format!("    - {{service: \"{name}.bench:80\", {to}}}\n");
+            settings.exposure = SERVICES.map(exposed).concat();
+            settings.mesh.clone_from(&mesh);
+            settings.more = format!("workers: 1\n{STRAIT}");
+            settings.descriptors = DESCRIPTORS;
+            settings
+        };
+        let [here, there] = self.hops;
+        let next = settings(there, "to: [{cluster: east}, {cluster: west}]");
+        let mut second = Gateway::spawn(&next, move_to_west);
+        second.ready().await;
+        let mut first = settings(here, "to: [{cluster: west}], transit: always");
+        first.more += &format!(
+            "networks: [{{name: west, cluster: west, identities: [\"{NEXT}\"], \
+             gateways: [\"{}\"]}}]\n",
+            there.address(last_byte(Kind::TwoStraits), HBONE)
+        );
+        [Gateway::start(&first).await, second]
+    }
+
+    /// Starts Envoy twice.
+    async fn two_envoys(&self) -> [Envoy; 2] {
+        let (host, [here, there]) = (last_byte(Kind::TwoEnvoys), self.hops);
+        let next = self
+            .envoy_yaml()
+            .replace("spiffe://west.local/", "spiffe://east.local/");
+        let [own, of_next] = [GATEWAY, NEXT].map(|identity| identities().leaf(identity));
+        let second = Envoy::start(&self.envoy, there, host, &of_next, (&next, &[])).await;
+        let names = [("NEXT", there.ip(host).to_string())];
+        let yaml = (TRANSIT_YAML, &names[..]);
+        [
+            Envoy::start(&self.envoy, here, host, &own, yaml).await,
+            second,
+        ]
     }
 
     /// Returns the addresses of the endpoints of a service behind bare connections.
@@ -274,31 +327,63 @@ impl BenchEnvironment {
 
     /// Starts a fresh gateway. Only one of each kind runs at a time.
     pub async fn gateway(&self, kind: Kind) -> Running {
-        let (mut net, host) = (self.net, last_byte(kind));
-        let (program, text) = match kind {
+        let (net, host) = (self.net_of(kind), last_byte(kind));
+        let (program, text) = self.program(kind).await;
+        let process = Process::child(&text);
+        let next = program.next();
+        if processors() > 1 && kind != Kind::Direct {
+            process.pin(CPU_OF_GATEWAYS);
+            next.iter().for_each(|next| next.pin(CPU_OF_GATEWAYS));
+        }
+        let hbone = net.address(host, HBONE);
+        let linked = self.link.as_ref().map(|link| {
+            let mut load = Load::new(hbone);
+            load.namespace = Some(link.namespace);
+            load
+        });
+        Running {
+            kind,
+            process,
+            next,
+            hbone: Load::new(hbone),
+            linked,
+            bare: [0, 1, 2, 3].map(|service| Load::bare(self.bare_address(kind, net, service))),
+            program,
+        }
+    }
+
+    /// Starts the processes of a gateway. Returns text of the command line of the first one, too.
+    async fn program(&self, kind: Kind) -> (Program, String) {
+        let (net, host) = (self.net_of(kind), last_byte(kind));
+        match kind {
             Kind::Strait | Kind::TwoWorkers | Kind::Before => {
-                let settings = self.strait(kind);
-                net = settings.net;
-                let gateway = Gateway::start(&settings).await;
-                let folder = gateway.folder.path().display().to_string();
+                let gateway = Gateway::start(&self.strait(kind)).await;
+                let folder = folder_name(&gateway.folder);
                 (Program::Strait(gateway), folder)
+            }
+            Kind::TwoStraits => {
+                let gateways = self.two_straits().await;
+                let folder = folder_name(&gateways[0].folder);
+                (Program::TwoStraits(gateways), folder)
             }
             Kind::Envoy => {
                 let yaml = self.envoy_yaml();
                 let leaf = identities().leaf(GATEWAY);
-                let envoy = Envoy::start(&self.envoy, self.net, host, &leaf, (&yaml, &[])).await;
-                // Envoy is the only child with this argument.
-                (
-                    Program::Envoy { _process: envoy },
-                    "--disable-hot-restart".to_owned(),
-                )
+                let envoy = Envoy::start(&self.envoy, net, host, &leaf, (&yaml, &[])).await;
+                let folder = folder_name(&envoy.folder);
+                (Program::Envoy { _process: envoy }, folder)
+            }
+            Kind::TwoEnvoys => {
+                let envoys = self.two_envoys().await;
+                let folder = folder_name(&envoys[0].folder);
+                (Program::TwoEnvoys(envoys), folder)
             }
             Kind::Haproxy | Kind::HaproxySplice | Kind::Nginx => {
                 let program = self.peers.get(&kind).expect("its program");
-                let address = self.net.address(host, SNI);
+                let address = net.address(host, SNI);
                 let text = self.text(kind);
                 let peer = Peer::start(program, &text, address, DESCRIPTORS).await;
-                let folder = peer.folder.path().display().to_string();
+                let folder = folder_name(&peer.folder);
                 (Program::Peer { _process: peer }, folder)
             }
             Kind::CopyLoop => {
@@ -313,31 +398,23 @@ impl BenchEnvironment {
                 Program::Direct,
                 format!("--bind\0{}", self.bare_address(kind, net, 0)),
             ),
-        };
-        let process = Process::child(&text);
-        if processors() > 1 && kind != Kind::Direct {
-            process.pin(CPU_OF_GATEWAYS);
         }
-        let hbone = net.address(host, HBONE);
-        let linked = self.link.as_ref().map(|link| {
-            let mut load = Load::new(hbone);
-            load.namespace = Some(link.namespace);
-            load
-        });
-        Running {
-            kind,
-            process,
-            hbone: Load::new(hbone),
-            linked,
-            bare: [0, 1, 2, 3].map(|service| Load::bare(self.bare_address(kind, net, service))),
-            program,
+    }
+
+    /// Returns the addresses of a gateway, of the first one if there are two.
+    fn net_of(&self, kind: Kind) -> Net {
+        match kind {
+            Kind::TwoWorkers | Kind::Before => self.variants,
+            Kind::TwoStraits | Kind::TwoEnvoys => self.hops[0],
+            _ => self.net,
         }
     }
 
     fn text(&self, kind: Kind) -> String {
         match kind {
-            Kind::Strait | Kind::TwoWorkers | Kind::Before => self.mesh(),
+            Kind::Strait | Kind::TwoStraits | Kind::TwoWorkers | Kind::Before => self.mesh(),
             Kind::Envoy => self.envoy_yaml(),
+            Kind::TwoEnvoys => TRANSIT_YAML.to_owned(),
             Kind::Haproxy | Kind::HaproxySplice => self.haproxy_cfg(kind),
             Kind::Nginx => self.nginx_conf(),
             Kind::CopyLoop | Kind::Direct => "none".to_owned(),
@@ -348,8 +425,8 @@ impl BenchEnvironment {
 /// Returns the last byte of a gateway's address.
 fn last_byte(kind: Kind) -> u8 {
     match kind {
-        Kind::Strait | Kind::TwoWorkers | Kind::Before => 1,
-        Kind::Envoy => 2,
+        Kind::Strait | Kind::TwoStraits | Kind::TwoWorkers | Kind::Before => 1,
+        Kind::Envoy | Kind::TwoEnvoys => 2,
         Kind::Haproxy => 3,
         Kind::HaproxySplice => 4,
         Kind::Nginx => 5,
@@ -358,11 +435,46 @@ fn last_byte(kind: Kind) -> u8 {
     }
 }
 
+/// Makes the files in a folder those of the second of two gateways, in network west.
+fn move_to_west(folder: &Path) {
+    let leaf = identities().leaf(NEXT);
+    let file = folder.join("strait.yaml");
+    let text = std::fs::read_to_string(&file).expect("a configuration");
+    let text = text
+        .replace(
+            "{cluster: east, network: east}",
+            "{cluster: west, network: west}",
+        )
+        .replace(
+            "trust:\n",
+            &format!("trust:\n  gateways: [\"{GATEWAY}\"]\n"),
+        );
+    for (name, text) in [
+        ("strait.yaml", &text),
+        ("gateway.crt", &leaf.chain_pem),
+        ("gateway.key", &leaf.key_pem),
+    ] {
+        std::fs::write(folder.join(name), text).expect("a file");
+    }
+}
+
 /// Starts the long link, or prints why it is skipped.
 async fn link() -> Option<Link> {
     let link = Link::start().await;
     link.map_err(|why| peers::skip(&format!("80 ms and 1 % loss: {why}")))
         .ok()
+}
+
+impl Program {
+    /// Returns the second process of two gateways.
+    fn next(&self) -> Option<Process> {
+        let folder = match self {
+            Self::TwoStraits([_, second]) => &second.folder,
+            Self::TwoEnvoys([_, second]) => &second.folder,
+            _ => return None,
+        };
+        Some(Process::child(&folder_name(folder)))
+    }
 }
 
 impl Running {
@@ -385,6 +497,21 @@ impl Running {
         }
     }
 
+    /// Returns the processor time of the gateway, or of both.
+    pub fn cpu(&self) -> Duration {
+        self.process.cpu() + self.next.map_or(Duration::ZERO, Process::cpu)
+    }
+
+    /// Returns the number of sockets that the gateway needs for tunnels: one for each, unless a
+    /// second gateway shares connections between them.
+    pub fn sockets(&self, held: Held) -> u32 {
+        let upstream = match self.next {
+            Some(_) => held.tunnels().div_ceil(STREAMS),
+            None => held.tunnels(),
+        };
+        held.connections + upstream
+    }
+
     /// Waits until the process has this many open descriptors.
     pub async fn holds(&self, descriptors: usize) {
         let open = async || self.process.descriptors();
@@ -394,24 +521,36 @@ impl Running {
     /// Kills the gateway, and waits until its memory and its ports are free.
     pub async fn stop(self) {
         let Self {
-            process, program, ..
+            process,
+            next,
+            program,
+            ..
         } = self;
         drop(program);
-        until("its end", async || process.lives(), |&lives| !lives).await;
+        let lives = async || process.lives() || next.is_some_and(Process::lives);
+        until("its end", lives, |&lives| !lives).await;
     }
 
     /// Returns the configuration with which it was started, without its folder.
     pub fn configuration(&self, world: &BenchEnvironment) -> String {
         match &self.program {
-            Program::Strait(gateway) => {
-                let read = |name| std::fs::read_to_string(gateway.file(name)).expect("a file");
-                format!(
-                    "# strait.yaml\n{}\n# mesh.yaml\n{}",
-                    read("strait.yaml"),
-                    read("mesh.yaml")
-                )
-            }
+            Program::Strait(gateway) => files(gateway),
+            Program::TwoStraits(gateways) => gateways.each_ref().map(files).join("\n"),
             _ => world.text(self.kind),
         }
     }
+}
+
+fn folder_name(folder: &TempDir) -> String {
+    folder.path().display().to_string()
+}
+
+/// Returns the files of a gateway, each under its name.
+fn files(gateway: &Gateway) -> String {
+    let read = |name| std::fs::read_to_string(gateway.file(name)).expect("a file");
+    format!(
+        "# strait.yaml\n{}\n# mesh.yaml\n{}",
+        read("strait.yaml"),
+        read("mesh.yaml")
+    )
 }

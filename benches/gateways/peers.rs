@@ -25,6 +25,8 @@ pub fn program(kind: Kind) -> Option<PathBuf> {
         | Kind::TwoWorkers
         | Kind::Before
         | Kind::Envoy
+        | Kind::TwoStraits
+        | Kind::TwoEnvoys
         | Kind::CopyLoop
         | Kind::Direct => return None,
         Kind::Haproxy | Kind::HaproxySplice => &["/usr/sbin/haproxy"],
@@ -82,9 +84,10 @@ impl Peer {
         let mut command = Command::new("prlimit");
         command.arg(format!("--nofile={descriptors}:{descriptors}"));
         command.arg(program);
-        match program.ends_with("haproxy") {
-            true => command.args(["-db", "-f"]).arg(&file),
-            false => command.arg("-c").arg(&file),
+        if program.ends_with("haproxy") {
+            command.args(["-db", "-f"]).arg(&file)
+        } else {
+            command.arg("-c").arg(&file)
         };
         let process = command
             .stdin(Stdio::null())

@@ -144,6 +144,11 @@ Two workers are threads of one process on the processor of the gateways, beside 
 worker, with four connections. So the row shows what the division costs, and not what two
 processors gain.
 
+Two hops are two gateways in a row, each of a network of its own; the first forwards all tunnels to
+the second, over connections of 256 streams. The processor time is that of both. Memory is that of
+the first one, and contains its part of a pooled connection: 256 times the figure is such a
+connection with all its tunnels.
+
 Added latency is that of requests of 128 bytes on 64 streams, less that of the same requests on 64
 direct connections in the same turn. The rate is a tenth of what the slowest gateway reaches with
 the same streams in a closed loop: {rate}. It contains the load's own TLS and HTTP/2.
@@ -192,13 +197,17 @@ fn floor(floor: &Done) -> Option<String> {
 }
 
 fn row(done: &Done, of_floor: Option<&Done>) -> String {
+    line(&cells(done, of_floor))
+}
+
+fn cells(done: &Done, of_floor: Option<&Done>) -> [String; COLUMNS.len()] {
     let summary = done.summary();
     let unit = done.row.what.unit();
     let or_none = |cell: &dyn Fn(&Costs) -> String| match &summary.costs {
         Some(costs) => cell(costs),
         None => "–".to_owned(),
     };
-    line(&[
+    [
         done.row.name.to_owned(),
         or_none(&|costs| cost(costs.strait, unit)),
         or_none(&|costs| format!("{} {}", done.peer.name(), cost(costs.peer, unit))),
@@ -221,7 +230,7 @@ fn row(done: &Done, of_floor: Option<&Done>) -> String {
             Verdict::Void => "void".to_owned(),
         },
         format!("{} of {}", summary.valid, summary.rounds),
-    ])
+    ]
 }
 
 /// Formats a cost with three digits.
@@ -252,13 +261,36 @@ fn voids(done: &[Done]) -> String {
     format!("\nVoid rounds:\n\n{text}")
 }
 
+/// Returns the table of the rows with a bar, each beside the cheapest peer with one.
+fn short_table(done: &[Done]) -> String {
+    let columns = ["work", "Strait", "beside", "ratio", "bar", "verdict"];
+    let places = columns.map(|column| COLUMNS.iter().position(|one| one.starts_with(column)));
+    let ratio = |done: &Done| done.summary().costs.map_or(0.0, |costs| costs.ratio.median);
+    let has_bar = |done: &&Done| {
+        done.bar != Limit::None && !done.peer.is_floor() && done.row.subject == Kind::Strait
+    };
+    let is_hardest = |one: &&Done| {
+        let same = |other: &&Done| other.row.name == one.row.name;
+        let mut others = done.iter().filter(has_bar).filter(same);
+        others.all(|other| ratio(other) <= ratio(one))
+    };
+    let rows = done.iter().filter(has_bar).filter(is_hardest);
+    rows.fold(head(&columns), |text, one| {
+        let cells = cells(one, None);
+        let without_interval = |cell: &str| cell.split(" [").next().unwrap_or_default().to_owned();
+        let short = places.iter().flatten();
+        let short = short.map(|&place| without_interval(&cells[place]));
+        text + &line(&short.collect::<Vec<_>>())
+    })
+}
+
 /// Returns the section for the README.
 pub fn for_readme(commit: &str, rounds: u32, done: &[Done]) -> String {
     format!(
         "![Strait's cost as a part of each peer's](benches/results/gateways.svg)\n\n{}\n\
          {rounds} rounds at {commit}; [how, where, and the configurations]\
          (benches/results/gateways-{commit}.md).",
-        table(done)
+        short_table(done)
     )
 }
 

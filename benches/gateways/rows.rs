@@ -12,6 +12,9 @@ pub enum Kind {
     /// Another build, given by `--before`.
     Before,
     Envoy,
+    /// Two gateways in a row: the first one forwards all tunnels to the second.
+    TwoStraits,
+    TwoEnvoys,
     /// Defaults of Debian's package.
     Haproxy,
     /// With splice, and pipes of 1 MiB.
@@ -24,11 +27,13 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Strait,
         Self::TwoWorkers,
         Self::Before,
         Self::Envoy,
+        Self::TwoStraits,
+        Self::TwoEnvoys,
         Self::Haproxy,
         Self::HaproxySplice,
         Self::Nginx,
@@ -42,6 +47,8 @@ impl Kind {
             Self::TwoWorkers => "Strait with two workers",
             Self::Before => "Strait before",
             Self::Envoy => "Envoy",
+            Self::TwoStraits => "two Straits",
+            Self::TwoEnvoys => "two Envoys",
             Self::Haproxy => "HAProxy",
             Self::HaproxySplice => "HAProxy with splice",
             Self::Nginx => "nginx",
@@ -146,6 +153,18 @@ const fn two_workers(row: (&'static str, &'static str, &'static str), what: Meas
     }
 }
 
+/// Row of two gateways in a row. The processor time is that of both, the memory that of the first.
+const fn two_hops(
+    row: (&'static str, &'static str, &'static str),
+    what: Measurement,
+    beside: &'static [(Kind, Limit)],
+) -> Row {
+    Row {
+        subject: Kind::TwoStraits,
+        ..hbone(row, what, beside, ZTUNNEL_UNKNOWN)
+    }
+}
+
 const fn lossy_link(row: (&'static str, &'static str, &'static str), what: Measurement) -> Row {
     Row {
         way: Transport::LossyLink,
@@ -163,6 +182,9 @@ const fn sni(
         ..hbone((name, endpoint, load), what, beside, ZTUNNEL_UNKNOWN)
     }
 }
+
+/// Limit of two gateways beside two Envoys: of issue 17.
+const TWO_ENVOYS: [(Kind, Limit); 1] = [(Kind::TwoEnvoys, Limit::Ratio(0.60))];
 
 /// Passthrough bytes: near a proxy that splices too.
 const SNI_BULK: [(Kind, Limit); 4] = [
@@ -202,7 +224,7 @@ const ADDED: [(Kind, Limit); 2] = [(Kind::Envoy, Limit::None), (Kind::Direct, Li
 const BULK: &str = "0.66 to 0.81";
 const MIXED: &str = "mixed --streams 8 --rate 200";
 
-pub const ROWS: [Row; 26] = [
+pub const ROWS: [Row; 30] = [
     hbone(
         ("idle tunnel", "echo", "idle"),
         Measurement::Memory(&IDLE),
@@ -306,6 +328,30 @@ pub const ROWS: [Row; 26] = [
             "rr --connections 4 --streams 16",
         ),
         Measurement::Cpu(Unit::Request),
+    ),
+    two_hops(
+        ("two hops, idle tunnel", "echo", "idle"),
+        Measurement::Memory(&IDLE),
+        &[(Kind::TwoEnvoys, Limit::None)],
+    ),
+    two_hops(
+        ("two hops, bulk up", "sink", "up"),
+        Measurement::Cpu(Unit::GbSent),
+        &TWO_ENVOYS,
+    ),
+    two_hops(
+        ("two hops, bulk down", "source", "down"),
+        Measurement::Cpu(Unit::GbReceived),
+        &TWO_ENVOYS,
+    ),
+    two_hops(
+        (
+            "two hops, request of 128 B, 64 streams",
+            "echo",
+            "rr --streams 64",
+        ),
+        Measurement::Cpu(Unit::Request),
+        &TWO_ENVOYS,
     ),
     sni(
         ("SNI, bulk up", "sink", "up"),

@@ -103,12 +103,12 @@ impl<'a> Gateways<'a> {
     ) -> Result<(Duration, Outcome), String> {
         let gateway = self.all.iter().find(|one| one.kind == kind);
         let gateway = gateway.expect("a gateway of this kind");
-        let before = gateway.process.cpu();
+        let before = gateway.cpu();
         let rate = rate.map(|rate| format!("--rate {rate}"));
         let more = format!("--seconds {seconds} {}", rate.unwrap_or_default());
         let load = arguments(row, gateway.transport(row), &more);
         let done = gateway.load(row).run(&authority(row), &load).await;
-        let cpu = gateway.process.cpu() - before;
+        let cpu = gateway.cpu() - before;
         let outcome = Outcome::read(&done.report).map_err(|why| why + &done.stderr)?;
         Ok((cpu, outcome))
     }
@@ -126,7 +126,7 @@ impl<'a> Gateways<'a> {
     /// Returns the processor time of everything that belongs to the bench.
     fn known(&self) -> Duration {
         let own = self.all.iter().filter(|one| one.kind != Kind::Direct);
-        let gateways: Duration = own.map(|one| one.process.cpu()).sum();
+        let gateways: Duration = own.map(Running::cpu).sum();
         gateways + self.world.cpu() + Process::own().cpu() + children()
     }
 }
@@ -159,12 +159,11 @@ pub async fn memory(world: &BenchEnvironment, row: &Row, held: &[Held], kind: Ki
             connections,
             streams,
         } = held;
+        let sockets = gateway.sockets(*held);
         // The load is killed after the measurement.
         let more = format!("--connections {connections} --streams {streams} --seconds 60");
         let load = gateway.load(row);
         let mut load = load.start(&authority(row), &arguments(row, row.way, &more));
-        // Each tunnel has a socket to its endpoint, besides those of the connections.
-        let sockets = held.tunnels() + connections;
         gateway.holds(of_its_own + sockets as usize).await;
         quiet(&gateway).await;
         let after = gateway.process.private_dirty();

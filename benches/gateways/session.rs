@@ -103,9 +103,10 @@ pub fn run(options: &Options) -> ExitCode {
     ] {
         bad(verdict).for_each(|done| print_uncaptured(&format!("{}: {what}\n", done.name())));
     }
-    match done.iter().all(|done| done.verdict() == Verdict::Ok) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    if done.iter().all(|done| done.verdict() == Verdict::Ok) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 

@@ -60,9 +60,10 @@ pub fn print() -> ExitCode {
             spread.as_secs_f64() * 1e6
         );
     }
-    match apart {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
+    if apart {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
     }
 }
 

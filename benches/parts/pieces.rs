@@ -146,7 +146,7 @@ fn record(criterion: &mut Criterion) {
     };
     let tunnel = |source: Arc<Source>| {
         let mut record = Record::new(&metrics, &source, "service-0.app.svc.cluster.local:80");
-        record.set_service(service.clone());
+        record.set_service(service.clone(), None);
         let destination = Destination {
             address: endpoint.address,
             pod: Arc::clone(&endpoint.definition) as _,

@@ -43,9 +43,10 @@ impl Options {
         let short = self.short.then(|| "--short".to_owned());
         let mesh = self.mesh.map(|shape| format!("--mesh {}", shape.name()));
         let args: Vec<_> = short.into_iter().chain(only).chain(mesh).collect();
-        match args.is_empty() {
-            true => "make bench-xds".to_owned(),
-            false => format!("make bench-xds ARGS='{}'", args.join(" ")),
+        if args.is_empty() {
+            "make bench-xds".to_owned()
+        } else {
+            format!("make bench-xds ARGS='{}'", args.join(" "))
         }
     }
 
@@ -74,19 +75,20 @@ struct Extent {
 
 /// Measures, prints and writes. Fails if one of the largest meshes misses a limit.
 pub fn run(options: &Options) -> ExitCode {
-    let extent = match options.short {
-        true => Extent {
+    let extent = if options.short {
+        Extent {
             changes: 200,
             pairs: 3,
             each: Duration::from_secs(1),
             settle: Duration::from_secs(3),
-        },
-        false => Extent {
+        }
+    } else {
+        Extent {
             changes: 2_000,
             pairs: 7,
             each: Duration::from_secs(3),
             settle: Duration::from_secs(12),
-        },
+        }
     };
     // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
@@ -104,9 +106,10 @@ pub fn run(options: &Options) -> ExitCode {
         let path = format!("{folder}/xds-{commit}.md");
         std::fs::write(path, report).expect("a file of results");
     }
-    match missed.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    if missed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 

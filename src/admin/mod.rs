@@ -8,6 +8,7 @@ mod dump;
 mod explain;
 mod guard;
 mod regions;
+mod rows;
 mod scrape;
 mod server;
 mod status;
@@ -37,8 +38,8 @@ use crate::telemetry::{LogHandle, Metrics};
 use scrape::Scrapes;
 
 pub use explain::ExplainHandler;
+pub use rows::{DescriptorUsage, HOLDERS_SHOWN, IssuerRow, ListenerRow, ListenerState};
 pub use server::{Limits, serve};
-pub use status::{DescriptorUsage, HOLDERS_SHOWN, IssuerRow, ListenerRow, ListenerState};
 
 /// Function that returns state of the running gateway.
 pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
@@ -90,6 +91,7 @@ strait admin
 GET  /certs             the certificates, as JSON
 GET  /config_dump       state of the data path, as JSON for `istioctl ztunnel-config --file`
 GET  /explain           outcome of a hypothetical tunnel, as JSON: see `strait explain --help`
+GET  /peers             gateways of other networks, and links; ?format=json
 GET  /ready             readiness, as on the readiness port
 GET  /status            listeners, mesh, certificates, services; ?service=NAME, ?all, ?format=json
 GET  /stats/prometheus  metrics, as on the metrics port
@@ -127,6 +129,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/certs", get(dump::certs))
         .route("/config_dump", get(dump::config_dump))
         .route("/explain", get(explain::explain))
+        .route("/peers", get(status::peers::peers))
         .route("/status", get(status::status))
         .route("/drain/region", get(regions::drain).post(regions::drain))
         .route("/logging", post(logging))

@@ -413,15 +413,15 @@ mod tests {
             }
             for (method, order) in [("POST", ""), ("GET", ""), ("POST", "&force")] {
                 let uri = format!("/drain/region?region=us-esat-2{order}");
-                let (status, said) = asked(&fixture, method, &uri).await;
+                let (status, reported) = asked(&fixture, method, &uri).await;
                 let want = format!("us-esat-2 cannot be evacuated: {text}");
-                assert_eq!((status, said), (StatusCode::NOT_FOUND, want));
+                assert_eq!((status, reported), (StatusCode::NOT_FOUND, want));
             }
         }
         let zone = "/drain/region?region=us-east-2/b";
-        let (status, said) = asked(&fixture, "POST", zone).await;
+        let (status, reported) = asked(&fixture, "POST", zone).await;
         assert_eq!(status, StatusCode::NOT_FOUND);
-        assert!(said.ends_with("write one of us-east-2\n"), "{said}");
+        assert!(reported.ends_with("write one of us-east-2\n"), "{reported}");
         assert!(fixture.state.reader.load().balancing.evacuated.is_empty());
     }
 

@@ -6,7 +6,7 @@
 //! closed. `axum::serve` has neither deadlines nor a limit.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -14,6 +14,7 @@ use axum::extract::DefaultBodyLimit;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::Mutex;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -111,7 +112,7 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
     let record = Arc::clone(&last_write);
     // hyper copies whole bodies for a stream without vectored writes; this one has them.
     let stream = InspectWriter::new(stream, move |_: &[u8]| {
-        *record.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *record.lock() = Instant::now();
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -121,7 +122,7 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::pin!(served);
     loop {
-        let last = *last_write.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *last_write.lock();
         let due = (last + limits.write_timeout).min(began + limits.connection);
         if due <= Instant::now() || timeout_at(due, &mut served).await.is_ok() {
             return;

@@ -77,10 +77,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_goes_away_ends_the_writing() {
-        let (told, ended) = tokio::sync::oneshot::channel();
+        let (reported, ended) = tokio::sync::oneshot::channel();
         drop(body(move |pieces| {
             let written = (0..1_000_000).try_for_each(|_| pieces.write_all(&[0; 1024]));
-            let _ = told.send(written.is_err());
+            let _ = reported.send(written.is_err());
             written
         }));
         assert!(ended.await.expect("an end"));

@@ -19,7 +19,8 @@ use crate::tls::issue::istio::IstioAuthority;
 use crate::tls::issue::{CertificateEvent, workload_api};
 use crate::tls::{self, Crls, IdentityMaterial, PeerTrust, ServerTls, TlsError, TrustedDomain};
 
-use super::CERTIFICATES;
+/// Condition of readiness: there is a valid certificate.
+pub(super) const CERTIFICATES: &str = "certificates";
 
 /// Interval of clock checks. Timers do not advance while the host is suspended.
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);

@@ -7,7 +7,7 @@ use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Policies, Service, ServiceVisibility, Snapshot};
+use crate::snapshot::{BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot};
 
 use super::inputs::{exposure_table, name_table};
 use super::{names, routes, traffic, transit};
@@ -48,6 +48,7 @@ pub(super) fn run(
     warnings.extend(traffic::unknown_names(config, mesh));
     warnings.extend(check_dialable(config, &snapshot));
     warnings.extend(transit::check_grants(config, &snapshot));
+    warnings.extend(check_bindings(config, &snapshot));
     warnings.extend(routes::check_routes(config, &snapshot));
     warnings.extend(names::check_names(config, &snapshot));
     if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
@@ -112,6 +113,34 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         };
         let (file, line) = (config.file.display(), exposed.line);
         warnings.push(format!("{file}:{line}: warning: {host} {wrong}"));
+    }
+    warnings
+}
+
+/// Returns warnings about bindings without a gateway. The addresses of hostnames are known only at
+/// run time.
+fn check_bindings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+    let gateways = config.networks.iter();
+    let gateways = gateways.filter(|network| !network.gateways.is_empty());
+    let configured: Vec<_> = gateways.filter_map(|one| one.cluster.as_deref()).collect();
+    let mut warnings = Vec::new();
+    for binding in &config.bindings {
+        for cluster in &binding.cluster {
+            let host = binding.service.host.as_str().into();
+            let port = binding.service.port.unwrap_or_default();
+            let endpoints = BoundEndpoints::new([cluster.as_str().into()], host, port);
+            let is_known = configured.contains(&&**cluster);
+            if !is_known && endpoints.load(snapshot).endpoints.is_empty() {
+                warnings.push(format!(
+                    "{}:{}: warning: the binding of {} has no gateway of cluster {cluster}; write \
+                     `{{name: NETWORK, cluster: {cluster}, gateways: [\"HOST:15008\"]}}` into \
+                     `networks`",
+                    config.file.display(),
+                    binding.line.0,
+                    binding.service
+                ));
+            }
+        }
     }
     warnings
 }

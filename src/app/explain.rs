@@ -74,7 +74,7 @@ fn places(config: &Config) -> ConfigPositions {
     let services = config.exposure.services.iter().map(|entry| entry.line);
     let aliases = config.names.aliases.iter().enumerate();
     let aliases = aliases.map(|(index, alias)| {
-        let label = Arc::clone(inputs::alias(alias).label());
+        let label = inputs::alias(config, alias).label;
         (label, (index, alias.line.0))
     });
     ConfigPositions {

@@ -79,11 +79,11 @@ struct DataPathThreads {
 ///
 /// # Errors
 /// An address is in use or does not belong to this host.
-pub(super) fn bind_all(listeners: &[config::Listener]) -> anyhow::Result<Vec<Entry>> {
-    let reserved = listeners.iter().map(|listener| {
+pub(super) fn bind_all(listeners: Vec<config::Listener>) -> anyhow::Result<Vec<Entry>> {
+    let reserved = listeners.into_iter().map(|listener| {
         Ok(Entry {
-            config: listener.clone(),
-            socket: SocketState::Bound(bind(listener)?),
+            socket: SocketState::Bound(bind(&listener)?),
+            config: listener,
         })
     });
     reserved.collect()
@@ -140,8 +140,9 @@ impl Listeners {
     /// changed, so that open tunnels have to be evaluated again.
     pub(super) fn update_in_place(&self, config: &Config) -> bool {
         let mut has_changed = false;
+        let all = config.all_listeners();
         for entry in &mut self.state.lock().entries {
-            let mut new = config.listeners.iter();
+            let mut new = all.iter();
             let new = new.find(|new| entry.config.is_same_socket(new));
             if let Some(new) = new.filter(|new| **new != entry.config) {
                 if let SocketState::Open(open) = &entry.socket {
@@ -159,16 +160,16 @@ impl Listeners {
     pub(super) fn apply(&self, config: &Config) -> Vec<String> {
         let mut state = self.state.lock();
         let mut old = std::mem::take(&mut state.entries);
-        let entry = |new: &config::Listener| {
+        let entry = |new: config::Listener| {
             let mut known = old.iter();
-            let known = known.position(|entry| entry.config.is_same_socket(new));
+            let known = known.position(|entry| entry.config.is_same_socket(&new));
             let known = known.map(|place| old.swap_remove(place).socket);
             Entry {
-                config: new.clone(),
+                config: new,
                 socket: known.unwrap_or(SocketState::Closed(String::new())),
             }
         };
-        let mut entries: Vec<_> = config.listeners.iter().map(entry).collect();
+        let mut entries: Vec<_> = config.all_listeners().into_iter().map(entry).collect();
         // First, because a new listener may use one of their addresses.
         for entry in old {
             self.remove(&mut state, entry);
@@ -316,7 +317,7 @@ fn open(
 }
 
 fn listen(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListener> {
-    let listening = accept::listen(socket, config.is_tls());
+    let listening = accept::listen(socket, !config.is_hbone());
     with_bind_context(listening, "listeners[].bind", config.bind)
 }
 

@@ -1,11 +1,12 @@
 //! Mesh data from files: the mesh file, the Kubernetes objects, and both joined under a
 //! configuration.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, ServiceVisibility};
+use crate::wire::sni::SniPattern;
 use crate::xds::objects::{Objects, join};
 use crate::yaml::Findings;
 
@@ -50,6 +51,7 @@ impl MeshFiles {
             exported: joined.exported,
             local: joined.local,
             linked: linked_clusters(config),
+            by_link: exposed_by_links(config),
         };
         let compared = compare::run(config, &mesh, &scope, &self.policies);
         Joined {
@@ -70,4 +72,12 @@ fn linked_clusters(config: &Config) -> Option<HashSet<Box<str>>> {
         .filter(|link| link.to == own)
         .map(|link| link.from.as_str());
     Some(here.chain([own]).map(Into::into).collect())
+}
+
+/// Returns the services that links to this cluster expose, by the cluster of the peers.
+fn exposed_by_links(config: &Config) -> HashMap<Box<str>, Vec<SniPattern>> {
+    let links = config.links.iter().flatten();
+    let here = links.filter(|link| link.to == config.gateway.cluster && !link.exposes.is_empty());
+    here.map(|link| (link.from.as_str().into(), link.exposes.clone()))
+        .collect()
 }

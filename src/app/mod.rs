@@ -16,6 +16,7 @@ mod names;
 mod reload;
 mod routes;
 mod server;
+mod state;
 mod traffic;
 mod transit;
 mod trust;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::admin::{self, Limits};
@@ -45,18 +46,18 @@ use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
 use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
-use certificates::{Certificates, SharedCertificates};
+use certificates::{CERTIFICATES, Certificates, SharedCertificates};
 use listeners::Listeners;
 use memory::Memory;
 use reload::{Fingerprints, InitialState};
 use server::{Sockets, bind, runtime, spawn_thread};
+use state::App;
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
 pub use inputs::{Inputs, Report};
 
-/// Conditions of readiness.
-const CERTIFICATES: &str = "certificates";
+/// Conditions of readiness besides [`CERTIFICATES`].
 const DISCOVERY: &str = "discovery";
 const LISTENERS: &str = "listeners";
 
@@ -130,17 +131,6 @@ impl ReadinessServer {
     }
 }
 
-/// Running gateway from the view of its control path.
-struct App {
-    config: Arc<ArcSwap<Config>>,
-    gateway: Arc<DataPath>,
-    status: Arc<Status>,
-    publisher: Arc<Publisher>,
-    listeners: Arc<Listeners>,
-    /// Notified when the control plane is reachable again.
-    reconnected: Arc<Notify>,
-}
-
 /// Creates the metrics of this process, which include the lines that the log drops.
 fn new_metrics(config: &Config, log: &LogHandle) -> Arc<Metrics> {
     let metrics = Arc::new(Metrics::new());
@@ -174,7 +164,7 @@ impl App {
             status.clear_pending(DISCOVERY);
         }
         status.set_conflicts(inputs.conflicts);
-        let entries = listeners::bind_all(&inputs.config.listeners)?;
+        let entries = listeners::bind_all(inputs.config.all_listeners())?;
         let sockets = Sockets::bind(&inputs.config)?;
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
@@ -328,8 +318,8 @@ impl App {
         let config = self.config.load();
         self.listeners.open(config.workers)?;
         self.status.clear_pending(LISTENERS);
-        let binds = config.listeners.iter();
-        let binds = binds.map(|listener| listener.bind.to_string());
+        let listeners = config.all_listeners();
+        let binds = listeners.iter().map(|listener| listener.bind.to_string());
         let metrics = config.metrics.bind.iter().map(ToString::to_string);
         let snapshot = self.gateway.reader.load();
         info!(

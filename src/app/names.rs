@@ -120,7 +120,12 @@ fn is_exposed(
         let exposed = snapshot.is_exposed_by_default(host);
         exposed || !is_received || snapshot.is_exported(host, port.unwrap_or_default())
     };
-    !snapshot.is_cluster_local(host) && (to.any(admits) || (is_silent() && is_exported()))
+    let by_link = || {
+        let mut linked = snapshot.clusters_by_link(host);
+        linked.any(|own| cluster.is_none_or(|cluster| own == cluster))
+    };
+    !snapshot.is_cluster_local(host)
+        && (to.any(admits) || by_link() || (is_silent() && is_exported()))
 }
 
 /// Returns the remedy for an alias whose service is not exposed to a cluster.

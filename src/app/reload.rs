@@ -11,25 +11,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use arc_swap::ArcSwap;
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source};
-use crate::datapath::DataPath;
-use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
-use crate::status::{ReloadSource, Status};
+use crate::status::ReloadSource;
 use crate::telemetry::LogHandle;
 use crate::tls::{self, IdentityMaterial, PeerTrust};
 use crate::watch::FileWatcher;
 use crate::xds::{self, objects::object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
-use super::App;
 use super::certificates::SharedCertificates;
 use super::inputs::{self, Report};
-use super::listeners::Listeners;
 use super::mesh_files::{Joined, MeshFiles};
+use super::state::App;
 use super::{traffic, trust};
 
 /// Fingerprints of the files when they were last read. They are taken before the reading, so that
@@ -49,11 +45,7 @@ pub(super) struct InitialState {
 /// thread, because a mount that hangs blocks it.
 pub(super) struct Reloader {
     source: Source,
-    config: Arc<ArcSwap<Config>>,
-    gateway: Arc<DataPath>,
-    status: Arc<Status>,
-    publisher: Arc<Publisher>,
-    listeners: Arc<Listeners>,
+    app: App,
     log: LogHandle,
     certificates: SharedCertificates,
     seen: Fingerprints,
@@ -86,11 +78,7 @@ impl Reloader {
         }
         let mut reloader = Self {
             source,
-            config: Arc::clone(&app.config),
-            gateway: Arc::clone(&app.gateway),
-            status: Arc::clone(&app.status),
-            publisher: Arc::clone(&app.publisher),
-            listeners: Arc::clone(&app.listeners),
+            app: app.clone(),
             log,
             certificates,
             seen: read.seen,
@@ -133,7 +121,7 @@ impl Reloader {
 
     /// Returns all files whose changes matter.
     fn files(&self) -> Vec<PathBuf> {
-        let config = self.config.load();
+        let config = self.app.config.load();
         let in_force = ReloadSource::ALL
             .iter()
             .flat_map(|&what| files(&config, what));
@@ -157,7 +145,7 @@ impl Reloader {
         if changed.is_empty() {
             return false;
         }
-        let config = self.config.load_full();
+        let config = self.app.config.load_full();
         let has_changed = |what| {
             let mut own = self::files(&config, what).into_iter();
             own.any(|file| changed.contains(&file))
@@ -190,8 +178,8 @@ impl Reloader {
     fn record_success(&mut self, what: ReloadSource) {
         info!(what = what.label(), "reloaded");
         self.failed.remove(&what);
-        self.gateway.metrics.reload(what, true);
-        self.status.set_reload(what, Ok(()));
+        self.app.gateway.metrics.reload(what, true);
+        self.app.status.set_reload(what, Ok(()));
     }
 
     /// Reports a failure, unless it repeats the last one and `is_news` is false.
@@ -203,8 +191,8 @@ impl Reloader {
             what = what.label(), %error,
             "cannot apply changed file; the previous state stays in use"
         );
-        self.gateway.metrics.reload(what, false);
-        self.status.set_reload(what, Err(error.clone()));
+        self.app.gateway.metrics.reload(what, false);
+        self.app.status.set_reload(what, Err(error.clone()));
         self.failed.insert(what, error);
     }
 
@@ -215,8 +203,8 @@ impl Reloader {
             return;
         }
         error!(what = what.label(), error = %left, "file applied in part");
-        self.gateway.metrics.reload(what, false);
-        self.status.set_partial_reload(what, left.clone());
+        self.app.gateway.metrics.reload(what, false);
+        self.app.status.set_partial_reload(what, left.clone());
         match what {
             ReloadSource::Objects => self.failed.remove(&what),
             _ => self.failed.insert(what, left),
@@ -248,7 +236,7 @@ impl Reloader {
     }
 
     fn reload_config(&mut self) -> anyhow::Result<Vec<String>> {
-        let old = self.config.load_full();
+        let old = self.app.config.load_full();
         self.files_of_rejected = named_files(&self.source.examine());
         for (file, print) in fingerprints(&self.files_of_rejected) {
             self.seen.entry(file).or_insert(print);
@@ -282,14 +270,14 @@ impl Reloader {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
         }
-        self.gateway.metrics.set_access_mode(new.log.access);
+        self.app.gateway.metrics.set_access_mode(new.log.access);
         let set = trust::set(&new, &trust);
         certificates.replace_trust(trust, served);
         drop(certificates);
         // Before the snapshot update, whose generation causes open tunnels to be evaluated with
         // them.
-        let listeners = self.listeners.update_in_place(&new);
-        self.publisher.update(Change {
+        let listeners = self.app.listeners.update_in_place(&new);
+        self.app.publisher.update(Change {
             direct: Some(new.listeners.iter().any(Listener::is_tls)),
             listeners,
             trust: Some(set),
@@ -301,14 +289,14 @@ impl Reloader {
             ..self.change(&new, joined)
         });
         // After the snapshot update, which contains the targets of a new listener.
-        let mut left = self.listeners.apply(&new);
+        let mut left = self.app.listeners.apply(&new);
         let file = new.file.display();
         let keys = restart_only.unwrap_or_default().into_iter();
         left.extend(keys.map(|key| {
             format!("{file}: `{key}` needs a restart; the value of the start stays in use")
         }));
         self.mesh_files = mesh_files;
-        self.config.store(Arc::new(new));
+        self.app.config.store(Arc::new(new));
         self.files_of_rejected.clear();
         self.warn(report.warnings);
         self.record_skipped_objects(report.skipped_objects);
@@ -316,7 +304,7 @@ impl Reloader {
     }
 
     fn reload_mesh(&mut self) -> anyhow::Result<()> {
-        let config = self.config.load_full();
+        let config = self.app.config.load_full();
         let Discovery::File { path } = config.discovery.clone() else {
             return Ok(());
         };
@@ -335,7 +323,7 @@ impl Reloader {
     }
 
     fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
-        let config = self.config.load_full();
+        let config = self.app.config.load_full();
         let (objects, findings) = xds::objects::load(&config.exposure.files)?;
         let mesh_files = MeshFiles {
             objects,
@@ -351,7 +339,7 @@ impl Reloader {
     fn apply(&mut self, config: &Config, mesh_files: MeshFiles, mut warnings: Vec<String>) {
         let joined = mesh_files.join(config);
         warnings.extend(joined.warnings.iter().cloned());
-        self.publisher.update(Change {
+        self.app.publisher.update(Change {
             policies: match config.discovery {
                 Discovery::File { .. } => Some(mesh_files.policies.clone()),
                 Discovery::Istio { .. } | Discovery::Envoy { .. } => None,
@@ -365,7 +353,7 @@ impl Reloader {
     /// Returns the change of the snapshot for the joined files, and publishes their conflicts in
     /// the status. A control plane provides the mesh itself.
     fn change(&self, config: &Config, joined: Joined) -> Change {
-        self.status.set_conflicts(joined.conflicts);
+        self.app.status.set_conflicts(joined.conflicts);
         let network = config.gateway.network.as_str();
         Change {
             mesh: match config.discovery {
@@ -388,7 +376,7 @@ impl Reloader {
     }
 
     fn reload_certificates(&self) -> anyhow::Result<()> {
-        let config = self.config.load();
+        let config = self.app.config.load();
         let trust = PeerTrust::load(&config.trust)?;
         let set = trust::set(&config, &trust);
         match &config.identity {
@@ -406,8 +394,8 @@ impl Reloader {
             }
         }
         // Files of issuers define clusters; few changes of certificates affect them.
-        if *self.gateway.reader.load().trust != set {
-            self.publisher.update(Change {
+        if *self.app.gateway.reader.load().trust != set {
+            self.app.publisher.update(Change {
                 trust: Some(set),
                 ..Change::default()
             });
@@ -427,6 +415,8 @@ fn without_restart_only(old: &Config, new: Config) -> Config {
         names: new.names,
         policy: new.policy,
         traffic: new.traffic,
+        networks: new.networks,
+        bindings: new.bindings,
         log: Log {
             level: new.log.level,
             access: new.log.access,

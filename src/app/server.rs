@@ -1,5 +1,6 @@
 //! Threads and HTTP servers beside the data path, and the sources of the admin pages.
 
+use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
@@ -13,22 +14,31 @@ use crate::admin::{self, AdminState, DescriptorUsage, HOLDERS_SHOWN, IssuerRow, 
 use crate::config::Config;
 use crate::datapath::{DataPath, accept};
 use crate::lifecycle::Lifecycle;
+use crate::responder;
+use crate::status::RemoteGatewayStatus;
 use crate::telemetry::LogHandle;
 
-use super::{App, explain};
+use super::explain;
+use super::state::App;
 
 /// The other listening sockets. All are bound before any is served, so that a failed start serves
 /// no tunnel.
 pub(super) struct Sockets {
     admin: TcpListener,
     metrics: Vec<TcpListener>,
+    dns: Vec<responder::Sockets>,
 }
 
 impl Sockets {
     pub(super) fn bind(config: &Config) -> anyhow::Result<Self> {
         let metrics = config.metrics.bind.iter();
         let metrics = metrics.map(|address| bind("metrics.bind", *address));
+        let dns = config.dns.listen.iter().map(|address| {
+            let sockets = accept::bind(*address).and_then(responder::Sockets::bind);
+            with_bind_context(sockets, "dns.listen", *address)
+        });
         Ok(Self {
+            dns: dns.collect::<Result<_, _>>()?,
             admin: bind("admin.bind", config.admin.bind)?,
             metrics: metrics.collect::<Result<_, _>>()?,
         })
@@ -36,7 +46,8 @@ impl Sockets {
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let others = [&self.admin].into_iter().chain(&self.metrics);
-        others.filter_map(|socket| socket.local_addr().ok())
+        let others = others.filter_map(|socket| socket.local_addr().ok());
+        others.chain(self.dns.iter().filter_map(|dns| dns.address().ok()))
     }
 
     pub(super) fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
@@ -57,10 +68,7 @@ impl Sockets {
             },
             holders: descriptor_usage(gateway),
             issuers: issuers(gateway),
-            remote_gateways: {
-                let pool = gateway.outer.clone();
-                Arc::new(move || pool.status())
-            },
+            remote_gateways: remote_gateways(gateway),
             explain: explain::for_gateway(gateway, &app.config),
             listeners: {
                 let listeners = Arc::clone(&app.listeners);
@@ -74,6 +82,10 @@ impl Sockets {
         for socket in self.metrics {
             let router = router.clone();
             spawn("strait-metrics", socket, router, Limits::PROBES, lifecycle)?;
+        }
+        if !self.dns.is_empty() {
+            let answers = responder::run(self.dns, Arc::clone(&app.config));
+            spawn_thread("strait-responder", answers)?;
         }
         Ok(())
     }
@@ -132,6 +144,32 @@ fn descriptor_usage(gateway: &Arc<DataPath>) -> Source<DescriptorUsage> {
                 .map(|(name, held)| (name.to_string(), *held))
                 .collect(),
         }
+    })
+}
+
+/// Returns the source of the gateways of other networks: those that tunnels have used, and those
+/// that the mesh and the configuration name besides.
+fn remote_gateways(gateway: &Arc<DataPath>) -> Source<Vec<RemoteGatewayStatus>> {
+    let gateway = Arc::clone(gateway);
+    Arc::new(move || {
+        let mut rows = gateway.outer.status();
+        let keys = rows.iter();
+        let used: HashSet<_> = keys
+            .map(|row| (row.address, Arc::clone(&row.network)))
+            .collect();
+        let snapshot = gateway.reader.snapshot();
+        let known = snapshot.remote_gateways();
+        let unused = known.filter(|(address, of)| {
+            let key = (*address, Arc::clone(&of.network));
+            !used.contains(&key)
+        });
+        rows.extend(
+            unused.map(|(address, of)| {
+                RemoteGatewayStatus::unused(address, &of.network, &of.cluster)
+            }),
+        );
+        rows.sort_by_key(|row| row.address);
+        rows
     })
 }
 

@@ -79,7 +79,8 @@ pub(super) fn networks(config: &Config) -> NetworkTable {
     });
     let domains = config.trust.domains.iter();
     let domains = domains.map(|domain| (&*domain.name, &*domain.cluster));
-    NetworkTable::from_iter(networks).with_domains(domains)
+    let table = NetworkTable::from_iter(networks).with_domains(domains);
+    table.with_bindings(!config.bindings.is_empty())
 }
 
 /// Returns warnings about entries for services and regions that the mesh file does not have.

@@ -2,25 +2,52 @@
 
 use std::collections::BTreeSet;
 
-use crate::config::{Config, ExposedService, Link};
+use crate::config::{Config, ExposedService, Link, parse_identity};
 use crate::snapshot::{Service, Snapshot};
 use crate::wire::Transit;
 
-/// Returns a warning for each grant that widens the reach of peers. Gateways of other networks
-/// authorize this gateway and not the peer.
+/// Returns a warning for each entry that widens the reach of peers. Gateways of other networks
+/// authorize this gateway and not the peer, unless they trust its `x-strait-source`.
 pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let entries = config.exposure.services.iter();
-    let granting = entries.filter(|entry| entry.transit > Transit::Off);
-    let findings = granting.flat_map(|entry| {
+    let findings = entries.flat_map(|entry| {
         let at = format!("{}:{}: warning", config.file.display(), entry.line);
-        let service = snapshot.service_by_name(&entry.service.host);
-        let unlinked = service.map(|service| unlinked(config, entry, service));
-        let what = of_every_cluster(entry).into_iter();
-        let what = what.chain(unlinked.into_iter().flatten());
+        let mut what = unlisted_gateways(config, entry);
+        if entry.transit > Transit::Off {
+            let service = snapshot.service_by_name(&entry.service.host);
+            what.extend(of_every_cluster(entry));
+            what.extend(
+                service
+                    .into_iter()
+                    .flat_map(|of| unlinked(config, entry, of)),
+            );
+        }
+        let what = what.into_iter();
         what.map(move |what| format!("{at}: {what}"))
-            .collect::<Vec<_>>()
     });
     findings.collect()
+}
+
+/// Returns a finding for each gateway of another network that the entry admits by its service
+/// account, and whose first peers are not evaluated.
+fn unlisted_gateways(config: &Config, entry: &ExposedService) -> Vec<String> {
+    let identities = config.networks.iter().flat_map(|of| &of.identities);
+    let unlisted = identities.filter(|identity| !config.trust.gateways.contains(identity));
+    let is_admitted = |identity: &&String| {
+        let account = parse_identity(identity).map(|[_, namespace, account]| (namespace, account));
+        let accounts = entry.to.iter().flat_map(|to| &to.service_accounts);
+        let mut accounts = accounts.map(|(namespace, account)| (&**namespace, &**account));
+        accounts.any(|admitted| Some(admitted) == account)
+    };
+    let admitted: BTreeSet<_> = unlisted.filter(is_admitted).collect();
+    let finding = |identity| {
+        format!(
+            "{} is exposed to the gateway {identity}, whatever peer is behind it; write the \
+             identity into `trust.gateways`, and its peers into `to`",
+            entry.service
+        )
+    };
+    admitted.into_iter().map(finding).collect()
 }
 
 /// Returns a finding if the entry admits peers of every cluster.
@@ -48,11 +75,8 @@ fn unlinked(config: &Config, entry: &ExposedService, service: &Service) -> Vec<S
     let from = entry.to.iter().filter_map(|to| to.cluster.as_deref());
     let pairs = from.flat_map(|from| clusters.iter().map(move |to| (from, *to)));
     let is_linked = |(from, to): &(&str, &str)| {
-        let link = Link {
-            from: (*from).to_owned(),
-            to: (*to).to_owned(),
-        };
-        to.is_empty() || from == to || links.contains(&link)
+        let is_its = |link: &Link| link.from == *from && link.to == *to;
+        to.is_empty() || *from == *to || links.iter().any(is_its)
     };
     let unlinked = pairs.filter(|pair| !is_linked(pair));
     let unlinked = unlinked.map(|(from, to)| {
@@ -84,7 +108,11 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
 "#;
 
     fn warnings(rest: &str) -> Vec<String> {
-        let (config, findings) = Config::parse(Path::new("c"), &format!("{CONFIG}{rest}"));
+        warnings_of(&format!("{CONFIG}{rest}"))
+    }
+
+    fn warnings_of(text: &str) -> Vec<String> {
+        let (config, findings) = Config::parse(Path::new("c"), text);
         let config = config.unwrap_or_else(|| panic!("{findings}"));
         let service = Service {
             namespace: "app".into(),
@@ -148,5 +176,31 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
                 ]
             );
         }
+    }
+
+    #[test]
+    fn a_gateway_that_is_admitted_without_the_peers_behind_it_is_a_warning() {
+        const IDENTITY: &str = "spiffe://north.local/ns/edge/sa/gateway";
+        let exposed = |account: &str, gateways: &str| {
+            let to = format!("{{cluster: west, service_accounts: [{account}]}}");
+            let text =
+                format!("{CONFIG}exposure: {{services: [{{service: echo.app, to: [{to}]}}]}}\n");
+            let text = text.replace(
+                "cluster: north, ",
+                &format!("cluster: north, identities: [\"{IDENTITY}\"], "),
+            );
+            let gateways = format!("trust: {{gateways: [{gateways}], domains");
+            warnings_of(&text.replace("trust: {domains", &gateways))
+        };
+        let none: [String; 0] = [];
+        assert_eq!(
+            exposed("edge/gateway", ""),
+            [format!(
+                "c:7: warning: echo.app is exposed to the gateway {IDENTITY}, whatever peer is \
+                 behind it; write the identity into `trust.gateways`, and its peers into `to`"
+            )]
+        );
+        assert_eq!(exposed("edge/gateway", &format!("\"{IDENTITY}\"")), none);
+        assert_eq!(exposed("shop/checkout", ""), none);
     }
 }

@@ -1,6 +1,7 @@
 //! Trust set of the snapshot, and warnings about trust in peers.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::config::{Config, Examined};
@@ -19,6 +20,10 @@ pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
         .with_gateways(trust.gateways.iter().map(String::as_str))
         .with_any_domain(trust.skip_validation)
         .with_issuers(loaded.clusters(), loaded.rejects_unknown)
+        .with_domain_issuers(loaded.domains.iter().filter_map(|domain| {
+            let issuers = domain.issuers.as_ref()?;
+            Some((&*domain.name, Arc::clone(issuers)))
+        }))
 }
 
 /// Returns a warning if the issuer of the gateway's certificate is not assigned to its cluster.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use axum::body::{Body, BodyDataStream, Bytes};
-use clap::Args;
+use clap::{Args, Subcommand};
 use http::{Method, Request, StatusCode};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -36,13 +36,37 @@ pub(super) struct Admin {
 }
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(super) struct StatusArgs {
+    #[command(subcommand)]
+    part: Option<StatusPart>,
     /// Service to show with its endpoints: a name or a hostname, alone or after NAMESPACE/, or
     /// another of its names; with or without a port.
     service: Option<String>,
     /// All services, or all endpoints of the service; without it the first 50.
     #[arg(long)]
     all: bool,
+    /// JSON instead of text.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    admin: Admin,
+}
+
+/// Part of the state with a page of its own.
+#[derive(Debug, Subcommand)]
+enum StatusPart {
+    /// Shows gateways of other networks and links between clusters: state, round trip time,
+    /// tunnels, ejections, certificate, last error.
+    ///
+    /// Exits 2 if the gateway does not answer.
+    #[command(after_help = "Examples:\n  strait status peers\n  \
+                            strait status peers --json | jq .gateways")]
+    Peers(PeersArgs),
+}
+
+#[derive(Debug, Args)]
+struct PeersArgs {
     /// JSON instead of text.
     #[arg(long)]
     json: bool,
@@ -58,7 +82,10 @@ pub(super) struct DumpArgs {
 
 /// Prints the status page. The exit code is the result of the readiness probe.
 pub(super) fn status(args: &StatusArgs) -> ExitCode {
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    if let Some(StatusPart::Peers(args)) = &args.part {
+        return peers(args);
+    }
+    let color = is_color_terminal();
     let query = [
         ("service", args.service.as_deref()),
         ("all", args.all.then_some("")),
@@ -78,6 +105,23 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
             _ => ExitCode::FAILURE,
         })
     })
+}
+
+/// Prints the page of gateways and links.
+fn peers(args: &PeersArgs) -> ExitCode {
+    let query = [
+        ("format", args.json.then_some("json")),
+        ("color", (is_color_terminal() && !args.json).then_some("")),
+    ];
+    run_admin_command(async {
+        let page = args.admin.request(Method::GET, "/peers", &query).await?;
+        page.print_success().await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn is_color_terminal() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
 pub(super) fn dump(args: &DumpArgs) -> ExitCode {

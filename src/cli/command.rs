@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{ask, check, drain, explain, proxy, schema, trust};
+use super::{ask, check, drain, explain, link, proxy, schema, trust};
 use crate::app;
 use crate::config::Source;
 use crate::tools::{certs, demo, load};
@@ -18,6 +18,7 @@ Examples:
   strait run -c strait.yaml     serve
   strait status                 state of the gateway, and why an endpoint is not used
   strait explain --help         outcome of a hypothetical tunnel, with reasons
+  strait link --help            configuration of both sides of a link
   strait load --help            measure it, or any other HBONE gateway";
 
 /// An east-west gateway data plane for multicluster service meshes.
@@ -64,6 +65,7 @@ enum Command {
     #[command(after_help = "Examples:\n  strait status\n  strait status --all\n  \
                             strait status echo.app.svc.cluster.local:80\n  \
                             strait status app/echo --json | jq .services.list\n  \
+                            strait status peers\n  \
                             kubectl exec -n istio-system deploy/eastwest -- /strait status")]
     Status(ask::StatusArgs),
     /// Prints the whole state of the running gateway, as a file that `istioctl ztunnel-config`
@@ -78,7 +80,9 @@ enum Command {
     /// Evacuates a part of the mesh from the running gateway, until `--undo` or a restart.
     #[command(subcommand)]
     Drain(drain::Command),
-    Explain(explain::Args),
+    Explain(Box<explain::Args>),
+    Link(Box<link::LinkArgs>),
+    Expose(Box<link::ExposeArgs>),
     /// Shows the issuers of the peers' certificates.
     #[command(subcommand)]
     Trust(trust::Command),
@@ -126,6 +130,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Certs(args) => certs::run(&args),
         Command::Schema(args) => schema::run(&args),
+        Command::Link(args) => link::link(&args),
+        Command::Expose(args) => link::expose(&args),
         Command::Status(args) => return ask::status(&args),
         Command::Dump(args) => return ask::dump(&args),
         Command::Drain(command) => return drain::run(&command),

@@ -13,6 +13,7 @@ mod check;
 mod command;
 mod drain;
 mod explain;
+mod link;
 mod proxy;
 mod schema;
 mod trust;

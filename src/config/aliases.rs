@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::define::{Hostname, NonEmpty, OneOrMore, Service, section};
-use super::listeners::Line;
+use super::line::Line;
 use super::names::HostPort;
 use crate::yaml::{Fields, Value};
 
@@ -46,6 +46,8 @@ section! {
         consumers: Option<Vec<String>> as Option<NonEmpty<String>> = default(None, "all");
         /// Region to which the endpoints are restricted.
         region: Option<String> = default(None, "every region");
+        /// Subset of the endpoints, by `exposure.services[].subsets` of the only service in `to`.
+        subset: Option<String> = default(None, "all endpoints");
         /// The line.
         line: Line = aside(|fields: &Fields<'_>| Line(fields.line()));
     }
@@ -68,6 +70,13 @@ fn check_alias(mut alias: Alias, value: Value<'_>) -> Option<Alias> {
     if let Some(twice) = alias.to.iter().find(|target| !hosts.insert(&target.host)) {
         let what = format!("has {} twice", twice.host);
         value.at(ALIAS, "to").error(what, "each service once");
+        return None;
+    }
+    if alias.subset.is_some() && alias.to.len() > 1 {
+        let what = "is of several services";
+        value
+            .at(ALIAS, "subset")
+            .error(what, "one service into `to`, or remove `subset`");
         return None;
     }
     let ports: BTreeSet<_> = alias.to.iter().map(|target| target.port).collect();
@@ -151,7 +160,7 @@ mod tests {
         assert_eq!(findings, "");
         let names = config.expect("a configuration").names;
         assert_eq!(names.suffixes, ["global", "mesh.internal"]);
-        let said: Vec<_> = names
+        let reported: Vec<_> = names
             .aliases
             .iter()
             .map(|alias| {
@@ -165,7 +174,7 @@ mod tests {
             ("bar.global", "bar.app", 16),
         ];
         let want = want.map(|(name, to, line)| (name.to_owned(), to.to_owned(), line));
-        assert_eq!(said, want);
+        assert_eq!(reported, want);
         assert_eq!(names.aliases[0].consumers, Some(vec!["west".to_owned()]));
         assert_eq!(names.aliases[0].region.as_deref(), Some("us-west-2"));
         assert_eq!(

@@ -12,7 +12,8 @@ section! {
     pub struct AutoExport at "exposure.auto[]", check(check) {
         /// Namespaces whose Services are exported. Other labels than `kubernetes.io/metadata.name`
         /// need the Namespace objects in the files.
-        namespaces: Option<Selector> = default(None, "every namespace");
+        namespaces: Option<Selector> = default(None, "every namespace")
+            unless json!({"required": ["services"]});
         /// Services that are exported.
         services: Option<Selector> = default(None, "every Service of `namespaces`");
         /// Services that are not exported in spite of the other keys.
@@ -28,7 +29,8 @@ section! {
     /// Keys of a selector.
     pub(super) struct SelectorKeys at "exposure.auto[] selector" {
         /// Labels with their values.
-        labels ["matchLabels"]: Vec<Requirement> as Labels = default(Vec::new(), "none");
+        labels ["matchLabels"]: Vec<Requirement> as Labels = default(Vec::new(), "none")
+            unless json!({"required": ["matchExpressions"]});
         /// Requirements of labels.
         expressions ["matchExpressions"]: Vec<Requirement> = default(Vec::new(), "none");
     }
@@ -42,7 +44,8 @@ section! {
         /// Comparison with `values`.
         operator: Operator = required("In");
         /// Values of the label, of `In` and `NotIn`.
-        values: Vec<String> as Vec<MaybeEmpty> = default(Vec::new(), "none");
+        values: Vec<String> as Vec<MaybeEmpty> = default(Vec::new(), "none")
+            unless json!({"properties": {"operator": {"enum": ["Exists", "DoesNotExist"]}}});
     }
 }
 
@@ -309,8 +312,8 @@ mod tests {
                 "has `values`, which its operator does not use",
             ),
         ] {
-            let said = read(text).unwrap_err();
-            assert!(said.contains(want), "{text}: {said}");
+            let reported = read(text).unwrap_err();
+            assert!(reported.contains(want), "{text}: {reported}");
         }
     }
 }

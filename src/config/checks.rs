@@ -28,7 +28,7 @@ pub(super) struct Sections {
 impl Sections {
     /// Reads the sections, without their findings: the reader of the configuration reports them.
     pub(super) fn read(document: &Document) -> Self {
-        let report = Report::of(document);
+        let report = document.report();
         let root = Value::of_document(document, &report);
         Self {
             gateway: section::<Gateway>(root, "gateway"),
@@ -49,6 +49,7 @@ impl Sections {
         self.clusters(root);
         self.aliases(root);
         self.own_links(root);
+        self.own_bindings(root);
         self.policies(root);
         self.localities(root);
         overlaps(root, report);
@@ -62,13 +63,25 @@ impl Sections {
         };
         let audiences = root.find("exposure.services[].to[].cluster");
         let consumers = root.find("names.aliases[].consumers[]");
-        for value in audiences.into_iter().chain(consumers) {
+        let named = audiences.into_iter().chain(consumers);
+        for value in named.chain(bound_clusters(root)) {
             let Some(cluster) = value.word().filter(|cluster| !clusters.contains(*cluster)) else {
                 continue;
             };
             let known: Vec<_> = clusters.iter().map(|name| format!("`{name}`")).collect();
             let what = format!("is `{cluster}`, which is not a cluster of `trust`");
             value.error(what, format!("one of {}", known.join(", ")));
+        }
+    }
+
+    /// Reports bindings to this cluster, whose services are reached without a gateway.
+    fn own_bindings(&self, root: Value<'_>) {
+        let own = self.gateway.as_ref().map(|gateway| &*gateway.cluster);
+        for value in bound_clusters(root) {
+            if let Some(own) = own.filter(|own| value.word() == Some(own)) {
+                let what = format!("is `{own}`, the cluster of this gateway");
+                value.error(what, "another cluster");
+            }
         }
     }
 
@@ -79,6 +92,18 @@ impl Sections {
         };
         for (alias, value) in names.aliases.iter().zip(root.find("names.aliases[]")) {
             let name = &alias.name;
+            let is_target = |host: &String| alias.to.iter().any(|target| target.host == *host);
+            let of_target = exposure.services.iter();
+            let mut of_target = of_target.filter(|one| is_target(&one.service.host));
+            if let Some(subset) = &alias.subset
+                && !of_target.any(|exposed| exposed.subset(subset).is_some())
+            {
+                let what = format!("has the subset `{subset}`, which no exposed service defines");
+                value.error(
+                    what,
+                    "the name of one of `exposure.services[].subsets` of its service",
+                );
+            }
             for exposed in &exposure.services {
                 let line = exposed.line;
                 if exposed.service.host == name.host {
@@ -104,7 +129,7 @@ impl Sections {
         let own = &gateway.cluster;
         let clusters = self.trust.as_ref().and_then(Trust::cluster_names);
         let clusters: Option<&BTreeSet<String>> = clusters.as_ref();
-        for (Link { from, to }, value) in links.iter().zip(root.find("links[]")) {
+        for (Link { from, to, .. }, value) in links.iter().zip(root.find("links[]")) {
             let is_unknown = clusters.is_some_and(|clusters| !clusters.contains(from));
             if to == own && from != to && is_unknown {
                 let what = format!("is from `{from}`, which is not a cluster of `trust`");
@@ -157,6 +182,12 @@ impl Sections {
     }
 }
 
+/// Returns the clusters of all bindings.
+fn bound_clusters(root: Value<'_>) -> impl Iterator<Item = Value<'_>> {
+    let lists = root.find("bindings[].cluster[]");
+    root.find("bindings[].cluster").into_iter().chain(lists)
+}
+
 fn section<T: Type>(root: Value<'_>, key: &'static str) -> Option<T::Out> {
     root.find(key).into_iter().next().and_then(T::read)
 }
@@ -188,15 +219,21 @@ fn overlaps(root: Value<'_>, report: &Report) {
         let bind = listener.child("listeners[]", "bind").and_then(address);
         all.extend(bind.map(|(bind, line)| (format!("listener `{name}`"), bind, line)));
     }
+    for binding in root.find("bindings[]") {
+        let service = binding.peek("service").unwrap_or("?");
+        let bind = binding.child("bindings[]", "listen").and_then(address);
+        all.extend(bind.map(|(bind, line)| (format!("`bindings[]` {service}"), bind, line)));
+    }
     for (path, several, default) in [
-        ("admin.bind", "admin.bind[]", ADMIN),
-        ("metrics.bind", "metrics.bind[]", METRICS),
-        ("readiness.bind", "readiness.bind[]", READINESS),
+        ("admin.bind", "admin.bind[]", Some(ADMIN)),
+        ("metrics.bind", "metrics.bind[]", Some(METRICS)),
+        ("readiness.bind", "readiness.bind[]", Some(READINESS)),
+        ("dns.listen", "dns.listen[]", None),
     ] {
         let given = root.find(path).into_iter().chain(root.find(several));
         let mut binds: Vec<_> = given.filter_map(address).collect();
         if binds.is_empty() {
-            binds.push((default, None));
+            binds.extend(default.map(|default| (default, None)));
         }
         all.extend(
             binds
@@ -267,7 +304,7 @@ mod tests {
             let addresses = config.map(|config| config.metrics.bind);
             (addresses.unwrap_or_default().len(), findings.to_string())
         };
-        for (bind, count, said) in [
+        for (bind, count, reported) in [
             ("\"[::]:1\"", 1, ""),
             ("[\"[::]:1\", \"127.0.0.1:2\"]", 2, ""),
             ("[]", 0, "`metrics.bind` is empty; write at least one"),
@@ -281,7 +318,7 @@ mod tests {
             let (addresses, findings) = metrics(bind);
             assert_eq!(addresses, count, "{bind}: {findings}");
             assert!(
-                findings.contains(said) && findings.is_empty() == said.is_empty(),
+                findings.contains(reported) && findings.is_empty() == reported.is_empty(),
                 "{findings}"
             );
         }

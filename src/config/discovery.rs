@@ -207,6 +207,8 @@ impl Type for Discovery {
         let mut envoy = EnvoyKeys::keys();
         for key in envoy.iter_mut().filter(|key| key.name == "roots") {
             key.absent = Absent::Otherwise("required, except with `tls: off`");
+            let is_off = json!({"properties": {"tls": {"const": "off"}}, "required": ["tls"]});
+            key.unless = Some(is_off);
         }
         Shape::Kinds(vec![
             ("file", FileKeys::keys()),
@@ -359,24 +361,26 @@ listeners: [{name: a, bind: \"127.0.0.1:15008\"}]
 exposure: {default: all}
 ";
 
-    /// The configuration with these keys of `discovery`, and what is said of them.
+    /// The configuration with these keys of `discovery`, and the findings about them.
     fn envoy(keys: &str) -> (Option<Discovery>, String) {
         let text = format!("discovery: {{kind: envoy, {keys}}}{BASE}");
         let (config, findings) = Config::parse(Path::new("x.yaml"), &text);
-        let said = findings.0.iter().map(ToString::to_string);
-        let said: Vec<_> = said.filter(|one| one.starts_with("x.yaml:1:")).collect();
-        (config.map(|config| config.discovery), said.join("\n"))
+        let reported = findings.0.iter().map(ToString::to_string);
+        let reported: Vec<_> = reported
+            .filter(|one| one.starts_with("x.yaml:1:"))
+            .collect();
+        (config.map(|config| config.discovery), reported.join("\n"))
     }
 
     #[test]
     fn a_control_plane_of_envoys_may_name_clusters_and_our_node() {
-        let (read, said) = envoy(
+        let (read, reported) = envoy(
             "address: \"xds:18000\", roots: SYSTEM, token: Cargo.toml, san: a.b, \
              headers: {x-a: b}, cache: state, node: {id: gw, cluster: edge}, \
              clusters: [{cluster: a, service: \"Echo.app:80\"}, \
              {cluster: b, service: \"echo.app:81\"}]",
         );
-        assert_eq!(said, "");
+        assert_eq!(reported, "");
         let Some(Discovery::Envoy {
             plane,
             cache,
@@ -397,8 +401,8 @@ exposure: {default: all}
         );
         let want = HostPort::parse("echo.app:80").expect("a service");
         assert_eq!((&*clusters[0].cluster, &clusters[0].service), ("a", &want));
-        let (read, said) = envoy("address: \"xds:1\", roots: SYSTEM, tls: on");
-        assert_eq!(said, "");
+        let (read, reported) = envoy("address: \"xds:1\", roots: SYSTEM, tls: on");
+        assert_eq!(reported, "");
         let Some(Discovery::Envoy { node, clusters, .. }) = read else {
             panic!("another kind");
         };
@@ -407,20 +411,20 @@ exposure: {default: all}
 
     #[test]
     fn plaintext_is_one_word_with_a_warning() {
-        let (read, said) = envoy("address: \"127.0.0.1:1\", tls: off");
+        let (read, reported) = envoy("address: \"127.0.0.1:1\", tls: off");
         let Some(Discovery::Envoy { plane, .. }) = read else {
             panic!("another kind");
         };
         assert_eq!(plane.roots, Roots::Plaintext);
         assert!(
-            said.contains(":1: warning: `discovery.tls` is `off`"),
-            "{said}"
+            reported.contains(":1: warning: `discovery.tls` is `off`"),
+            "{reported}"
         );
         for key in ["roots: SYSTEM", "token: Cargo.toml", "san: a.b"] {
-            let (read, said) = envoy(&format!("address: \"127.0.0.1:1\", tls: off, {key}"));
+            let (read, reported) = envoy(&format!("address: \"127.0.0.1:1\", tls: off, {key}"));
             let name = key.split(':').next().expect("a key");
             let want = format!("error: `discovery.{name}` has no use with `tls: off`; write ");
-            assert!(read.is_none() && said.contains(&want), "{said}");
+            assert!(read.is_none() && reported.contains(&want), "{reported}");
         }
     }
 
@@ -496,13 +500,16 @@ exposure: {default: all}
                 "has the service `b:1` twice; write one cluster for each port",
             ),
         ] {
-            let (read, said) = envoy(&format!("address: \"xds:1\", {keys}"));
-            assert!(read.is_none() && said.contains(want), "{keys}: {said}");
+            let (read, reported) = envoy(&format!("address: \"xds:1\", {keys}"));
+            assert!(
+                read.is_none() && reported.contains(want),
+                "{keys}: {reported}"
+            );
         }
-        let (read, said) = envoy("address: xds, roots: SYSTEM");
+        let (read, reported) = envoy("address: xds, roots: SYSTEM");
         assert!(
-            read.is_none() && said.contains("`discovery.address` is `xds`"),
-            "{said}"
+            read.is_none() && reported.contains("`discovery.address` is `xds`"),
+            "{reported}"
         );
     }
 }

@@ -2,10 +2,17 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
 
 use super::auto::AutoExport;
-use super::define::{Account, ExistingPath, NonEmpty, Segment, Service, section, words};
+use super::define::{
+    Account, ConnectTime, ExistingPath, NonEmpty, Positive, Segment, Service, TunnelTime, section,
+    words,
+};
 use super::names::HostPort;
+use super::subsets::{self, ServiceSubset};
 use crate::wire::Transit;
 use crate::wire::sni::RouteBy;
 use crate::yaml::{Fields, Value};
@@ -25,7 +32,8 @@ section! {
         /// Files of Kubernetes objects, and directories, of which every `.yaml`, `.yml` and `.json`
         /// is read. The objects export services or keep them in this cluster. With
         /// `discovery.kind: file` they also define services and endpoints.
-        files: Vec<PathBuf> as Vec<ExistingPath> = default(Vec::new());
+        files: Vec<PathBuf> as Vec<ExistingPath> = default(Vec::new())
+            unless json!({"not": {"required": ["auto"]}});
         /// Rules by which Services of these files are exported, besides those that export
         /// themselves.
         auto: Vec<AutoExport> = default(Vec::new());
@@ -69,8 +77,31 @@ section! {
         /// other networks authorize this gateway, and not the peer. With `failover`, tunnels that
         /// came through another gateway stay in this network.
         transit: Transit = default(Transit::Off);
+        /// Limits of the tunnels that the entry admits. Peers cannot widen them. If several entries
+        /// admit a tunnel, those of each apply. Tunnels through `listeners[].routes` have none.
+        limits: ServiceLimits = nested();
+        /// Subsets of the endpoints, which server names `outbound_.PORT_.SUBSET_.HOST` and
+        /// `names.aliases[].subset` select. They belong to the service, whatever the entry.
+        subsets: Vec<ServiceSubset> = default(Vec::new());
         /// The line of the entry, for findings that need the mesh.
         line: u64 = aside(Fields::line);
+    }
+}
+
+section! {
+    /// Limits of tunnels. Open tunnels follow changes.
+    pub struct ServiceLimits at "exposure.services[].limits" or default, derive(Copy, Eq) {
+        /// Number of concurrent tunnels through this gateway. Further ones are rejected with
+        /// `tunnel_limit`. A lower number ends no open tunnel.
+        tunnels: Option<u32> as Option<Positive> = default(None, "no limit");
+        /// Time to find an endpoint and to connect to it. The tunnel is rejected with
+        /// `connect_timeout` after that.
+        connect_timeout: Option<Duration> as Option<ConnectTime> = default(None, "10s");
+        /// Time without a byte in either direction, after which the tunnel is reset with
+        /// `idle_timeout`, at most a quarter of it later.
+        idle_timeout: Option<Duration> as Option<TunnelTime> = default(None, "no limit");
+        /// Time after which an open tunnel is reset with `max_duration`.
+        max_duration: Option<Duration> as Option<TunnelTime> = default(None, "no limit");
     }
 }
 
@@ -79,7 +110,9 @@ section! {
     pub struct Audience at "exposure.services[].to[]" or default, check(check_audience) {
         /// Every peer of the trust set and, on TLS listeners, every client. No other key is given
         /// then.
-        anyone: bool = default(false);
+        anyone: bool = default(false)
+            unless json!({"anyOf": [{"required": ["cluster"]}, {"required": ["namespaces"]},
+                {"required": ["service_accounts"]}]});
         /// Peers of this cluster, which `trust` names.
         cluster: Option<String> = default(None, "every cluster");
         /// Peers of these namespaces.
@@ -152,9 +185,61 @@ type Entry<'a> = (ExposedService, Value<'a>);
 
 fn compare(_: Value<'_>, entries: &[Entry<'_>]) {
     aliases_are_unambiguous(entries);
-    routing_is_unambiguous(entries);
-    names_are_shared(entries);
-    namespaces_are_unambiguous(entries);
+    subsets::are_unambiguous(entries.iter().map(|(exposed, value)| {
+        let items = value.at(ENTRY, "subsets").entries().collect();
+        (&*exposed.service.host, &*exposed.subsets, items)
+    }));
+    let mut seen: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
+    for (exposed, value) in entries {
+        let service = &exposed.service;
+        let earlier = seen.entry(&service.host).or_default();
+        let same_port = || {
+            earlier
+                .iter()
+                .filter(|other| other.service.overlaps(service))
+        };
+        // Tunnels to one port of a service are routed in one way for all peers.
+        if let Some(other) = same_port().find(|other| other.route_by != exposed.route_by) {
+            let what = format!(
+                "differs for `{service}` from the one on line {}",
+                other.line
+            );
+            let how = "the same `route_by`, or none, in both entries";
+            value.at(ENTRY, "route_by").error(what, how);
+        }
+        if let Some(other) = same_port().find(|other| have_other_names(other, exposed)) {
+            let what = format!(
+                "has other `names` for `{service}` than line {}, and a name admits only the peers \
+                 of its own entry",
+                other.line
+            );
+            let how = "the same `names` into both entries, or each name with its `consumers` into \
+                       `names.aliases`";
+            value.warning(what, how);
+        }
+        // No other namespace can have the hostname.
+        let first = earlier.iter().find(|other| other.namespace.is_some());
+        if let (Some(namespace), Some(first)) = (&exposed.namespace, first)
+            && first.namespace != exposed.namespace
+        {
+            let what = format!(
+                "has `namespace: {namespace}` for `{}`, and line {} has another one",
+                service.host, first.line
+            );
+            value.error(what, "the same `namespace` in both entries");
+        }
+        earlier.push(exposed);
+    }
+}
+
+/// Returns whether two entries of a service have different `names`. Each name opens the service to
+/// the peers of its own entry alone.
+fn have_other_names(one: &ExposedService, other: &ExposedService) -> bool {
+    let lacks = |one: &ExposedService, other: &ExposedService| {
+        let has = |name: &HostPort| other.names.iter().any(|own| own.overlaps(name));
+        !one.names.iter().all(has)
+    };
+    one.to != other.to && (lacks(one, other) || lacks(other, one))
 }
 
 /// A name must lead to one service: it is neither a service's own nor given to two.
@@ -202,77 +287,60 @@ fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
     }
 }
 
-/// Tunnels to one port of a service are routed in one way, whoever asks.
-fn routing_is_unambiguous(entries: &[Entry<'_>]) {
-    let mut seen: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
-    for (exposed, value) in entries {
-        let earlier = seen.entry(&exposed.service.host).or_default();
-        let other = earlier.iter().find(|other| {
-            other.route_by != exposed.route_by && other.service.overlaps(&exposed.service)
-        });
-        if let Some(other) = other {
-            let what = format!(
-                "differs for `{}` from the one on line {}",
-                exposed.service, other.line
-            );
-            value
-                .at(ENTRY, "route_by")
-                .error(what, "the same `route_by`, or none, in both entries");
-        }
-        earlier.push(exposed);
-    }
-}
-
-/// Warns of two entries of a service with different `names`: each name opens the service to the
-/// peers of its own entry alone, who are others than those of the other entry.
-fn names_are_shared(entries: &[Entry<'_>]) {
-    let mut seen: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
-    let lacks = |one: &ExposedService, other: &ExposedService| {
-        let has = |name: &HostPort| other.names.iter().any(|own| own.overlaps(name));
-        !one.names.iter().all(has)
-    };
-    for (exposed, value) in entries {
-        let earlier = seen.entry(&exposed.service.host).or_default();
-        let other = earlier.iter().find(|other| {
-            other.to != exposed.to
-                && other.service.overlaps(&exposed.service)
-                && (lacks(other, exposed) || lacks(exposed, other))
-        });
-        if let Some(other) = other {
-            let what = format!(
-                "has other `names` for `{}` than line {}, and a name admits only the peers of its \
-                 own entry",
-                exposed.service, other.line
-            );
-            let how = "the same `names` into both entries, or each name with its `consumers` into \
-                       `names.aliases`";
-            value.warning(what, how);
-        }
-        earlier.push(exposed);
-    }
-}
-
-/// A hostname is of one namespace: no other one can have it.
-fn namespaces_are_unambiguous(entries: &[Entry<'_>]) {
-    let mut seen: HashMap<&str, &ExposedService> = HashMap::new();
-    for (exposed, value) in entries {
-        let Some(namespace) = &exposed.namespace else {
-            continue;
-        };
-        let first = seen.entry(&exposed.service.host).or_insert(exposed);
-        if first.namespace.as_ref() != Some(namespace) {
-            let what = format!(
-                "has `namespace: {namespace}` for `{}`, and line {} has another one",
-                exposed.service.host, first.line
-            );
-            value.error(what, "the same `namespace` in both entries");
-        }
+impl ExposedService {
+    /// Returns a subset that this entry defines.
+    pub fn subset(&self, name: &str) -> Option<&ServiceSubset> {
+        self.subsets.iter().find(|subset| subset.name == name)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::with;
+    use super::super::tests::{GOOD, check, exposed, with};
+    use super::*;
+
+    #[test]
+    fn every_limit_is_read() {
+        let limits = "{tunnels: 9, connect_timeout: 2s, idle_timeout: 5m, max_duration: 1h}";
+        let entry = format!("{{service: a.b, to: [{{anyone: true}}], limits: {limits}}}");
+        let (config, findings) = check(&format!("{GOOD}exposure: {{services: [{entry}]}}"));
+        assert_eq!(findings, "");
+        let read = config.expect("a configuration").exposure.services[0].limits;
+        let time = |seconds| Some(Duration::from_secs(seconds));
+        let want = ServiceLimits {
+            tunnels: Some(9),
+            connect_timeout: time(2),
+            idle_timeout: time(300),
+            max_duration: time(3600),
+        };
+        assert_eq!(read, want);
+    }
+
+    #[test]
+    fn a_limit_is_a_number_or_a_time_within_its_bounds() {
+        let limited = |limits: &str| {
+            exposed(&format!(
+                "{{service: a.b, to: [{{cluster: west}}], limits: {limits}}}"
+            ))
+        };
+        for good in [
+            "{}",
+            "{tunnels: 1}",
+            "{connect_timeout: 10s, idle_timeout: 1s, max_duration: 365d}",
+        ] {
+            assert_eq!(limited(good), "", "{good}");
+        }
+        for (bad, want) in [
+            ("{tunnels: 0}", "a whole number from 1 to 4294967295"),
+            ("{connect_timeout: 11s}", "a duration from 1ms to 10s"),
+            ("{idle_timeout: 999ms}", "a duration from 1s to 365d"),
+            ("{max_duration: 366d}", "a duration from 1s to 365d"),
+            ("{idle: 1s}", "unknown key `idle`"),
+        ] {
+            let findings = limited(bad);
+            assert!(findings.contains(want), "{bad}: {findings}");
+        }
+    }
 
     #[test]
     fn a_hostname_has_one_namespace() {

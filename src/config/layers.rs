@@ -190,8 +190,8 @@ impl Printer<'_> {
         let limits = root.get("limits");
         if limits.is_none_or(|limits| limits.get("buffers").is_none()) {
             // No number that could be read back: it is determined at the start.
-            let said = "# limits.buffers: a quarter of the memory of this process";
-            self.line(said, DEFAULT_ORIGIN);
+            let reported = "# limits.buffers: a quarter of the memory of this process";
+            self.line(reported, DEFAULT_ORIGIN);
         }
     }
 
@@ -201,17 +201,17 @@ impl Printer<'_> {
             let _ = writeln!(self.text, "{name}:");
         }
         for (key, value) in keys {
-            let said = if key.is_empty() {
+            let reported = if key.is_empty() {
                 format!("{name}: {value}")
             } else {
                 format!("{:INDENT$}{key}: {value}", "")
             };
-            self.line(&said, DEFAULT_ORIGIN);
+            self.line(&reported, DEFAULT_ORIGIN);
         }
     }
 
-    fn line(&mut self, said: &str, by: &str) {
-        let _ = writeln!(self.text, "{said:<ORIGIN_COLUMN$}  # {by}");
+    fn line(&mut self, reported: &str, by: &str) {
+        let _ = writeln!(self.text, "{reported:<ORIGIN_COLUMN$}  # {by}");
     }
 
     /// Prints the entries of a map or list, each on lines of its own; `is_secret` hides values.
@@ -244,9 +244,9 @@ impl Printer<'_> {
         } else {
             value(self.document, node)
         };
-        let said = format!("{start} {value}");
+        let reported = format!("{start} {value}");
         let place = self.document.place_of(node);
-        self.line(&said, &place.to_string());
+        self.line(&reported, &place.to_string());
     }
 }
 

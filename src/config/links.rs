@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::define::section;
+use crate::wire::sni::SniPattern;
 use crate::yaml::Value;
 
 section! {
@@ -12,14 +13,18 @@ section! {
         from: String = required("west");
         /// Cluster whose gateways they may use.
         to: String = required("east");
+        /// Services that all these peers may reach, besides those that `exposure` opens to them:
+        /// a hostname, `*.NAME` for all below it at any depth, or `*`. One name of a family stands
+        /// for all. Services that only their namespace sees (`exportTo: ["."]`) are not among them.
+        exposes: Vec<SniPattern> = default(Vec::new());
     }
 }
 
 fn compare(_: Value<'_>, read: &[(Link, Value<'_>)]) {
     let mut seen = HashSet::new();
     for (link, item) in read {
-        let Link { from, to } = link;
-        if !seen.insert(link) {
+        let Link { from, to, .. } = link;
+        if !seen.insert((from, to)) {
             item.error(format!("has `{from}` to `{to}` twice"), "each link once");
         } else if from == to {
             let what = format!("links `{from}` to itself, which is implied");
@@ -33,7 +38,7 @@ mod tests {
     use crate::config::tests::with;
 
     #[test]
-    fn a_link_is_a_direction_between_two_clusters_and_said_once() {
+    fn a_link_is_a_direction_between_two_clusters_and_given_once() {
         for (links, want) in [
             ("[]", ""),
             ("[{from: west, to: east}, {from: east, to: west}]", ""),
@@ -61,6 +66,18 @@ mod tests {
             (
                 "[{from: a, to: b}, {from: a, to: b}]",
                 "11: error: `links[]` has `a` to `b` twice; write each link once",
+            ),
+            (
+                "[{from: a, to: b}, {from: a, to: b, exposes: [\"*\"]}]",
+                "11: error: `links[]` has `a` to `b` twice; write each link once",
+            ),
+            (
+                "[{from: a, to: b, exposes: [\"a*\"]}]",
+                "11: error: `links[].exposes[]` is `a*`, which ",
+            ),
+            (
+                "[{from: west, to: east, exposes: [\"*\", \"*.shop.global\", a.b]}]",
+                "",
             ),
             (
                 "[{from: a, to: a}]",

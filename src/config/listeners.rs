@@ -7,7 +7,9 @@ use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 
+use super::bindings::Binding;
 use super::define::{NonEmpty, ServicePort, Shape, Type, repeated, scalar, section, words};
+use super::line::Line;
 use super::names::HostPort;
 use crate::wire::Transit;
 use crate::wire::sni::{RouteBy, SniPattern};
@@ -48,6 +50,8 @@ pub enum ListenerProtocol {
     },
     /// TLS passthrough, routed by the server name of the ClientHello.
     Tls(TlsRouting),
+    /// Plain TCP of local clients, for the service of a binding.
+    Binding(Box<Binding>),
 }
 
 /// Routing of a TLS listener.
@@ -85,8 +89,10 @@ section! {
         route_by: Option<RouteBy> = default(None, "`authority`");
         /// Routing by Istio's names, of `protocol: tls`: `outbound_.PORT_._.HOST`, with one of
         /// Istio's protocols in ALPN. Only services that are exposed to `{anyone: true}` are
-        /// reached. Names of subsets are unknown.
-        routing: Option<Routing> = default(None, "`routes` are required with `protocol: tls`");
+        /// reached. Subsets are those of `exposure.services[].subsets`.
+        routing: Option<Routing> = default(None, "`routes` are required with `protocol: tls`")
+            unless json!({"anyOf": [{"required": ["routes"]},
+                {"properties": {"protocol": {"const": "hbone"}}}]});
         /// Routes by server name, of `protocol: tls`, instead of `routing`. The target is open to
         /// every client of this listener, whatever `exposure` contains.
         routes: Option<Vec<SniRoute>> = default(
@@ -131,18 +137,20 @@ section! {
     }
 }
 
-/// A line of the file. All are equal: an entry that has moved down has not changed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Line(pub u64);
-
-impl PartialEq for Line {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
 fn word<S: Serializer>(word: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(word)
+}
+
+impl From<&Binding> for Listener {
+    fn from(binding: &Binding) -> Self {
+        Self {
+            name: format!("binding {}", binding.service),
+            bind: binding.listen,
+            line: binding.line,
+            sources: binding.clients.clone(),
+            protocol: ListenerProtocol::Binding(Box::new(binding.clone())),
+        }
+    }
 }
 
 impl Listener {
@@ -159,10 +167,16 @@ impl Listener {
         matches!(self.protocol, ListenerProtocol::Tls(_))
     }
 
+    /// Returns whether the listener has HBONE peers.
+    pub fn is_hbone(&self) -> bool {
+        matches!(self.protocol, ListenerProtocol::Hbone { .. })
+    }
+
     /// Returns whether another version of the configuration means the same socket: the address and
     /// the protocol are the same. Where the kernel chooses the port, the name decides.
     pub fn is_same_socket(&self, other: &Self) -> bool {
-        let is_same = self.bind == other.bind && self.is_tls() == other.is_tls();
+        let protocol = |one: &Self| std::mem::discriminant(&one.protocol);
+        let is_same = self.bind == other.bind && protocol(self) == protocol(other);
         is_same && (self.bind.port() != 0 || self.name == other.name)
     }
 }
@@ -194,8 +208,7 @@ impl Type for Listener {
     }
 
     fn compare(_: Value<'_>, read: &[(Self, Value<'_>)]) {
-        let named = read.iter().map(|(one, item)| (one.name.as_str(), *item));
-        repeated(named);
+        repeated(read, |one| one.name.clone());
     }
 }
 
@@ -272,7 +285,7 @@ fn compare_routes(routes: &[SniRoute], is_open: bool, list: Value<'_>) {
             }
         }
     }
-    repeated(names.iter().map(|(name, item)| (name.as_str(), *item)));
+    repeated(&names, String::clone);
 }
 
 scalar! {
@@ -301,7 +314,7 @@ mod tests {
         instead("listeners:", &listener)
     }
 
-    /// Listeners, and what is said of each.
+    /// Listeners, and the findings about each.
     const WRONG: &[(&str, &str)] = &[
         (
             "protocol: tls",

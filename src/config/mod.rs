@@ -7,6 +7,7 @@
 
 mod aliases;
 mod auto;
+mod bindings;
 mod checks;
 mod define;
 mod discovery;
@@ -14,6 +15,7 @@ mod exposure;
 mod identity;
 mod layers;
 mod level;
+mod line;
 mod links;
 mod listeners;
 mod names;
@@ -21,6 +23,7 @@ mod networks;
 pub mod pod;
 pub mod reference;
 mod sections;
+mod subsets;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -29,25 +32,28 @@ mod trust;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::yaml::{Document, Fields, Findings, Place, Report, Value};
+use crate::yaml::{Document, Fields, Findings, Place, Value};
 
 pub use aliases::{Alias, Names, SUFFIXES};
 pub use auto::{AutoExport, Selector};
+pub use bindings::{Binding, Inner, Workloads};
 use checks::Sections;
 use define::{NewFile, NonEmpty, Workers, section};
 pub use discovery::{ControlPlane, Discovery, NamedCluster, NodeNames, Roots};
-pub use exposure::{Audience, DefaultExposure, ExposedService, Exposure};
+pub use exposure::{Audience, DefaultExposure, ExposedService, Exposure, ServiceLimits};
 pub use identity::{Identity, IdentityFiles, IstioCa, parse_identity, unix_socket};
 pub use layers::Source;
 pub use level::{Access, Directives};
+pub use line::Line;
 pub use links::Link;
-pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
+pub use listeners::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use networks::Network;
 pub use sections::{
     ADMIN, Admin, DRAIN_DEADLINE, DRAIN_LAG, Dial, Dns, Drain, Gateway, Limits, Locality,
     LocalityOrigin, Log, LogFormat, METRICS, Metrics, Policy, PolicyMode, READINESS, Readiness,
 };
+pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};
 pub use trust::{Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
 
@@ -95,7 +101,9 @@ section! {
         traffic: Vec<Traffic> = default(Vec::new());
         /// Gateways of other networks, besides those of the mesh.
         networks: Vec<Network> = default(Vec::new());
-        /// Resolution of hostnames.
+        /// Services of other clusters, for local clients.
+        bindings: Vec<Binding> = default(Vec::new());
+        /// Resolution of hostnames, and the responder for local clients.
         dns: Dns = nested();
         /// Addresses that may be dialled.
         dial: Dial = nested();
@@ -144,7 +152,7 @@ impl Examined {
     /// Reads and checks a document. There is a configuration exactly when no finding is an error,
     /// except for absent files of certificates, keys and tokens.
     fn of(document: &Document) -> Self {
-        let report = Report::of(document);
+        let report = document.report();
         let root = Value::of_document(document, &report);
         let fields = Fields::of_document(document, &report, "gateway: {cluster: east}");
         let config = fields.and_then(|mut fields| {
@@ -198,8 +206,15 @@ impl Config {
         }
     }
 
+    /// Returns the listeners of the data path: those for peers, then those of bindings.
+    pub fn all_listeners(&self) -> Vec<Listener> {
+        let bindings = self.bindings.iter().map(Listener::from);
+        self.listeners.iter().cloned().chain(bindings).collect()
+    }
+
     /// Returns the keys that `new` changes and that only a restart applies. Listeners, trust,
-    /// exposure, links, names, policy, traffic, networks, `log.level` and `log.access` apply live.
+    /// exposure, links, names, policy, traffic, networks, bindings, `log.level` and `log.access`
+    /// apply live.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),

@@ -7,14 +7,16 @@ use crate::yaml::{Fields, Value};
 
 section! {
     /// Another network and its gateways.
-    pub struct Network at "networks[]", check(check), compare(compare) {
+    pub struct Network at "networks[]", check(check),
+        compare(|_, read| repeated(read, |one| one.name.clone()))
+    {
         /// Network, as the mesh labels it.
         name: String = required("west");
         /// Cluster that the certificate of each gateway has to lead to, which `trust` names.
         cluster: Option<String> = default(
             None, "that of the mesh's record of a gateway, else any cluster of the trust set");
         /// Gateways, each with its HBONE port, besides those of the mesh. Hostnames are resolved,
-        /// and each address is one gateway.
+        /// and each address is a gateway.
         gateways: Vec<HostPort> as NonEmpty<Address> = default(
             Vec::new(), "those of the mesh");
         /// Identities of which each gateway has to have one.
@@ -36,10 +38,6 @@ fn check(network: Network, value: Value<'_>) -> Option<Network> {
         );
     }
     Some(network)
-}
-
-fn compare(_: Value<'_>, read: &[(Network, Value<'_>)]) {
-    repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
 }
 
 #[cfg(test)]

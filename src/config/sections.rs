@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde_json::json;
 
-use super::define::{DrainTime, MaybeEmpty, OneOrMore, Size, form, section, words};
+use super::define::{DrainTime, Hostname, MaybeEmpty, OneOrMore, Size, form, section, words};
 use super::level::{Access, Directives};
 use crate::yaml::Value;
 
@@ -106,14 +106,48 @@ words! {
 }
 
 section! {
-    /// Resolution of workloads that discovery knows by a hostname.
-    pub struct Dns at "dns" or default {
+    /// Resolution of workloads that discovery knows by a hostname, and a responder for the names
+    /// of bindings.
+    pub struct Dns at "dns" or default, check(check_dns) {
         /// DNS servers. An answer counts for its TTL, between 1 s and 5 min, and is refreshed at
         /// once if an address of it cannot be dialled. While lookups fail, the last good answer
         /// stays. At most 10,000 names and 64 addresses of each are kept. Names in requests of
         /// peers are never looked up.
         servers: Vec<SocketAddr> = default(Vec::new(), "those of `/etc/resolv.conf`");
+        /// Address, or several, at which this gateway answers queries for `bindings[].names` over
+        /// UDP and TCP, from every client that reaches it. TCP has at most 64 clients, each for at
+        /// most 30 s.
+        listen: Vec<SocketAddr> as OneOrMore<SocketAddr> = default(
+            Vec::new(), "no queries are answered");
+        /// Families of names, such as `*.global`. Of a family only the names of bindings exist, and
+        /// others are answered with NXDOMAIN. Queries for names outside are refused, so that a
+        /// resolver has to send only those of the families here.
+        families: Vec<String> as Vec<Family> = default(Vec::new());
+        /// Network of VIPs, which names of bindings have whose `listen` is a wildcard. The host has
+        /// to route it to itself. A VIP is derived from the name and stays the same.
+        vips: IpNet = default(VIPS);
     }
+}
+
+/// Default of `dns.vips`: reserved addresses, which Istio allocates VIPs from too.
+const VIPS: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(240, 0, 0, 0)), 4);
+
+/// Rejects networks in which names would soon share a VIP.
+fn check_dns(dns: Dns, value: Value<'_>) -> Option<Dns> {
+    let bits = dns.vips.max_prefix_len() - dns.vips.prefix_len();
+    if bits < 8 {
+        let what = format!("is {}, which has fewer than 256 addresses", dns.vips);
+        value.at("dns", "vips").error(what, "a larger network");
+        return None;
+    }
+    Some(dns)
+}
+
+form! {
+    /// A family of names.
+    Family => String, "`*.NAME`, such as `*.global`", "string",
+        |value, wanted| value.parsed(wanted, |text| Hostname::parse(text.strip_prefix("*.")?)),
+        |family| json!(format!("*.{family}"));
 }
 
 section! {

@@ -1,4 +1,4 @@
-//! Whole files: a situation in `strait.yaml` and what is said about it.
+//! Whole files: a situation in `strait.yaml` and the findings about it.
 
 use std::path::Path;
 
@@ -245,7 +245,7 @@ fn an_unknown_key_is_named_with_its_line() {
 }
 
 #[test]
-fn what_is_not_built_yet_is_told_from_what_is_unknown() {
+fn what_is_not_built_yet_is_distinguished_from_what_is_unknown() {
     let plan = "is not implemented yet; write the file without it";
     assert_eq!(with("tracing: []"), format!("11: error: `tracing` {plan}"));
     assert_eq!(
@@ -346,10 +346,10 @@ fn revocation_lists_are_strict_unless_they_say_otherwise() {
             "4: error: `trust.crl.on_stale` cannot be `never`",
         ),
     ] {
-        let said = crl(keys);
+        let reported = crl(keys);
         assert!(
-            said.starts_with(want) && said.is_empty() == want.is_empty(),
-            "{said}"
+            reported.starts_with(want) && reported.is_empty() == want.is_empty(),
+            "{reported}"
         );
     }
     let skip = |keys: &str| instead("  domains:", &format!("{keys}\n  domains:"));

@@ -8,7 +8,9 @@ use crate::yaml::{Fields, Value};
 
 section! {
     /// Preferred endpoints of one service, or of every one.
-    pub struct Traffic at "traffic[]", check(check), compare(compare) {
+    pub struct Traffic at "traffic[]", check(check),
+        compare(|_, read| repeated(read, service_name))
+    {
         /// Hostname of the service, or `*` for every service. Each key is taken from the entry of
         /// the service, else from discovery, else from the entry of `*`.
         service: Option<String> as AnyService = required("echo.app.svc.cluster.local");
@@ -48,7 +50,9 @@ words! {
 
 section! {
     /// The weight of a region.
-    pub struct RegionWeight at "traffic[].regions[]", compare(compare_regions) {
+    pub struct RegionWeight at "traffic[].regions[]",
+        compare(|_, read| repeated(read, |one| one.region.to_string()))
+    {
         /// Region: `REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`. The longest
         /// match counts.
         region: RegionPattern = required("us-west-2/*");
@@ -74,18 +78,8 @@ fn check(traffic: Traffic, value: Value<'_>) -> Option<Traffic> {
     Some(traffic)
 }
 
-fn compare(_: Value<'_>, read: &[(Traffic, Value<'_>)]) {
-    let name = |entry: &Traffic| entry.service.clone().unwrap_or_else(|| "*".to_owned());
-    let named: Vec<_> = read.iter().map(|(one, item)| (name(one), *item)).collect();
-    repeated(named.iter().map(|(name, item)| (&**name, *item)));
-}
-
-fn compare_regions(_: Value<'_>, read: &[(RegionWeight, Value<'_>)]) {
-    let named = read
-        .iter()
-        .map(|(one, item)| (one.region.to_string(), *item));
-    let named: Vec<_> = named.collect();
-    repeated(named.iter().map(|(name, item)| (&**name, *item)));
+fn service_name(entry: &Traffic) -> String {
+    entry.service.clone().unwrap_or_else(|| "*".to_owned())
 }
 
 form! {
@@ -113,7 +107,7 @@ mod tests {
 
     const LOCATED: &str = "gateway: {cluster: east, locality: {region: us-west-2, zone: a}}";
 
-    fn said(entries: &str) -> String {
+    fn reported(entries: &str) -> String {
         with(&format!("traffic: {entries}"))
     }
 
@@ -178,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_told_with_what_to_write() {
+    fn a_mistake_is_reported_with_what_to_write() {
         let percent = "write a whole percentage from 0% to 100%, such as `70%`";
         let region = "write `REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`";
         let name = "write the hostname of a service without port, or `*` for every service";
@@ -260,15 +254,18 @@ mod tests {
             ),
         ] {
             let want = format!("11: error: {want}");
-            assert_eq!(said(&format!("[{entry}]")), want, "{entry}");
+            assert_eq!(reported(&format!("[{entry}]")), want, "{entry}");
         }
-        assert_eq!(said("{}"), "11: error: `traffic` is a map; write a list");
+        assert_eq!(
+            reported("{}"),
+            "11: error: `traffic` is a map; write a list"
+        );
     }
 
     #[test]
     fn what_may_not_be_meant_is_a_warning() {
         assert_eq!(
-            said("[{service: a, regions: [{region: us, weight: 0}]}]"),
+            reported("[{service: a, regions: [{region: us, weight: 0}]}]"),
             "11: warning: `traffic[].regions` has weights that sum to 0: these regions are \
              evacuated, the others serve as if there were no weights; write a weight above 0 once \
              they are to serve again"
@@ -279,7 +276,7 @@ mod tests {
             ("network", false),
             ("any", false),
         ] {
-            let findings = said(&format!("[{{service: a, distribution: {word}}}]"));
+            let findings = reported(&format!("[{{service: a, distribution: {word}}}]"));
             assert_eq!(
                 findings.contains("`gateway.locality` is not set"),
                 warns,

@@ -17,11 +17,14 @@ section! {
         /// Trust domains whose peers may connect. Peers of other domains are rejected in the
         /// handshake.
         domains: Vec<TrustDomain> = default(
-            Vec::new(), "required, unless `skip_validation` is `true`");
+            Vec::new(), "required, unless `skip_validation` is `true`")
+            unless json!({"properties": {"skip_validation": {"const": true}},
+                "required": ["skip_validation"]});
         /// Clusters by the issuers of their peers' certificates. With this key the issuer alone
         /// determines the cluster of a peer, and not its trust domain.
         clusters: Vec<IssuerCluster> as NonEmpty<IssuerCluster> = default(
-            Vec::new(), "a trust domain stands for its cluster");
+            Vec::new(), "a trust domain stands for its cluster")
+            unless json!({"not": {"required": ["unknown_issuers"]}});
         /// Treatment of peers whose issuer is not in `trust.clusters`.
         unknown_issuers: UnknownIssuers = default(UnknownIssuers::Accept, "`accept`");
         /// Certificate revocation lists (RFC 5280) for the leaves and intermediates of peers.
@@ -37,15 +40,17 @@ section! {
         /// the requested service in this cluster are trusted too.
         waypoints: Vec<String> as Vec<WorkloadId> = default(Vec::new());
         /// Identities (`spiffe://…`) of the gateways of other networks that forward tunnels to this
-        /// one. Their `x-strait-source` is trusted, and they learn why a tunnel is rejected
-        /// (`x-strait-outcome`).
+        /// one. Their `x-strait-source` is trusted: the first peer of a tunnel has to be permitted
+        /// besides the gateway. They learn why a tunnel is rejected (`x-strait-outcome`).
         gateways: Vec<String> as Vec<WorkloadId> = default(Vec::new());
     }
 }
 
 section! {
     /// A trust domain whose peers may connect.
-    pub struct TrustDomain at "trust.domains[]", planned("aliases"), compare(compare_domains) {
+    pub struct TrustDomain at "trust.domains[]", planned("aliases"),
+        compare(|_, read| repeated(read, |one| one.name.clone()))
+    {
         /// Name of the trust domain. Patterns are not supported.
         name: String as DomainName = required("east.local");
         /// Cluster of the domain's peers in `exposure`, `links`, metrics and logs, unless
@@ -66,7 +71,9 @@ section! {
 
 section! {
     /// A cluster and the issuers of its peers' certificates.
-    pub struct IssuerCluster at "trust.clusters[]", compare(compare_clusters) {
+    pub struct IssuerCluster at "trust.clusters[]",
+        compare(|_, read| repeated(read, |one| one.name.clone()))
+    {
         /// Name of the cluster.
         name: String = required("west");
         /// Issuers: each the SHA-256 of a SubjectPublicKeyInfo, or a PEM file in which each
@@ -202,14 +209,6 @@ fn check_crl(crl: Crl, value: Value<'_>) -> Option<Crl> {
     files.iter().all(Option::is_some).then_some(crl)
 }
 
-fn compare_domains(_: Value<'_>, read: &[(TrustDomain, Value<'_>)]) {
-    repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
-}
-
-fn compare_clusters(_: Value<'_>, read: &[(IssuerCluster, Value<'_>)]) {
-    repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
-}
-
 scalar! {
     Issuer => Issuer, "64 hexadecimal digits, or the path of a PEM file", TEXT,
         |value, _| issuer(value), |issuer| json!(issuer.to_string());
@@ -293,9 +292,9 @@ mod tests {
                 "4: error: `trust.clusters[]` has `west` twice, first on line 4",
             ),
         ] {
-            let said = cluster(entry);
-            let is_wanted = said.starts_with(want) && said.is_empty() == want.is_empty();
-            assert!(is_wanted, "{entry}: {said}");
+            let reported = cluster(entry);
+            let is_wanted = reported.starts_with(want) && reported.is_empty() == want.is_empty();
+            assert!(is_wanted, "{entry}: {reported}");
         }
         let alone = with("  unknown_issuers: reject");
         let want = "4: error: `trust.unknown_issuers` applies to issuers outside";
@@ -319,8 +318,8 @@ mod tests {
                 "`trust.domains[].cluster` is `unknown`,",
             ),
         ] {
-            let (_, said) = check(&issuers.replacen(old, new, 1));
-            assert!(said.contains(want), "{said}");
+            let (_, reported) = check(&issuers.replacen(old, new, 1));
+            assert!(reported.contains(want), "{reported}");
             // Without issuers it is a name as any other.
             assert_eq!(instead(old, new), "");
         }
@@ -350,9 +349,9 @@ mod tests {
                 "write one of `north`",
             ),
         ] {
-            let (_, said) = file(more, cluster);
-            let is_wanted = said.contains(want) && said.is_empty() == want.is_empty();
-            assert!(is_wanted, "{more} {cluster}: {said}");
+            let (_, reported) = file(more, cluster);
+            let is_wanted = reported.contains(want) && reported.is_empty() == want.is_empty();
+            assert!(is_wanted, "{more} {cluster}: {reported}");
         }
         let (config, _) = file("\n  unknown_issuers: reject", "north");
         let trust = config.expect("a configuration").trust;
@@ -368,16 +367,16 @@ mod tests {
             let new = format!("{{name: west.local, cluster: west, issuers: {issuers}}}");
             check(&GOOD.replacen("{name: west.local, cluster: west}", &new, 1))
         };
-        let (config, said) = of(&format!("[{HASH}, Cargo.toml]"));
-        assert_eq!(said, "");
+        let (config, reported) = of(&format!("[{HASH}, Cargo.toml]"));
+        assert_eq!(reported, "");
         let mut trust = config.expect("a configuration").trust;
         let hash = SpkiHash::parse(HASH).expect("a hash");
         let issuers = trust.domains[1].issuers.as_ref().expect("issuers");
         assert_eq!(issuers[0], Issuer::Hash(hash));
         assert!(trust.files().any(|file| file.ends_with("Cargo.toml")));
         assert_eq!(trust.issuer_lists().count(), 1);
-        let (_, said) = of("[]");
+        let (_, reported) = of("[]");
         let want = "6: error: `trust.domains[].issuers` is empty; write at least one entry";
-        assert_eq!(said, want);
+        assert_eq!(reported, want);
     }
 }

@@ -160,15 +160,15 @@ fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Starts to listen. Accepted sockets inherit the options of this one, which saves six system
-/// calls for each. `is_passthrough` is true for a TLS listener.
+/// calls for each. `is_tunnel` is true for a listener whose connections are one tunnel each.
 ///
 /// # Errors
 /// Fails if the address is in use.
-pub fn listen(socket: Socket, is_passthrough: bool) -> io::Result<TcpListener> {
-    let keepalive = if is_passthrough {
+pub fn listen(socket: Socket, is_tunnel: bool) -> io::Result<TcpListener> {
+    let keepalive = if is_tunnel {
         // A tunnel that breaks in any way, including a crash of this process, ends by RST.
         socket.set_linger(Some(Duration::ZERO))?;
-        &PASSTHROUGH_KEEPALIVE
+        &TUNNEL_KEEPALIVE
     } else {
         &HBONE_KEEPALIVE
     };
@@ -348,9 +348,9 @@ const HBONE_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
     retries: 9,
 };
 
-/// Keepalive of TLS passthrough listeners, which have no PING. It detects a dead peer within a
-/// minute.
-const PASSTHROUGH_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
+/// Keepalive of TLS passthrough listeners and bindings, which have no PING. It detects a dead peer
+/// within a minute.
+const TUNNEL_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
     time: Duration::from_secs(30),
     interval: Duration::from_secs(10),
     retries: 3,

@@ -6,6 +6,9 @@
 //! endpoint may also be a waypoint. This stage therefore refuses only what the destination refuses
 //! for any port and source. The destination evaluates the rest.
 //!
+//! The destination sees the peer inside the tunnel. Behind a gateway of another network that is the
+//! first peer, so its identity is evaluated if a trusted gateway has sent it.
+//!
 //! Tunnels to a waypoint are not evaluated. Policies of its namespace and selectors do not apply to
 //! its pods, and the waypoint evaluates those that are attached to it (docs/wire-contract.md 5.1).
 
@@ -18,6 +21,7 @@ use crate::telemetry::PolicyOutcome;
 
 use super::DataPath;
 use super::balance::Pick;
+use super::first_peer::FirstPeer;
 use super::identity::Peer;
 use super::policy::{self, Grant};
 
@@ -42,7 +46,8 @@ impl Authorized {
 pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = gateway.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
-    let verdict = evaluate(&snapshot, peer, endpoint, by_waypoint);
+    let callers = (peer, pick.route().first_peer());
+    let verdict = evaluate(&snapshot, callers, endpoint, by_waypoint);
     let Some(PolicyVerdict { refusal, dry_run }) = verdict else {
         return Ok(Authorized(pick));
     };
@@ -61,7 +66,8 @@ pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (P
     Err((pick, refusal.to_string()))
 }
 
-/// Evaluates the grant of an open tunnel again: exposure, then the current policies. Counts only
+/// Evaluates the grant of an open tunnel again: exposure with its limits, then the current
+/// policies. Counts only
 /// refusals: audited outcomes were counted when the tunnel opened, and are not counted again with
 /// every change.
 ///
@@ -71,14 +77,16 @@ pub fn reevaluate(
     snapshot: &Snapshot,
     gateway: &DataPath,
     peer: &Peer,
-    grant: &Grant,
+    grant: &mut Grant,
 ) -> Result<(), String> {
     policy::still_allowed(snapshot, peer, grant)?;
+    grant.update_limits(snapshot, peer);
     if snapshot.enforcement != Enforcement::Enforce {
         return Ok(());
     }
     let endpoint = grant.endpoint();
-    let verdict = evaluate(snapshot, peer, endpoint, grant.is_by_waypoint());
+    let callers = (peer, grant.first_peer());
+    let verdict = evaluate(snapshot, callers, endpoint, grant.is_by_waypoint());
     match verdict.and_then(|verdict| verdict.refusal) {
         None => Ok(()),
         Some(refusal) => {
@@ -88,12 +96,13 @@ pub fn reevaluate(
     }
 }
 
-/// Returns the verdict of the policies on a tunnel to the endpoint. `by_waypoint` is true if the
-/// endpoint belongs to a waypoint. Returns `None` if enforcement is off, for an unknown peer and
-/// for a waypoint, which are not evaluated. Counts nothing.
+/// Returns the verdict of the policies on a tunnel to the endpoint, by a peer and the first peer
+/// behind it, if one is known. `by_waypoint` is true if the endpoint belongs to a waypoint. Returns
+/// `None` if enforcement is off, for an unknown peer and for a waypoint, which are not evaluated.
+/// Counts nothing.
 pub fn evaluate(
     snapshot: &Snapshot,
-    peer: &Peer,
+    (peer, first_peer): (&Peer, Option<&FirstPeer>),
     endpoint: &Endpoint,
     by_waypoint: bool,
 ) -> Option<PolicyVerdict> {
@@ -101,19 +110,24 @@ pub fn evaluate(
     // (docs/wire-contract.md 1.9).
     let looks =
         snapshot.enforcement != Enforcement::Off && !peer.is_unauthenticated() && !by_waypoint;
-    looks.then(|| evaluate_policies(snapshot, peer, endpoint))
+    looks.then(|| evaluate_policies(snapshot, (peer, first_peer), endpoint))
 }
 
 /// Evaluates the policies of the snapshot. Source and port are known only for a plain TCP
 /// endpoint.
-fn evaluate_policies(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict {
+fn evaluate_policies(
+    snapshot: &Snapshot,
+    (peer, first_peer): (&Peer, Option<&FirstPeer>),
+    endpoint: &Endpoint,
+) -> PolicyVerdict {
     let is_plain = endpoint.protocol == Protocol::Tcp;
+    let of_peer = || PeerIdentity {
+        principal: &peer.source.principal,
+        namespace: &peer.source.namespace,
+        service_account: &peer.source.service_account,
+    };
     let attributes = Attributes {
-        peer: Some(PeerIdentity {
-            principal: &peer.source.principal,
-            namespace: &peer.source.namespace,
-            service_account: &peer.source.service_account,
-        }),
+        peer: Some(first_peer.map_or_else(of_peer, FirstPeer::policy_identity)),
         source: is_plain.then(|| peer.source.address.ip()),
         destination: endpoint.address.ip(),
         port: is_plain.then(|| endpoint.address.port()),

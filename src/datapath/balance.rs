@@ -135,8 +135,13 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
         .iter()
         .filter(|other| other.state.is_ejected(now))
         .count();
-    let fits = (ejected + 1) * 2 <= set.endpoints.len();
-    let is_new = fits && !endpoint.state.is_ejected(now);
+    (ejected + 1) * 2 <= set.endpoints.len() && eject(endpoint, metrics)
+}
+
+/// Ejects an endpoint. Returns true if this call has ejected it.
+pub fn eject(endpoint: &Endpoint, metrics: &Metrics) -> bool {
+    let now = Instant::now();
+    let is_new = !endpoint.state.is_ejected(now);
     if is_new {
         let time = endpoint.state.eject(now);
         metrics.endpoint_ejected();

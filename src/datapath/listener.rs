@@ -14,7 +14,9 @@ use crate::reason::Reason;
 use crate::wire::sni::{IstioName, RouteBy, SniPattern};
 use crate::wire::{Authority, Host, Transit};
 
+use super::binding::Binding;
 use super::client_hello::ClientHello;
+use super::limits::clients::ClientConnections;
 
 /// A listener, shared by its connections. Its protocol never changes.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ pub struct Listener {
     rules: ArcSwap<ListenerRules>,
     /// Drain of the listener and of its connections.
     pub drain: DrainScope,
+    /// Connections of the clients of a binding.
+    pub clients: Arc<ClientConnections>,
 }
 
 /// Rules for the connections of one listener. The default is an HBONE listener that is open to
@@ -32,6 +36,7 @@ pub struct ListenerRules {
     routing: Option<Routing>,
     route_by: RouteBy,
     transit: Transit,
+    binding: Option<Arc<Binding>>,
 }
 
 impl Default for ListenerRules {
@@ -41,6 +46,7 @@ impl Default for ListenerRules {
             routing: None,
             route_by: RouteBy::default(),
             transit: Transit::Always,
+            binding: None,
         }
     }
 }
@@ -86,17 +92,14 @@ impl Listener {
         Self {
             rules: ArcSwap::from_pointee(ListenerRules::new(listener)),
             drain: stop,
+            clients: Arc::default(),
         }
     }
 
     /// Creates a listener that is open to every address and limits transit.
     pub fn with_transit(transit: Transit) -> Self {
-        let rules = ListenerRules {
-            transit,
-            ..ListenerRules::default()
-        };
         Self {
-            rules: ArcSwap::from_pointee(rules),
+            rules: ArcSwap::from_pointee(ListenerRules::with_transit(transit)),
             ..Self::default()
         }
     }
@@ -109,7 +112,26 @@ impl Listener {
     /// Replaces the rules by those of another version of the configuration. The protocol stays the
     /// same.
     pub fn replace_rules(&self, listener: &config::Listener) {
-        self.rules.store(Arc::new(ListenerRules::new(listener)));
+        let mut rules = ListenerRules::new(listener);
+        // The states of gateways stay, and open connections know their binding by it.
+        let old = self.rules.load().binding.clone();
+        if old
+            .as_ref()
+            .is_some_and(|old| rules.binding.as_ref() == Some(old))
+        {
+            rules.binding = old;
+        }
+        self.rules.store(Arc::new(rules));
+    }
+
+    /// Returns true for the listener of a binding.
+    pub fn is_binding(&self) -> bool {
+        self.rules().binding.is_some()
+    }
+
+    /// Returns the binding whose clients connect to the listener, if it has one.
+    pub fn binding(&self) -> Option<Arc<Binding>> {
+        self.rules.load().binding.clone()
     }
 
     /// Returns true for a TLS passthrough listener.
@@ -119,10 +141,18 @@ impl Listener {
 }
 
 impl ListenerRules {
+    /// Creates rules that admit every address and limit transit.
+    pub fn with_transit(transit: Transit) -> Self {
+        Self {
+            transit,
+            ..Self::default()
+        }
+    }
+
     /// Creates the rules that the configuration describes.
     pub fn new(listener: &config::Listener) -> Self {
         let routing = match &listener.protocol {
-            ListenerProtocol::Hbone { .. } => None,
+            ListenerProtocol::Hbone { .. } | ListenerProtocol::Binding(_) => None,
             ListenerProtocol::Tls(TlsRouting::Istio { .. }) => Some(Routing::Istio),
             ListenerProtocol::Tls(TlsRouting::Routes { routes }) => {
                 Some(Routing::Routes(Routes::new(routes)))
@@ -130,13 +160,18 @@ impl ListenerRules {
         };
         let (route_by, transit) = match &listener.protocol {
             ListenerProtocol::Hbone { route_by, transit } => (*route_by, *transit),
-            ListenerProtocol::Tls(_) => (RouteBy::Sni, Transit::Off),
+            ListenerProtocol::Tls(_) | ListenerProtocol::Binding(_) => (RouteBy::Sni, Transit::Off),
+        };
+        let binding = match &listener.protocol {
+            ListenerProtocol::Binding(binding) => Some(Arc::new(Binding::new(binding))),
+            ListenerProtocol::Hbone { .. } | ListenerProtocol::Tls(_) => None,
         };
         Self {
             sources: listener.sources.clone(),
             routing,
             route_by,
             transit,
+            binding,
         }
     }
 
@@ -233,20 +268,26 @@ impl ListenerRules {
     }
 }
 
-/// Resolves a server name in Istio's form. Refuses a name with a subset: subsets are defined by
-/// destination rules of the client's cluster, which we do not know, so any endpoint could be the
-/// wrong one.
+/// Resolves a server name in Istio's form. Subsets are those of the configuration, because the
+/// destination rules of the client's cluster are not known.
 fn resolve_istio_name(name: Option<&str>, offers_istio: bool) -> Result<ListenerTarget, Reason> {
     let name = name.and_then(IstioName::parse);
-    let name = name.filter(|name| name.subset.is_empty());
     let name = name.ok_or(Reason::UnknownSni)?;
     if !offers_istio {
         return Err(Reason::NoIstioAlpn);
     }
     Ok(ListenerTarget {
-        authority: name.authority,
+        authority: name.target(),
         granted_by_listener: false,
     })
+}
+
+/// Returns the reason for which a target that no service has is rejected.
+pub fn reason_if_unknown(target: &Authority) -> Reason {
+    match &target.host {
+        Host::Name(name) if name.contains('@') => Reason::UnknownSni,
+        _ => Reason::UnknownService,
+    }
 }
 
 impl Routes {
@@ -379,8 +420,9 @@ mod tests {
         let good = Some("outbound_.80_._.echo.app");
         assert_eq!(target(good, true), Ok(("echo.app:80".to_owned(), false)));
         assert_eq!(target(good, false), Err(Reason::NoIstioAlpn));
-        let subset = Some("outbound_.80_.v1_.echo.app");
-        for name in [None, Some("echo.app"), subset] {
+        let subset = target(Some("outbound_.80_.v1_.echo.app"), true);
+        assert_eq!(subset, Ok(("echo.app@v1:80".to_owned(), false)));
+        for name in [None, Some("echo.app")] {
             assert_eq!(target(name, true), Err(Reason::UnknownSni), "{name:?}");
         }
     }

@@ -2,12 +2,13 @@
 //!
 //! | stage | file | from | to |
 //! |---|---|---|---|
-//! | 0 | `listener` | a `listeners` entry | rules for its clients |
+//! | 0 | `listener`, `binding` | an entry of `listeners` or `bindings` | rules for its clients |
 //! | 1 | `accept` | a listening socket | [`AcceptedConnection`](accept::AcceptedConnection) |
 //! | 2 | `handshake` | `AcceptedConnection` | [`Session`](handshake::Session) |
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
 //! | 4 | `http2` | HTTP/2 over the `Session` | [`Target`](http2::tunnel::Target) |
 //! | 2 to 4 | `client_hello`, `passthrough` | `AcceptedConnection` by a TLS listener | `Target` |
+//! | 5 | `first_peer` | `Peer` × headers of `Target` | [`FirstPeer`](first_peer::FirstPeer) |
 //! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `transit` | `Peer` × `Route` | [`Transit`](crate::wire::Transit) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
@@ -17,11 +18,13 @@
 //! | 10 | `copy`, `forward` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
 //!
 //! [`serve`] runs stages 2 and 3 of an HBONE listener, and [`forward`] all later ones. Stages 2 to
-//! 4 of a TLS listener run in [`passthrough`]. `explain` calls some stages and dials nothing. A
+//! 4 of a TLS listener run in [`passthrough`]. Connections of a binding go from stage 1 to
+//! [`forward::binding`]. `explain` calls some stages and dials nothing. A
 //! stage depends only on the stages before it. The data path reads snapshots and does not depend
 //! on their sources.
 
 // Stages, in travel order.
+pub mod binding;
 pub mod listener;
 
 pub mod accept;
@@ -33,6 +36,7 @@ pub mod http2;
 pub mod client_hello;
 pub mod passthrough;
 
+pub mod first_peer;
 pub mod route;
 
 pub mod transit;

@@ -1,13 +1,18 @@
 //! Stage 6: exposure policy, which decides whether a peer may use a route. Denies by default.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, ExposureVerdict, MatchedBy, ServicePort, Snapshot, mesh};
+use crate::snapshot::{
+    Caller, Endpoint, Exposure, ExposureVerdict, MatchedBy, ServicePort, Snapshot, mesh,
+};
 use crate::wire::{Authority, Transit, sni};
 
+use super::first_peer::FirstPeer;
 use super::http2::tunnel::Origin;
 use super::identity::Peer;
+use super::limits::service::TunnelLimits;
 use super::route::{self, Route};
 use super::transit;
 
@@ -17,12 +22,29 @@ use super::transit;
 pub struct Permit {
     route: Route,
     granted_by_listener: bool,
+    limits: Option<Box<TunnelLimits>>,
 }
 
 impl Permit {
     /// Returns the permitted route.
     pub fn route(&self) -> &Route {
         &self.route
+    }
+
+    /// Counts the tunnel among those of the exposure entries that admit it, with their limits.
+    ///
+    /// # Errors
+    /// [`Reason::TunnelLimit`] if an entry admits no further tunnel.
+    pub fn take_place(&mut self, snapshot: &Snapshot, peer: &Peer) -> Result<(), Reason> {
+        if !self.granted_by_listener {
+            self.limits = TunnelLimits::take(&limiting_entries(snapshot, peer, &self.route))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the time to find an endpoint and to connect to it, if an exposure entry limits it.
+    pub fn connect_timeout(&self) -> Option<Duration> {
+        self.limits.as_ref()?.connect_timeout()
     }
 
     /// Converts the permit into the grant by which an open tunnel to `endpoint` is evaluated
@@ -36,7 +58,9 @@ impl Permit {
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
         let via_gateway = route.via_gateway;
-        let (asked, means) = self.route.into_match();
+        let mut route = self.route;
+        let first_peer = route.first_peer.take();
+        let (asked, means) = route.into_match();
         Grant {
             endpoint,
             waypoint,
@@ -46,12 +70,14 @@ impl Permit {
             matched_by: means,
             granted: self.granted_by_listener,
             via_gateway,
+            limits: self.limits,
+            first_peer,
         }
     }
 }
 
 /// Grant of an open tunnel, with the input to evaluate it again.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Grant {
     authority: Authority,
     matched_by: MatchedBy,
@@ -61,6 +87,8 @@ pub struct Grant {
     endpoint: Arc<Endpoint>,
     waypoint: Waypoint,
     via_gateway: bool,
+    limits: Option<Box<TunnelLimits>>,
+    first_peer: Option<Box<FirstPeer>>,
 }
 
 /// Role of the service's waypoints in an open tunnel.
@@ -80,10 +108,62 @@ impl Grant {
         &self.endpoint
     }
 
+    /// Returns the first peer, if a trusted gateway has sent its identity.
+    pub fn first_peer(&self) -> Option<&FirstPeer> {
+        self.first_peer.as_deref()
+    }
+
     /// Returns whether the endpoint belongs to a waypoint.
     pub fn is_by_waypoint(&self) -> bool {
         self.waypoint == Waypoint::Endpoint
     }
+
+    /// Returns the limits of the tunnel, if it has any.
+    pub fn limits(&mut self) -> Option<&mut TunnelLimits> {
+        self.limits.as_deref_mut()
+    }
+
+    /// Applies the limits of the current exposure.
+    pub fn update_limits(&mut self, snapshot: &Snapshot, peer: &Peer) {
+        if self.limits.is_none() && !snapshot.exposure.has_limits() {
+            return;
+        }
+        let (rules, name) = (peer.listener.rules(), peer.server_name.as_deref());
+        if self.granted && rules.still_grants(name, &self.authority, true) == Ok(true) {
+            return;
+        }
+        let of = ServicePort {
+            host: &self.service.hostname,
+            port: self.port,
+        };
+        let callers = callers(peer, self.first_peer());
+        let asked = &self.authority;
+        let entries = snapshot.limiting_entries(callers, asked, of, &self.matched_by);
+        TunnelLimits::update(&mut self.limits, &entries);
+    }
+}
+
+/// Returns the identities that the exposure has to admit: the peer and the first peer.
+fn callers<'a>(
+    peer: &'a Peer,
+    first_peer: Option<&'a FirstPeer>,
+) -> impl Iterator<Item = Caller<'a>> + Clone {
+    let first_peer = first_peer.map(FirstPeer::caller);
+    std::iter::once(peer.policy_source()).chain(first_peer)
+}
+
+/// Returns the exposure entries whose limits apply to a route.
+pub fn limiting_entries<'a>(
+    snapshot: &'a Snapshot,
+    peer: &Peer,
+    route: &Route,
+) -> Vec<&'a Exposure> {
+    let of = ServicePort {
+        host: &route.service().hostname,
+        port: route.port(),
+    };
+    let callers = callers(peer, route.first_peer());
+    snapshot.limiting_entries(callers, route.asked(), of, route.means())
 }
 
 /// Evaluates the route against the snapshot's exposure rules, and against the control plane's
@@ -99,10 +179,12 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
     Ok(Permit {
         route: route.permit_transit(transit),
         granted_by_listener: false,
+        limits: None,
     })
 }
 
-/// Evaluates the route like [`run`], without a permit.
+/// Evaluates the route like [`run`], without a permit. The first peer of a tunnel through a trusted
+/// gateway has to be permitted besides the gateway.
 ///
 /// # Errors
 /// Those of [`run`].
@@ -110,11 +192,24 @@ pub fn check(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Result<(), Reas
     if !peer.is_admitted() {
         return Err(Reason::NotForPeer);
     }
+    check_caller(snapshot, peer.policy_source(), route)?;
+    match route.first_peer() {
+        None => Ok(()),
+        Some(first) if !first.is_trusted(snapshot) => Err(Reason::NotForPeer),
+        Some(first) => check_caller(snapshot, first.caller(), route),
+    }
+}
+
+/// Evaluates the route for one of its callers: the peer or the first peer.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn check_caller(snapshot: &Snapshot, caller: Caller<'_>, route: &Route) -> Result<(), Reason> {
     let of = ServicePort {
         host: &route.service().hostname,
         port: route.port(),
     };
-    evaluate(snapshot, peer, route.asked(), of, route.means())
+    evaluate(snapshot, caller, route.asked(), of, route.means())
 }
 
 /// Permits the target of a listener's own route, which the configuration opens to all clients of
@@ -129,6 +224,7 @@ pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason
     Ok(Permit {
         route,
         granted_by_listener: true,
+        limits: None,
     })
 }
 
@@ -174,14 +270,23 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     {
         return Err("the name no longer refers to the service");
     }
-    evaluate(snapshot, peer, asked, of, means).map_err(Reason::label)?;
     let endpoint = &grant.endpoint.definition;
-    let gone = snapshot.evaluate_removed_target(peer.policy_source(), asked, means, endpoint);
-    verdict_to_result(gone).map_err(Reason::label)?;
-    if grant.endpoint.remote.is_some() {
-        let granted = snapshot.transit(peer.policy_source(), asked, of, means);
-        if transit::limit(snapshot, peer, granted, grant.via_gateway) == Transit::Off {
-            return Err("transit to other networks is no longer granted");
+    let first_peer = grant.first_peer();
+    if first_peer.is_some() && !snapshot.trust.is_gateway(&peer.source.principal) {
+        return Err("the gateway that has verified the first peer is not in `trust.gateways`");
+    }
+    if first_peer.is_some_and(|first| !first.is_trusted(snapshot)) {
+        return Err("the trust domain of the first peer is no longer in the trust set");
+    }
+    for caller in callers(peer, first_peer) {
+        evaluate(snapshot, caller, asked, of, means).map_err(Reason::label)?;
+        let gone = snapshot.evaluate_removed_target(caller, asked, means, endpoint);
+        verdict_to_result(gone).map_err(Reason::label)?;
+        if grant.endpoint.remote.is_some() {
+            let granted = snapshot.transit(caller, asked, of, means);
+            if transit::limit(snapshot, peer, granted, grant.via_gateway) == Transit::Off {
+                return Err("transit to other networks is no longer granted");
+            }
         }
     }
     match grant.waypoint {
@@ -198,7 +303,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
 /// the requested name or any other that resolves to it.
 pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, grant: &Grant, name: &str) -> bool {
     let leads_there = |port: u16| {
-        let asked = sni::authority_of(name, port)?;
+        let asked = sni::authority_of(name, port);
         let found = snapshot.find(peer.policy_source(), &asked)?;
         let is_same = found.service.hostname == grant.service.hostname;
         Some(is_same && found.port == grant.port)
@@ -212,15 +317,15 @@ pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, grant: &Grant, name:
 
 fn evaluate(
     snapshot: &Snapshot,
-    peer: &Peer,
+    caller: Caller<'_>,
     asked: &Authority,
     of: ServicePort<'_>,
     means: &MatchedBy,
 ) -> Result<(), Reason> {
-    if !snapshot.is_linked(peer.policy_source()) {
+    if !snapshot.is_linked(caller) {
         return Err(Reason::NotLinked);
     }
-    verdict_to_result(snapshot.evaluate_exposure(peer.policy_source(), asked, of, means))
+    verdict_to_result(snapshot.evaluate_exposure(caller, asked, of, means))
 }
 
 fn verdict_to_result(verdict: ExposureVerdict) -> Result<(), Reason> {

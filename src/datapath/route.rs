@@ -7,8 +7,10 @@ use crate::snapshot::mesh::{self, Waypoint};
 use crate::snapshot::{EndpointSet, LookupResult, MatchedBy, Service, Snapshot};
 use crate::wire::{Authority, Transit};
 
+use super::first_peer::FirstPeer;
 use super::http2::tunnel::{Forwarded, Origin, Target};
 use super::identity::Peer;
+use super::listener::reason_if_unknown;
 
 /// Service port with the endpoints for its tunnels: the service's own, or those of one of its
 /// waypoints.
@@ -22,11 +24,13 @@ pub struct Route {
     by_waypoint: bool,
     passthrough: bool,
     origin: Origin,
-    forwarded: Option<Box<Forwarded>>,
+    pub(super) forwarded: Option<Box<Forwarded>>,
     /// True if the tunnel came through a gateway of another network.
     pub(super) via_gateway: bool,
     /// Permission to leave the network; `Off` before policy evaluation.
     pub(super) transit: Transit,
+    /// First peer of a tunnel that a trusted gateway has forwarded.
+    pub(super) first_peer: Option<Box<FirstPeer>>,
 }
 
 impl Route {
@@ -44,6 +48,7 @@ impl Route {
             forwarded: target.forwarded,
             via_gateway: target.via_gateway,
             transit: Transit::Off,
+            first_peer: None,
         }
     }
 
@@ -89,11 +94,6 @@ impl Route {
         self.origin
     }
 
-    /// Returns the headers for gateways of other networks.
-    pub fn forwarded(&self) -> Option<&Forwarded> {
-        self.forwarded.as_deref()
-    }
-
     /// Returns whether the tunnel goes to a waypoint of its service.
     pub fn is_by_waypoint(&self) -> bool {
         self.by_waypoint
@@ -123,10 +123,12 @@ impl Route {
 /// Resolves the target.
 ///
 /// # Errors
-/// [`Reason::UnknownService`].
+/// [`Reason::UnknownService`], [`Reason::UnknownSni`] for a subset, or [`Reason::NotForPeer`] if a
+/// trusted gateway has sent a malformed first peer.
 pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
+    let first_peer = FirstPeer::read(snapshot, peer, target.forwarded())?;
     let found = snapshot.find(peer.policy_source(), &target.authority);
-    let found = found.ok_or(Reason::UnknownService)?;
+    let found = found.ok_or_else(|| reason_if_unknown(&target.authority))?;
     let service = found.service;
     let by_waypoint = uses_waypoint(snapshot, peer, service, &found.matched_by, target.origin);
     let endpoints = if by_waypoint {
@@ -138,6 +140,7 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
     Ok(Route {
         endpoints,
         by_waypoint,
+        first_peer,
         ..Route::new(found, target)
     })
 }
@@ -146,14 +149,14 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
 /// waypoints gets no endpoints.
 ///
 /// # Errors
-/// [`Reason::UnknownService`].
+/// As [`resolve`].
 pub fn resolve_passthrough(
     snapshot: &Snapshot,
     peer: &Peer,
     target: Target,
 ) -> Result<Route, Reason> {
     let found = snapshot.find(peer.policy_source(), &target.authority);
-    let found = found.ok_or(Reason::UnknownService)?;
+    let found = found.ok_or_else(|| reason_if_unknown(&target.authority))?;
     let by_waypoint = !found.service.definition.waypoints.is_empty();
     let endpoints = if by_waypoint {
         Arc::default()
@@ -219,7 +222,7 @@ fn uses_waypoint(
     };
     let is_trusted_waypoint = || match means {
         MatchedBy::Alias(alias) => {
-            let targets = alias.targets().iter();
+            let targets = alias.targets.iter();
             let mut behind = targets.filter_map(|(host, _)| snapshot.service_by_name(host));
             behind.all(|service| is_waypoint_of(&service.definition))
         }

@@ -12,7 +12,7 @@ use crate::reason::HandshakeRefusal;
 use crate::telemetry::handshake_refused;
 
 use super::accept::AcceptedConnection;
-use super::forward::connection;
+use super::forward::{self, connection};
 use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
 use super::io::linger;
@@ -34,7 +34,10 @@ pub async fn run_worker(gateway: Arc<DataPath>, mut queue: mpsc::Receiver<Accept
         };
         let Some(accepted) = accepted else { return };
         let shared = Arc::clone(&gateway);
-        if accepted.listener.is_passthrough() {
+        if accepted.listener.is_binding() {
+            let served = forward::binding::run(shared, accepted);
+            gateway.lifecycle.spawn(served);
+        } else if accepted.listener.is_passthrough() {
             gateway.lifecycle.spawn(passthrough::run(shared, accepted));
         } else {
             gateway.lifecycle.spawn(serve_hbone(shared, accepted));

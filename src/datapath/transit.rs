@@ -4,16 +4,22 @@
 use crate::snapshot::{ServicePort, Snapshot};
 use crate::wire::Transit;
 
+use super::first_peer::FirstPeer;
+use super::http2::tunnel::Forwarded;
 use super::identity::Peer;
 use super::route::Route;
 
-/// Evaluates the permission of a tunnel to leave the network.
+/// Evaluates the permission of a tunnel to leave the network. Of those of a gateway and of the
+/// first peer behind it, the smaller one applies.
 pub fn evaluate(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Transit {
     let of = ServicePort {
         host: &route.service().hostname,
         port: route.port(),
     };
-    let granted = snapshot.transit(peer.policy_source(), route.asked(), of, route.means());
+    let of_caller = |caller| snapshot.transit(caller, route.asked(), of, route.means());
+    let of_peer = of_caller(peer.policy_source());
+    let first_peer = route.first_peer().map(|first| of_caller(first.caller()));
+    let granted = first_peer.map_or(of_peer, |of_first| of_first.min(of_peer));
     limit(snapshot, peer, granted, route.via_gateway)
 }
 
@@ -35,6 +41,16 @@ impl Route {
     /// Returns the permission to leave the network.
     pub fn transit(&self) -> Transit {
         self.transit
+    }
+
+    /// Returns the headers for gateways of other networks.
+    pub fn forwarded(&self) -> Option<&Forwarded> {
+        self.forwarded.as_deref()
+    }
+
+    /// Returns the first peer, if a trusted gateway has sent its identity.
+    pub fn first_peer(&self) -> Option<&FirstPeer> {
+        self.first_peer.as_deref()
     }
 
     /// Adds endpoints of other networks, as far as `transit` permits. Tunnels to a waypoint, and

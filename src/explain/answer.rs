@@ -69,7 +69,8 @@ pub struct PeerRow {
     /// Cluster, by the certificate's issuer or the trust domain; none if the handshake fails.
     pub cluster: Option<String>,
     /// Description of both as text.
-    pub said: String,
+    #[serde(rename = "said")]
+    pub description: String,
 }
 
 /// One look-up and its policy evaluation.
@@ -97,7 +98,8 @@ pub struct RouteRow {
     /// Kind of match: `hostname`, `exposedName`, `alias`, `family`, `vip` or `workload`.
     pub by: String,
     /// Match as text.
-    pub said: String,
+    #[serde(rename = "said")]
+    pub description: String,
     /// True if the tunnel goes to a waypoint.
     pub by_waypoint: bool,
     /// Reason for which it does or does not, as text; none for a service without waypoints.
@@ -113,7 +115,8 @@ pub struct RuleRow {
     /// True if the rule allows the tunnel.
     pub allowed: bool,
     /// Rule as text.
-    pub said: String,
+    #[serde(rename = "said")]
+    pub description: String,
     /// Entries of `exposure.services` that were evaluated, in the order of the list; if one
     /// allows the tunnel, only that one.
     pub entries: Vec<EntryRow>,
@@ -176,7 +179,8 @@ pub struct EndpointRow {
     /// Number of tunnels in flight.
     pub tunnels: u32,
     /// Probability of the first pick, given current loads and ejections.
-    pub odds: f64,
+    #[serde(rename = "odds")]
+    pub probability: f64,
     /// Seconds until the ejection ends; none if the endpoint is not ejected.
     pub ejected: Option<u64>,
     /// Reason for which the endpoint would be refused after a pick, if any.
@@ -210,7 +214,8 @@ pub struct Outcome {
     /// RST_STREAM code of a tunnel that is reset after its answer.
     pub reset: Option<String>,
     /// Outcome as text.
-    pub said: String,
+    #[serde(rename = "said")]
+    pub description: String,
     /// Other possible outcomes, if random choices decide.
     pub or: Vec<Self>,
 }
@@ -229,14 +234,14 @@ pub enum RejectionForm {
 impl Outcome {
     /// Returns the outcome of an opened tunnel.
     pub fn opened(form: RejectionForm) -> Self {
-        let said = match form {
+        let description = match form {
             RejectionForm::Alert => "opened, if the endpoint answers: the ClientHello is forwarded",
             RejectionForm::Status | RejectionForm::Reset => "opened, if the endpoint answers: 200",
         };
         Self {
             opened: true,
             status: (form != RejectionForm::Alert).then_some(200),
-            said: said.to_owned(),
+            description: description.to_owned(),
             ..Self::default()
         }
     }
@@ -265,7 +270,7 @@ impl Outcome {
                 format!("TLS alert {alert}")
             }
         };
-        outcome.said = format!("refused: {what} ({reason})");
+        outcome.description = format!("refused: {what} ({reason})");
         outcome
     }
 
@@ -273,7 +278,7 @@ impl Outcome {
     pub fn handshake_rejected(refusal: HandshakeRefusal) -> Self {
         Self {
             reason: Some(refusal.label().to_owned()),
-            said: format!("refused in the handshake, by a TLS alert ({refusal})"),
+            description: format!("refused in the handshake, by a TLS alert ({refusal})"),
             ..Self::default()
         }
     }
@@ -282,7 +287,7 @@ impl Outcome {
     pub fn not_in_sources() -> Self {
         Self {
             reason: Some("not_in_sources".to_owned()),
-            said: "the connection is reset (not_in_sources)".to_owned(),
+            description: "the connection is reset (not_in_sources)".to_owned(),
             ..Self::default()
         }
     }

@@ -12,6 +12,8 @@ use crate::snapshot::{Alias, Audience, Exposure, Service, Snapshot};
 use crate::wire::sni::{self, IstioName};
 use crate::wire::{Authority, Host};
 
+use super::ExplainState;
+
 /// Example authority for a mesh without services.
 const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);
 
@@ -34,9 +36,9 @@ impl ConfigPositions {
 
     /// Formats the position of an entry of `names.aliases`.
     pub(super) fn alias(&self, alias: &Alias) -> String {
-        match self.aliases.get(alias.label()) {
+        match self.aliases.get(&alias.label) {
             Some((index, line)) => format!("names.aliases[{index}] (line {line})"),
-            None => format!("the alias {}", alias.host()),
+            None => format!("the alias {}", alias.host),
         }
     }
 }
@@ -99,12 +101,8 @@ pub(super) fn hello(
 }
 
 /// Returns the remedy for an address that matches no service.
-pub(super) fn address(
-    (snapshot, places): (&Snapshot, &ConfigPositions),
-    peer: &Peer,
-    ip: IpAddr,
-    port: u16,
-) -> String {
+pub(super) fn address(world: &ExplainState<'_>, peer: &Peer, ip: IpAddr, port: u16) -> String {
+    let snapshot = world.snapshot;
     let workloads = snapshot.mesh.workloads.values();
     let mut there = workloads.filter(|one| one.addresses.iter().any(|at| at.to_canonical() == ip));
     let served = there.find_map(|workload| {
@@ -124,8 +122,11 @@ pub(super) fn address(
             let entry = snapshot.exposure_host(host);
             let entries = snapshot.exposure.entries(&entry).iter();
             match entries.clone().find(|entry| entry.applies_to(of)) {
-                Some(entry) => format!("add `workloads: true` to {}", places.service(entry.index)),
-                None => new_entry((host, of), peer, true),
+                Some(entry) => {
+                    let place = world.places.service(entry.index);
+                    format!("add `workloads: true` to {place}")
+                }
+                None => new_entry(host, of, peer, true),
             }
         }
         None => format!("{}, or for a VIP in this network", authority(snapshot, "")),
@@ -133,7 +134,7 @@ pub(super) fn address(
 }
 
 /// Suggests a new entry of `exposure.services`.
-pub(super) fn new_entry((host, port): (&str, u16), peer: &Peer, workloads: bool) -> String {
+pub(super) fn new_entry(host: &str, port: u16, peer: &Peer, workloads: bool) -> String {
     let more = if workloads { ", workloads: true" } else { "" };
     let who = audience(peer);
     format!("add {{service: \"{host}:{port}\", to: [{who}]{more}}} to `exposure.services`")
@@ -234,7 +235,7 @@ pub(super) fn ports(service: &Service) -> String {
 
 /// Returns the remedy for an alias that leads to no existing service port.
 pub(super) fn target(snapshot: &Snapshot, places: &ConfigPositions, alias: &Alias) -> String {
-    let targets = alias.targets().iter().map(|(host, _)| {
+    let targets = alias.targets.iter().map(|(host, _)| {
         match snapshot.service_by_name(host).map(|service| ports(service)) {
             Some(ports) if !ports.is_empty() => format!("{host} has port {ports}"),
             Some(_) => format!("{host} has no port"),
@@ -252,8 +253,8 @@ pub(super) fn consumer(
     cluster: Option<&str>,
     port: u16,
 ) -> String {
-    if let Some(own) = alias.requested_port().filter(|own| *own != port) {
-        return format!("request {}:{own}", alias.host());
+    if let Some(own) = alias.requested_port.filter(|own| *own != port) {
+        return format!("request {}:{own}", alias.host);
     }
     let place = places.alias(alias);
     match cluster {

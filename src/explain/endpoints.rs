@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use crate::datapath::first_peer::FirstPeer;
 use crate::datapath::forward::establish::POLICY_REFUSALS_MAX;
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
@@ -54,7 +55,7 @@ pub(super) fn run(
     for one in &drawn {
         let first = answer.groups.len();
         let groups = groups(one);
-        let candidates = candidates(world, peer, one, first);
+        let candidates = candidates(world, (peer, route.first_peer()), one, first);
         for outcome in possible_outcomes(&candidates, route.reason_without_endpoint()) {
             if !outcomes.contains(&outcome) {
                 outcomes.push(outcome);
@@ -99,8 +100,8 @@ pub(super) fn run(
     }
     list_unused(world, route, &all, limit, answer);
     all.sort_by(|one, other| {
-        let by_odds = other.probability.total_cmp(&one.probability);
-        by_odds.then_with(|| one.endpoint.uid().cmp(other.endpoint.uid()))
+        let by_probability = other.probability.total_cmp(&one.probability);
+        by_probability.then_with(|| one.endpoint.uid().cmp(other.endpoint.uid()))
     });
     answer.more_endpoints = all.len().saturating_sub(limit);
     let rows = all.iter().take(limit);
@@ -177,7 +178,7 @@ fn groups(drawn: &WeightedSet) -> Vec<GroupRow> {
 
 fn candidates<'a>(
     world: &ExplainState<'_>,
-    peer: &Peer,
+    callers: (&Peer, Option<&FirstPeer>),
     drawn: &'a WeightedSet,
     first: usize,
 ) -> Vec<Candidate<'a>> {
@@ -191,20 +192,25 @@ fn candidates<'a>(
     };
     let sizes = sizes.into_iter().enumerate();
     let places = sizes.flat_map(|(place, size)| std::iter::repeat_n(first + place, size));
-    let odds = pick_probabilities(&drawn.set, world.now);
-    let endpoints = drawn.set.endpoints.iter().zip(odds).zip(places);
+    let probability = pick_probabilities(&drawn.set, world.now);
+    let endpoints = drawn.set.endpoints.iter().zip(probability).zip(places);
     let enforces = world.snapshot.enforcement == Enforcement::Enforce;
-    let candidates = endpoints.map(|((endpoint, odds), group)| {
+    let candidates = endpoints.map(|((endpoint, probability), group)| {
         let by_waypoint = drawn.waypoint.is_some();
-        let verdict = authorize::evaluate(world.snapshot, peer, endpoint, by_waypoint);
+        let verdict = authorize::evaluate(world.snapshot, callers, endpoint, by_waypoint);
         let refuses = |verdict: &PolicyVerdict| enforces && verdict.refusal.is_some();
-        let denied = world.deny.denies(endpoint.address);
+        let others = endpoint
+            .remote
+            .iter()
+            .flat_map(|remote| &remote.other_addresses);
+        let mut addresses = std::iter::once(&endpoint.address).chain(others);
+        let denied = addresses.find_map(|address| world.deny.denies(*address));
         let policy = verdict.as_ref().filter(|verdict| refuses(verdict));
         let policy = policy.map(|_| Reason::PolicyDenied);
         Candidate {
             endpoint,
             group,
-            probability: odds * drawn.share,
+            probability: probability * drawn.share,
             is_ejected: endpoint.state.is_ejected(world.now),
             refusal: policy.or_else(|| denied.map(|_| Reason::DialDenied)),
             verdict,
@@ -282,7 +288,7 @@ fn row(world: &ExplainState<'_>, candidate: &Candidate<'_>) -> EndpointRow {
         group: candidate.group,
         weight: endpoint.weight,
         tunnels: endpoint.state.in_flight(),
-        odds: candidate.probability,
+        probability: candidate.probability,
         ejected: left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0)),
         refused: policy.map(ToString::to_string).or(denied),
         audited: logged.or(dry_run).map(ToString::to_string),
@@ -316,8 +322,10 @@ fn list_unused(
     let is_out = |workload: &&Workload| !used.contains(&*workload.uid);
     if let MatchedBy::Workload(workload) = route.means() {
         if is_out(&&**workload) {
-            let of = (route.service(), route.port());
-            list(workload, &|| why_unused(world, route, of, workload));
+            let (service, port) = (route.service(), route.port());
+            list(workload, &|| {
+                why_unused(world, route, service, port, workload)
+            });
         }
         return;
     }
@@ -333,15 +341,17 @@ fn list_unused(
     };
     let keys = services.iter().map(|(service, port)| {
         let key = format!("{}/{}", service.namespace, service.hostname);
-        (key, (*service, *port))
+        (key, *service, *port)
     });
     let keys: Vec<_> = keys.collect();
     let workloads = snapshot.mesh.workloads.sorted().into_iter();
     for workload in workloads.map(|of| &**of).filter(is_out) {
         let mut keys = keys.iter();
-        let found = keys.find(|(key, _)| workload.services.get(&**key).is_some());
-        if let Some((_, of)) = found {
-            list(workload, &|| why_unused(world, route, *of, workload));
+        let found = keys.find(|(key, ..)| workload.services.get(&**key).is_some());
+        if let Some((_, service, port)) = found {
+            list(workload, &|| {
+                why_unused(world, route, service, *port, workload)
+            });
         }
     }
 }
@@ -350,19 +360,23 @@ fn list_unused(
 fn why_unused(
     world: &ExplainState<'_>,
     route: &Route,
-    (service, port): (&Arc<Service>, u16),
+    service: &Service,
+    port: u16,
     workload: &Workload,
 ) -> String {
     let why = exclusion_reason(world.snapshot, &service.definition, workload, port);
     let why = why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.is_by_waypoint());
-    let region = match route.means() {
-        MatchedBy::Alias(alias) => alias.region(),
-        _ => None,
+    let (region, subset) = match route.means() {
+        MatchedBy::Alias(alias) => (alias.region.as_deref(), alias.subset.as_ref()),
+        _ => (None, None),
     };
     match (why, region) {
         (Some(ExclusionReason::OtherNetwork(network)), _) => why::other_network(route, &network),
         (Some(why), _) => why.to_string(),
         (None, Some(region)) => format!("the alias is for region {region}"),
-        (None, None) => "excluded by `traffic` for this name".to_owned(),
+        (None, None) => match subset {
+            Some(subset) => format!("not in subset {subset}"),
+            None => "excluded by `traffic` for this name".to_owned(),
+        },
     }
 }

@@ -26,11 +26,11 @@ use crate::datapath::identity::Peer;
 use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
-use crate::reason::Reason;
+use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{ServicePort, Snapshot};
 use crate::tls::{Identity, Issuer};
-use crate::wire::Authority;
 use crate::wire::sni::{self, RouteBy};
+use crate::wire::{Authority, SpkiHash};
 
 pub use answer::{
     Answer, EndpointRow, EntryRow, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
@@ -173,8 +173,8 @@ impl Explainer<'_> {
             Ok(wanted) => wanted,
             Err(reason) => {
                 let names = listener.server_names();
-                let why = (reason, names.as_deref());
-                let leg = why::unrouted(self.world.snapshot, &hello, from, why);
+                let (names, snapshot) = (names.as_deref(), self.world.snapshot);
+                let leg = why::unrouted(snapshot, &hello, from, reason, names);
                 answer.legs.push(leg);
                 return Ok(Outcome::refused(reason, form));
             }
@@ -222,21 +222,21 @@ impl Explainer<'_> {
             );
         };
         let identity = self.identity()?;
-        let issuer = self.issuer()?;
+        let issuer = self.issuer(&identity.trust_domain)?;
         let listener_of_peer = Arc::new(Listener::with_transit(listener.transit()));
         let (address, snapshot) = (self.question.address(), self.world.snapshot);
-        let peer = Peer::authenticated(
-            identity.clone(),
-            issuer,
-            address,
-            listener_of_peer,
-            snapshot,
-        );
-        answer.peer = why::identity(&identity, &peer, self.world.snapshot);
+        let uri = identity.clone();
+        let peer = Peer::authenticated(uri, issuer, address, listener_of_peer, snapshot);
+        answer.peer = why::identity(&identity, &peer, snapshot);
         let peer = match peer {
             Ok(peer) => peer,
             Err(refusal) => return Ok(Outcome::handshake_rejected(refusal)),
         };
+        if let Some(refusal) = self.refused_issuer(&peer, answer) {
+            return Ok(refusal);
+        }
+        let first_peer = why::first_peer(snapshot, &peer, self.question.source.as_deref());
+        answer.notes.extend(first_peer);
         let form = RejectionForm::Status;
         let Ok(authority) = Authority::parse(to) else {
             answer.legs.push(why::no_authority(self.world.snapshot, to));
@@ -280,21 +280,21 @@ impl Explainer<'_> {
     fn explain_sni_routing(self, peer: &Peer, outer: &Permit, answer: &mut Answer) -> Outcome {
         let Some(name) = &self.question.sni else {
             return Outcome {
-                said: "answered by 200, and then routed by the server name of the TLS inside the \
-                       tunnel; add --sni to see the target"
+                description: "answered by 200, and then routed by the server name of the TLS \
+                              inside the tunnel; add --sni to see the target"
                     .to_owned(),
                 ..Outcome::opened(RejectionForm::Reset)
             };
         };
         let from = "by the server name of the TLS inside the tunnel".to_owned();
         let (origin, port) = (outer.route().origin(), outer.route().asked().port);
-        let target = sni::normalise(name).and_then(|name| sni::authority_of(&name, port));
+        let target = sni::normalise(name).map(|name| sni::authority_of(&name, port));
         let Some(authority) = target else {
             let (hello, reason) = (
                 ClientHello::without_bytes(Some(name), false),
                 Reason::UnknownSni,
             );
-            let leg = why::unrouted(self.world.snapshot, &hello, from, (reason, None));
+            let leg = why::unrouted(self.world.snapshot, &hello, from, reason, None);
             answer.legs.push(leg);
             return Outcome::refused(reason, RejectionForm::Reset);
         };
@@ -336,11 +336,12 @@ impl Explainer<'_> {
         authority: Authority,
         origin: Origin,
     ) -> (LookupRow, Result<Permit, Reason>) {
+        let forwarded = self.question.forwarded();
         let target = Target {
             authority: authority.clone(),
             origin,
-            forwarded: None,
-            via_gateway: false,
+            via_gateway: forwarded.is_some(),
+            forwarded,
         };
         let route = route::resolve(self.world.snapshot, peer, target);
         self.evaluate(peer, &authority, route, false)
@@ -362,7 +363,10 @@ impl Explainer<'_> {
         let route = match route {
             Ok(route) => route,
             Err(reason) => {
-                leg.rule = why::unknown(self.world, peer, asked);
+                leg.rule = match reason {
+                    Reason::NotForPeer => why::malformed_first_peer(),
+                    _ => why::unknown(self.world, peer, asked),
+                };
                 return (leg, Err(reason));
             }
         };
@@ -372,12 +376,54 @@ impl Explainer<'_> {
             return (leg, policy::permit_listener_route(peer, route));
         }
         let refused = policy::check(snapshot, peer, &route).err();
-        leg.rule = why::rule(self.world, peer, &route, refused);
-        (leg, policy::run(snapshot, peer, route))
+        let by_peer = policy::check_caller(snapshot, peer.policy_source(), &route);
+        leg.rule = match route.first_peer() {
+            Some(first) if refused.is_some() && by_peer.is_ok() => {
+                why::first_peer_rule(self.world, &first.as_peer(peer, snapshot), &route, refused)
+            }
+            _ => why::rule(self.world, peer, &route, refused),
+        };
+        let limiting = policy::limiting_entries(snapshot, peer, &route);
+        leg.rule
+            .description
+            .extend(why::limits(self.world, &limiting));
+        let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full());
+        let permit = if is_full {
+            Err(Reason::TunnelLimit)
+        } else {
+            policy::run(snapshot, peer, route)
+        };
+        (leg, permit)
     }
 
-    /// Returns an issuer of the cluster in the question; none without a cluster.
-    fn issuer(self) -> Result<Option<Arc<Issuer>>, String> {
+    /// Refuses an issuer that may not sign for the peer's trust domain, as the handshake does.
+    /// Without `trust.clusters` the question names no issuer, and a permitted one is assumed.
+    fn refused_issuer(self, peer: &Peer, answer: &mut Answer) -> Option<Outcome> {
+        let (trust, domain) = (&self.world.snapshot.trust, &peer.source.trust_domain);
+        let permitted = trust.domain_issuers(domain)?;
+        let has_cluster = |spki| trust.issuers().any(|(_, known)| known == spki);
+        let is_permitted = match &peer.issuer {
+            Some(issuer) => permitted.contains(&issuer.spki),
+            None => permitted.iter().any(|spki| !has_cluster(spki)),
+        };
+        if is_permitted {
+            answer.notes.extend((!trust.has_issuers()).then(|| {
+                format!("the certificate is assumed to be of one of the `issuers` of {domain}")
+            }));
+            return None;
+        }
+        answer.peer.cluster = None;
+        answer.peer.description = format!(
+            "refused in the handshake: its issuer is not one of the `issuers` of {domain} in \
+             `trust.domains`; add it there, or select another cluster by --cluster"
+        );
+        let refusal = HandshakeRefusal::UntrustedIssuer;
+        Some(Outcome::handshake_rejected(refusal))
+    }
+
+    /// Returns an issuer of the cluster in the question, if possible one that may sign for the
+    /// trust domain; none without a cluster.
+    fn issuer(self, domain: &str) -> Result<Option<Arc<Issuer>>, String> {
         let trust = &self.world.snapshot.trust;
         let Some(wanted) = &self.question.cluster else {
             return Ok(None);
@@ -388,7 +434,10 @@ impl Explainer<'_> {
                  determines the cluster; omit --cluster"
             ));
         }
-        if let Some((_, spki)) = trust.issuers().find(|(name, _)| name == wanted) {
+        let permitted = trust.domain_issuers(domain);
+        let may_sign = |spki: &SpkiHash| permitted.is_none_or(|list| list.contains(spki));
+        let own = trust.issuers().filter(|(name, _)| name == wanted);
+        if let Some((_, spki)) = own.max_by_key(|(_, spki)| may_sign(spki)) {
             let (spki, subject) = (*spki, Box::default());
             return Ok(Some(Arc::new(Issuer { spki, subject })));
         }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::datapath::http2::tunnel::Origin;
+use crate::datapath::http2::tunnel::{Forwarded, Origin};
 
 /// Number of endpoints, and of workloads that cannot be picked, to list unless all are
 /// requested.
@@ -45,6 +45,9 @@ pub struct Question {
     /// Value of the peer's x-istio-source header.
     #[arg(long, value_name = "WHAT", value_parser = ["waypoint", "gateway"])]
     pub origin: Option<String>,
+    /// Value of the peer's x-strait-source header: the first peer of a tunnel through a gateway.
+    #[arg(long, value_name = "spiffe://TD/ns/NS/sa/SA[;cluster=NAME]")]
+    pub source: Option<String>,
     /// Address of the peer, for `sources` of a listener and for policies that match it.
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
@@ -67,6 +70,15 @@ impl Question {
                 "unknown origin {other:?}; write `waypoint` or `gateway`, or omit it"
             )),
         }
+    }
+
+    /// Returns the headers that gateways of other networks send.
+    pub(super) fn forwarded(&self) -> Option<Box<Forwarded>> {
+        let source = self.source.as_ref()?;
+        Some(Box::new(Forwarded {
+            source: Some(source.as_bytes().into()),
+            ..Forwarded::default()
+        }))
     }
 
     pub(super) fn address(&self) -> SocketAddr {

@@ -32,7 +32,9 @@ pub(super) fn peer(peer: &Peer) -> PeerRow {
     let from = (!address.is_unspecified()).then(|| format!(" at {address}"));
     let from = from.unwrap_or_default();
     PeerRow {
-        said: format!("a peer{from} without an identity; TLS listeners do not authenticate peers"),
+        description: format!(
+            "a peer{from} without an identity; TLS listeners do not authenticate peers"
+        ),
         ..PeerRow::default()
     }
 }
@@ -45,7 +47,7 @@ pub(super) fn identity(
     snapshot: &Snapshot,
 ) -> PeerRow {
     let domain = &identity.trust_domain;
-    let said = match peer {
+    let description = match peer {
         Ok(peer) if !snapshot.trust.has_issuers() => {
             let cluster = &peer.source.cluster;
             format!("of cluster {cluster}, by its trust domain {domain}")
@@ -75,7 +77,16 @@ pub(super) fn identity(
             .as_ref()
             .ok()
             .map(|peer| peer.source.cluster.to_string()),
-        said,
+        description,
+    }
+}
+
+/// Returns a rule that refuses a tunnel, with the remedy.
+fn refusal(description: impl Into<String>, change: impl Into<String>) -> RuleRow {
+    RuleRow {
+        description: description.into(),
+        change: Some(change.into()),
+        ..RuleRow::default()
     }
 }
 
@@ -83,11 +94,10 @@ pub(super) fn identity(
 pub(super) fn no_authority(snapshot: &Snapshot, asked: &str) -> LookupRow {
     LookupRow {
         asked: asked.to_owned(),
-        rule: RuleRow {
-            said: "not an authority of the form host:port or ip:port".to_owned(),
-            change: Some(change::authority(snapshot, asked)),
-            ..RuleRow::default()
-        },
+        rule: refusal(
+            "not an authority of the form host:port or ip:port",
+            change::authority(snapshot, asked),
+        ),
         ..LookupRow::default()
     }
 }
@@ -97,21 +107,18 @@ pub(super) fn unrouted(
     snapshot: &Snapshot,
     hello: &ClientHello,
     from: String,
-    (reason, names): (Reason, Option<&[String]>),
+    reason: Reason,
+    names: Option<&[String]>,
 ) -> LookupRow {
     let asked = hello.sni.as_deref().unwrap_or("no server name");
-    let said = match reason {
+    let description = match reason {
         Reason::NoIstioAlpn => "the ClientHello offers none of Istio's ALPN protocols",
         _ => "no route matches this server name",
     };
     LookupRow {
         asked: asked.to_owned(),
         from: Some(from),
-        rule: RuleRow {
-            said: said.to_owned(),
-            change: Some(change::hello(snapshot, hello, reason, names)),
-            ..RuleRow::default()
-        },
+        rule: refusal(description, change::hello(snapshot, hello, reason, names)),
         ..LookupRow::default()
     }
 }
@@ -157,7 +164,8 @@ pub(super) fn other_network(route: &Route, network: &str) -> String {
 pub(super) fn granted() -> RuleRow {
     RuleRow {
         allowed: true,
-        said: "allowed by the listener's own route for all clients of the listener".to_owned(),
+        description: "allowed by the listener's own route for all clients of the listener"
+            .to_owned(),
         ..RuleRow::default()
     }
 }
@@ -165,19 +173,19 @@ pub(super) fn granted() -> RuleRow {
 /// Describes a route, and the reason for which it does or does not go to a waypoint.
 pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow {
     let service = route.service();
-    let (by, mut said) = matched(snapshot, route);
+    let (by, mut description) = matched(snapshot, route);
     let collision = match (route.means(), &route.asked().host) {
         (MatchedBy::Service, Host::Ip(ip)) => snapshot.vip_collision(*ip),
         _ => snapshot.collision(&service.hostname),
     };
-    said.extend(collision.map(|collision| format!("; {collision}")));
+    description.extend(collision.map(|collision| format!("; {collision}")));
     let is_tls = route.is_passthrough();
     let route_by = if is_tls { "sni" } else { "authority" };
     RouteRow {
         service: format!("{}/{}", service.namespace, service.hostname),
         port: route.port(),
         by: by.to_owned(),
-        said,
+        description,
         by_waypoint: route.is_by_waypoint(),
         waypoint: waypoint(snapshot, peer, route),
         route_by: route_by.to_owned(),
@@ -192,8 +200,8 @@ fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
             ("hostname", "its hostname".to_owned())
         }
         (MatchedBy::Service, Host::Name(_)) => {
-            let said = "its name with another suffix of `names.suffixes`";
-            ("family", said.to_owned())
+            let description = "its name with another suffix of `names.suffixes`";
+            ("family", description.to_owned())
         }
         (MatchedBy::Service, Host::Ip(_)) => {
             ("vip", format!("its VIP in network {}", snapshot.network()))
@@ -212,18 +220,20 @@ fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
 
 /// Describes an alias as text.
 fn describe_alias(alias: &Alias) -> String {
-    let consumers = match alias.consumers() {
+    let subset = alias.subset.as_ref();
+    let subset = subset.map_or_else(String::new, |subset| format!(", subset {subset}"));
+    let consumers = match &alias.consumers {
         None => "for every peer".to_owned(),
         Some(consumers) => format!("for peers of {}", consumers.join(", ")),
     };
-    let targets = alias.targets().iter().map(|(host, port)| match port {
+    let targets = alias.targets.iter().map(|(host, port)| match port {
         Some(port) => format!("{host}:{port}"),
         None => host.to_string(),
     });
     let to = targets.collect::<Vec<_>>().join(", ");
-    let region = alias.region();
+    let region = alias.region.as_deref();
     let region = region.map_or_else(String::new, |region| format!(", in region {region}"));
-    format!("an alias of `names` {consumers}, to {to}{region}")
+    format!("an alias of `names` {consumers}, to {to}{region}{subset}")
 }
 
 fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
@@ -270,65 +280,56 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
 
 /// Returns the reason for which no service was found, with the remedy.
 pub(super) fn unknown(world: &ExplainState<'_>, peer: &Peer, asked: &Authority) -> RuleRow {
-    let ExplainState {
-        snapshot, places, ..
-    } = *world;
+    let snapshot = world.snapshot;
     let collision = match &asked.host {
         Host::Name(name) => snapshot.collision(name),
         Host::Ip(ip) => snapshot.vip_collision(*ip),
     };
-    let (said, change) = match &asked.host {
-        Host::Name(name) => unknown_name((snapshot, places), peer, asked, name),
+    let mut rule = match &asked.host {
+        Host::Name(name) => unknown_name(world, peer, asked, name),
         Host::Ip(ip) => match snapshot.service_by_vip(*ip) {
             Some(service) => without_port(service, asked.port),
-            None => (
+            None => refusal(
                 format!(
                     "no service has this VIP in network {}, and no entry of `exposure` with \
                      `workloads: true` opens a workload at this address and target port",
                     snapshot.network()
                 ),
-                change::address((snapshot, places), peer, *ip, asked.port),
+                change::address(world, peer, *ip, asked.port),
             ),
         },
     };
-    let collision = collision.map_or_else(String::new, |collision| format!("; {collision}"));
-    RuleRow {
-        said: said + &collision,
-        change: Some(change),
-        ..RuleRow::default()
-    }
+    let collision = collision.map(|collision| format!("; {collision}"));
+    rule.description.extend(collision);
+    rule
 }
 
-fn unknown_name(
-    (snapshot, places): (&Snapshot, &ConfigPositions),
-    peer: &Peer,
-    asked: &Authority,
-    name: &str,
-) -> (String, String) {
+fn unknown_name(world: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: &str) -> RuleRow {
+    let ExplainState {
+        snapshot, places, ..
+    } = *world;
     let cluster = snapshot.trust.cluster(peer.policy_source());
     let alias = snapshot.names.alias(asked, cluster);
     let others = snapshot.names.aliases_of(name);
     if let Some((host, port)) = snapshot.exposure.alias(asked) {
         match snapshot.service_by_name(host) {
             Some(service) => without_port(service, port),
-            None => (
+            None => refusal(
                 format!("`exposure` maps the name to {host}, which is not in the mesh"),
                 given(snapshot, places, asked, host),
             ),
         }
     } else if let Some(alias) = alias {
-        (
+        refusal(
             format!("it is {}: no target has this port", describe_alias(alias)),
             change::target(snapshot, places, alias),
         )
     } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
         without_port(service, asked.port)
     } else if let Some(other) = others.first() {
-        let port = other
-            .requested_port()
-            .map(|port| format!(" at port {port}"));
+        let port = other.requested_port.map(|port| format!(" at port {port}"));
         let port = port.unwrap_or_default();
-        (
+        refusal(
             format!(
                 "not for this peer and port: {}{port}",
                 describe_alias(other)
@@ -336,10 +337,9 @@ fn unknown_name(
             change::consumer(places, other, cluster, asked.port),
         )
     } else {
-        (
+        refusal(
             "unknown name: not a hostname of the mesh, not in `exposure` or `names`, and not with \
-             another suffix of `names.suffixes`"
-                .to_owned(),
+             another suffix of `names.suffixes`",
             change::name(snapshot, places, asked, name),
         )
     }
@@ -354,19 +354,18 @@ fn given(snapshot: &Snapshot, places: &ConfigPositions, asked: &Authority, host:
     format!("add {host} to the mesh{place}")
 }
 
-fn without_port(service: &Service, port: u16) -> (String, String) {
+fn without_port(service: &Service, port: u16) -> RuleRow {
     let (host, mut ports) = (&service.hostname, change::ports(service));
     if ports.is_empty() {
         ports = "none".to_owned();
     }
-    let said = format!("{host} has no port {port}; it has {ports}");
-    (said, change::port(service))
+    let description = format!("{host} has no port {port}; it has {ports}");
+    refusal(description, change::port(service))
 }
 
 /// Service port that has to be exposed.
 struct Subject<'a> {
-    host: &'a str,
-    port: u16,
+    to: ServicePort<'a>,
     /// True for an address of a workload of the service.
     is_workload: bool,
     /// Entries that apply to the requested kind of name.
@@ -391,19 +390,67 @@ pub(super) fn rule(
     let failing = failing.find(|subject| subject.verdict != ExposureVerdict::Allowed);
     let Some(subject) = failing else {
         return RuleRow {
-            said: format!("a rule refuses it ({reason})"),
+            description: format!("a rule refuses it ({reason})"),
             ..RuleRow::default()
         };
     };
     let mut rule = rejected(world, peer, subject);
     if subjects.len() > 1 {
-        let host = subject.host;
-        rule.said = format!(
+        let host = subject.to.host;
+        rule.description = format!(
             "{host} is one of its targets, and has to be exposed too: {}",
-            rule.said
+            rule.description
         );
     }
     rule
+}
+
+/// Returns the rule that refuses the first peer of a tunnel whose gateway is permitted.
+pub(super) fn first_peer_rule(
+    world: &ExplainState<'_>,
+    first: &Peer,
+    route: &Route,
+    refused: Option<Reason>,
+) -> RuleRow {
+    let rule = rule(world, first, route, refused);
+    let description = format!(
+        "for the first peer {}: {}",
+        first.source.principal, rule.description
+    );
+    RuleRow {
+        description,
+        ..rule
+    }
+}
+
+/// Describes the rejection of a malformed `x-strait-source`.
+pub(super) fn malformed_first_peer() -> RuleRow {
+    RuleRow {
+        description:
+            "x-strait-source of a gateway in `trust.gateways` is no identity of a workload"
+                .to_owned(),
+        ..RuleRow::default()
+    }
+}
+
+/// Describes the evaluation of `x-strait-source`; none if it does not matter.
+pub(super) fn first_peer(snapshot: &Snapshot, peer: &Peer, source: Option<&str>) -> Option<String> {
+    match (snapshot.trust.is_gateway(&peer.source.principal), source) {
+        (true, Some(source)) => Some(format!(
+            "rules are evaluated for the first peer {source} too: the peer is in `trust.gateways`"
+        )),
+        (true, None) => Some(
+            "the peer is in `trust.gateways`: without x-strait-source only its own identity is \
+             evaluated; test a first peer by --source"
+                .to_owned(),
+        ),
+        (false, Some(_)) => Some(
+            "x-strait-source is ignored: the peer is not in `trust.gateways`, and only its own \
+             identity is evaluated"
+                .to_owned(),
+        ),
+        (false, None) => None,
+    }
 }
 
 /// Returns the service ports that have to be exposed: for an alias, all behind it.
@@ -416,17 +463,14 @@ fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Su
         }
         own => (vec![(&*route.service().hostname, route.port())], own),
     };
-    let subject = |(host, port): (&'a str, u16)| Subject {
-        host,
-        port,
-        is_workload: matches!(means, MatchedBy::Workload(_)),
-        entries: entries(snapshot, asked, (host, port), each),
-        verdict: snapshot.evaluate_exposure(
-            peer.policy_source(),
-            asked,
-            ServicePort { host, port },
-            each,
-        ),
+    let subject = |(host, port)| {
+        let to = ServicePort { host, port };
+        Subject {
+            to,
+            is_workload: matches!(means, MatchedBy::Workload(_)),
+            entries: entries(snapshot, asked, to, each),
+            verdict: snapshot.evaluate_exposure(peer.policy_source(), asked, to, each),
+        }
     };
     hosts.into_iter().map(subject).collect()
 }
@@ -437,47 +481,50 @@ fn allowed(world: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> R
         allowed: true,
         ..RuleRow::default()
     };
-    let said = subjects.iter().map(|subject| {
+    let description = subjects.iter().map(|subject| {
         let mut entries = subject.entries.iter();
         let entry = entries.find(|entry| {
             let mut to = entry.audiences.iter();
             to.any(|to| to.admits(caller, &snapshot.trust))
         });
-        let said = match entry {
+        let description = match entry {
             Some(entry) => {
                 rule.entries.push(entry_row(world.places, entry));
                 format!("exposure.services[{}] admits the peer", entry.index)
             }
-            None if snapshot.is_exported(subject.host, subject.port) => {
+            None if snapshot.is_exposed_by_link(caller, subject.to.host) => {
+                let cluster = &peer.source.cluster;
+                format!("`exposes` of the link from {cluster} has it")
+            }
+            None if snapshot.is_exported(subject.to.host, subject.to.port) => {
                 "it is exported to the trust set, by the control plane or its own objects"
                     .to_owned()
             }
             None => "`exposure.default: all` exposes it to the trust set".to_owned(),
         };
         match subjects.len() {
-            1 => said,
-            _ => format!("{}: {said}", subject.host),
+            1 => description,
+            _ => format!("{}: {description}", subject.to.host),
         }
     });
-    rule.said = said.collect::<Vec<_>>().join("; ");
+    rule.description = description.collect::<Vec<_>>().join("; ");
     rule
 }
 
 fn not_linked(snapshot: &Snapshot, peer: &Peer) -> RuleRow {
     let (from, to) = (&peer.source.cluster, &snapshot.balancing.position.cluster);
-    RuleRow {
-        said: format!("no entry of `links` allows cluster {from}"),
-        change: Some(format!("add {{from: {from}, to: {to}}} to `links`")),
-        ..RuleRow::default()
-    }
+    refusal(
+        format!("no entry of `links` allows cluster {from}"),
+        format!("add {{from: {from}, to: {to}}} to `links`"),
+    )
 }
 
 fn rejected(world: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> RuleRow {
-    let (snapshot, host) = (world.snapshot, subject.host);
+    let (snapshot, ServicePort { host, port }) = (world.snapshot, subject.to);
     let has_entry = snapshot.exposure.has_entry(&snapshot.exposure_host(host));
-    let new_entry = || change::new_entry((host, subject.port), peer, subject.is_workload);
+    let new_entry = || change::new_entry(host, port, peer, subject.is_workload);
     let admission = || change::admission(world.places, &subject.entries, peer);
-    let (said, change) = match subject.verdict {
+    let (description, change) = match subject.verdict {
         ExposureVerdict::NotForPeer => (
             "its entries of `exposure` do not admit this peer",
             admission().unwrap_or_else(new_entry),
@@ -503,13 +550,24 @@ fn rejected(world: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
     };
     let entries = subject.entries.iter();
     RuleRow {
-        allowed: false,
-        said: said.to_owned(),
         entries: entries
             .map(|entry| entry_row(world.places, entry))
             .collect(),
-        change: Some(change),
+        ..refusal(description, change)
     }
+}
+
+/// Describes the limits of the entries that admit a tunnel, with their open tunnels.
+pub(super) fn limits(world: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
+    let describe = |entry: &&Exposure| {
+        let line = world.places.services.get(entry.index);
+        let line = line.map(|line| format!(" of line {line}"));
+        let open = entry.limits.tunnels.map(|_| entry.open.get());
+        let open = open.map(|open| format!(" ({open} open)"));
+        let (line, open) = (line.unwrap_or_default(), open.unwrap_or_default());
+        format!("; limits{line}: {}{open}", entry.limits)
+    };
+    entries.iter().map(describe).collect()
 }
 
 fn entry_row(places: &ConfigPositions, entry: &Exposure) -> EntryRow {
@@ -524,7 +582,7 @@ fn entry_row(places: &ConfigPositions, entry: &Exposure) -> EntryRow {
 fn entries<'a>(
     snapshot: &'a Snapshot,
     asked: &Authority,
-    (host, port): (&str, u16),
+    to: ServicePort<'_>,
     means: &MatchedBy,
 ) -> Vec<&'a Exposure> {
     if *means == MatchedBy::Exposed {
@@ -532,9 +590,9 @@ fn entries<'a>(
     }
     let entries = snapshot
         .exposure
-        .entries(&snapshot.exposure_host(host))
+        .entries(&snapshot.exposure_host(to.host))
         .iter();
-    let of_port = entries.filter(|entry| entry.applies_to(port));
+    let of_port = entries.filter(|entry| entry.applies_to(to.port));
     let opens =
         |entry: &&Exposure| entry.exposes_workloads || !matches!(means, MatchedBy::Workload(_));
     of_port.filter(opens).collect()

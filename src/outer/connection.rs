@@ -1,6 +1,7 @@
 //! One HBONE connection to a gateway: its handshake, its PINGs and its end.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -9,19 +10,20 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use h2::{Ping, PingPong};
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::reason::{HandshakeRefusal, Reason};
+use crate::reason::Reason;
 use crate::snapshot::Reader;
-use crate::tls::{
-    ALPN_H2, Chain, InboundTls, OutboundTls, explain_error, leaf_identity, refusal_for_error,
-};
+use crate::tls::{ALPN_H2, InboundTls, OutboundTls, explain_error, refusal_for_error};
 
+use super::verify::Verified;
 use super::{Failure, Target};
 
 /// Limit of our tunnels on one connection. Envoy accepts as many
@@ -42,6 +44,8 @@ const LOCAL_RESETS_MAX: usize = 100_000;
 
 /// Deadline for TCP. One lost SYN fits: the kernel sends the next one after 1 s.
 const TCP_DEADLINE: Duration = Duration::from_secs(2);
+/// Delay after which the next address of a gateway is tried too (RFC 8305 section 8).
+const ADDRESS_DELAY: Duration = Duration::from_millis(250);
 /// Pause between PINGs, as in ztunnel and Istio's Envoy.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Deadline after which a connection gets no new tunnels until the PING is acknowledged.
@@ -83,10 +87,8 @@ pub(super) struct State {
     rtt_micros: AtomicU64,
     /// Configuration of its handshake.
     tls: Arc<OutboundTls>,
-    /// Identity of the gateway.
-    pub(super) identity: Arc<str>,
-    /// First expiry in the chain of the gateway.
-    pub(super) not_after: SystemTime,
+    /// Gateway at the other end.
+    pub(super) peer: Verified,
 }
 
 /// Task of a connection.
@@ -94,13 +96,6 @@ pub(super) struct Driver {
     http2: Http2,
     pings: PingPong,
     state: Arc<State>,
-    chain: Arc<Chain>,
-}
-
-/// Verified gateway.
-struct Verified {
-    chain: Arc<Chain>,
-    identity: Arc<str>,
 }
 
 /// Tunnel's place among the streams of a connection.
@@ -120,10 +115,45 @@ pub(super) async fn open(
     };
     let own = tls.outbound();
     let own = own.ok_or_else(|| unreachable("this gateway has no certificate yet".to_owned()))?;
-    let stream = timeout(TCP_DEADLINE, TcpStream::connect(target.address)).await;
+    let addresses = target.addresses().collect();
+    let stream = timeout(TCP_DEADLINE, connect_any(addresses)).await;
     let stream = stream.map_err(|_| unreachable("did not answer in time".to_owned()))?;
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
     let stream = stream.map_err(|error| unreachable(error.to_string()))?;
+    let stream = handshake(stream, &own).await.map_err(|error| match error {
+        HandshakeError::Untrusted(detail) => {
+            let detail = format!("{}: {detail}", target.address);
+            Failure::new(Reason::GatewayUntrusted, detail)
+        }
+        HandshakeError::Failed(detail) => unreachable(detail),
+    })?;
+    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let verified = Verified::new(certificates, tls, reader).and_then(|verified| {
+        let checked = verified.check_gateway(&target.gateway, &reader.load());
+        checked.map(|()| verified)
+    });
+    let verified = verified.map_err(|detail| {
+        let detail = format!("{}: {detail}", target.address);
+        Failure::new(Reason::GatewayUntrusted, detail)
+    })?;
+    establish(stream, own, verified)
+        .await
+        .map_err(|error| unreachable(error.to_string()))
+}
+
+/// Failed TLS handshake.
+pub(super) enum HandshakeError {
+    /// The certificate of the server is not valid.
+    Untrusted(String),
+    /// Any other failure.
+    Failed(String),
+}
+
+/// Performs the TLS handshake for HTTP/2.
+pub(super) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    own: &OutboundTls,
+) -> Result<TlsStream<S>, HandshakeError> {
     // The name is never sent, and verification uses SPIFFE identities.
     let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
     let connector = TlsConnector::from(Arc::clone(&own.config));
@@ -134,66 +164,42 @@ pub(super) async fn open(
         match rejected {
             Some(rejected @ rustls::Error::InvalidCertificate(_)) => {
                 let refusal = refusal_for_error(rejected);
-                let detail = format!("{}: {refusal}: {}", target.address, explain_error(rejected));
-                Failure::new(Reason::GatewayUntrusted, detail)
+                HandshakeError::Untrusted(format!("{refusal}: {}", explain_error(rejected)))
             }
-            _ => unreachable(error.to_string()),
+            _ => HandshakeError::Failed(error.to_string()),
         }
     })?;
-    let (_, session) = stream.get_ref();
-    if session.alpn_protocol() != Some(ALPN_H2) {
-        return Err(unreachable("does not offer ALPN h2".to_owned()));
+    if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
+        return Err(HandshakeError::Failed("does not offer ALPN h2".to_owned()));
     }
-    let certificates = session.peer_certificates().unwrap_or_default();
-    let verified = verify(certificates, target, tls, reader).map_err(|detail| {
-        let detail = format!("{}: {detail}", target.address);
-        Failure::new(Reason::GatewayUntrusted, detail)
-    })?;
-    establish(stream, own, verified)
-        .await
-        .map_err(|error| unreachable(error.to_string()))
+    Ok(stream)
 }
 
-/// Checks that the certificate is that of the wanted gateway. The handshake has verified its chain,
-/// trust domain, issuer and revocation.
-///
-/// The root alone proves nothing: each workload of the mesh has a certificate below it.
-fn verify(
-    certificates: &[CertificateDer<'_>],
-    target: &Target,
-    tls: &InboundTls,
-    reader: &Reader,
-) -> Result<Verified, String> {
-    let refused = |refusal: HandshakeRefusal| format!("{refusal}: {}", refusal.description());
-    let leaf = certificates.first();
-    let leaf = leaf.ok_or_else(|| refused(HandshakeRefusal::NoCertificate))?;
-    let identity = leaf_identity(leaf).map_err(refused)?;
-    let chain = tls.register_chain(certificates).map_err(refused)?;
-    let snapshot = reader.load();
-    let issuer = Some(&chain.issuer().spki);
-    let cluster = snapshot.trust.peer_cluster(&identity.trust_domain, issuer);
-    let cluster = cluster.ok_or_else(|| refused(HandshakeRefusal::UntrustedDomain))?;
-    let (wanted, uri) = (&*target.gateway, &identity.uri);
-    if !wanted.identities.is_empty() && !wanted.identities.contains(uri) {
-        return Err(format!("{uri} is not an identity of this gateway"));
+/// Connects to the first address that answers. The next one is tried after [`ADDRESS_DELAY`], or
+/// at once if all before have failed (RFC 8305 section 5).
+async fn connect_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+    let (mut rest, mut attempts) = (addresses.into_iter(), JoinSet::new());
+    let mut failure = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    loop {
+        if let Some(address) = rest.next() {
+            attempts.spawn(TcpStream::connect(address));
+        }
+        loop {
+            let has_more = rest.len() > 0;
+            tokio::select! {
+                ended = attempts.join_next() => match ended {
+                    Some(Ok(Ok(stream))) => return Ok(stream),
+                    Some(Ok(Err(error))) => failure = error,
+                    Some(Err(_)) => {}
+                    None => return Err(failure),
+                },
+                () = sleep(ADDRESS_DELAY), if has_more => break,
+            }
+            if has_more && attempts.is_empty() {
+                break;
+            }
+        }
     }
-    let (found, own) = (&*cluster.name, &*snapshot.balancing.position.cluster);
-    if !wanted.cluster.is_empty() && *wanted.cluster != *found {
-        let cluster = &wanted.cluster;
-        return Err(format!(
-            "{uri} belongs to cluster {found}, not to {cluster}"
-        ));
-    }
-    if wanted.cluster.is_empty() && wanted.identities.is_empty() && found == own {
-        return Err(format!(
-            "{uri} belongs to our own cluster {own}, and neither cluster nor identities of this \
-             gateway are known"
-        ));
-    }
-    Ok(Verified {
-        chain,
-        identity: identity.uri,
-    })
 }
 
 /// Performs the HTTP/2 preface, and waits for the answer to a PING.
@@ -233,15 +239,13 @@ async fn establish(
         emptied_ms: AtomicU64::new(0),
         rtt_micros: AtomicU64::new(0),
         tls,
-        identity: verified.identity,
-        not_after: verified.chain.not_after(),
+        peer: verified,
     });
     state.record_rtt(since);
     let driver = Driver {
         http2,
         pings,
         state: Arc::clone(&state),
-        chain: verified.chain,
     };
     Ok((Arc::new(Connection { send, state }), driver))
 }
@@ -256,7 +260,7 @@ impl Driver {
                 Err(error) => error.to_string(),
             },
             why = keep_alive(&mut self.pings, &state, &mut on_idle) => why,
-            refusal = self.chain.wait_trust_lost() => refusal.description().to_owned(),
+            refusal = state.peer.chain.wait_trust_lost() => refusal.description().to_owned(),
         };
         state.retire();
         state.is_suspect.send_replace(true);
@@ -361,7 +365,7 @@ impl State {
     /// changed trust.
     pub(super) fn is_aged(&self, tls: Option<&Arc<OutboundTls>>) -> bool {
         let is_current = tls.is_some_and(|tls| Arc::ptr_eq(tls, &self.tls));
-        !is_current || self.epoch.elapsed() >= AGE_MAX || self.not_after <= SystemTime::now()
+        !is_current || self.epoch.elapsed() >= AGE_MAX || self.peer.not_after() <= SystemTime::now()
     }
 
     /// Retires the connection if it has had no tunnel for long.

@@ -1,7 +1,7 @@
 //! Connections to one gateway, and its ejection.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info};
 
 use crate::reason::Reason;
-use crate::snapshot::{EndpointState, Reader};
+use crate::snapshot::{EndpointState, Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::{InboundTls, OutboundTls};
 
@@ -21,7 +21,14 @@ const CONNECTIONS_MAX: usize = 64;
 /// Limit of tunnels that wait for a new connection.
 const WAITERS_MAX: usize = 1024;
 /// Deadline for a new connection, from TCP to the answer to the first PING.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+/// Limit of a tunnel's wait for a new connection. Three of them fit into the time that a tunnel has
+/// for all endpoints, so that a network whose gateways are silent does not use it up.
+pub(crate) const CONNECTION_WAIT_MAX: Duration = Duration::from_secs(3);
+/// Pause after the first failure to replace a connection that still serves. It doubles with each
+/// further failure.
+const REPLACE_PAUSE: Duration = Duration::from_secs(1);
+const REPLACE_PAUSE_MAX: Duration = Duration::from_secs(60);
 
 type Connecting = watch::Receiver<Option<Result<(), Failure>>>;
 
@@ -38,9 +45,29 @@ struct Links {
     /// The only connection that is being opened; those that wait for it share its result.
     connecting: Option<Connecting>,
     waiters: usize,
+    replacement: Replacement,
     health: EndpointState,
     ejections: u64,
     last_error: String,
+}
+
+/// Back-off of attempts to replace a connection that still serves.
+#[derive(Debug, Default)]
+struct Replacement {
+    /// Time of the next attempt; `None` if the last one succeeded.
+    next_attempt: Option<Instant>,
+    pause: Duration,
+}
+
+impl Replacement {
+    fn is_due(&self) -> bool {
+        self.next_attempt.is_none_or(|at| Instant::now() >= at)
+    }
+
+    fn back_off(&mut self) {
+        self.pause = (2 * self.pause).clamp(REPLACE_PAUSE, REPLACE_PAUSE_MAX);
+        self.next_attempt = Some(Instant::now() + self.pause);
+    }
 }
 
 /// Inputs of a new connection.
@@ -77,13 +104,18 @@ impl Gateway {
             let detail = format!("{}: {detail}", self.target.address);
             Failure::new(Reason::GatewayUnreachable, detail)
         };
+        let deadline = deadline.min(Instant::now() + CONNECTION_WAIT_MAX);
         loop {
             let (mut connecting, _waiter) = match self.pick(context)? {
                 Picked::Slot(slot) => return Ok(slot),
                 Picked::Wait(connecting) => (connecting, Waiter(self)),
             };
             let connected = timeout_at(deadline, connecting.wait_for(Option::is_some)).await;
-            let connected = connected.map_err(|_| failed("no connection in time"))?;
+            let connected = connected.map_err(|_| {
+                let failure = failed("no connection in time");
+                self.links.lock().last_error.clone_from(&failure.detail);
+                failure
+            })?;
             match connected.as_deref() {
                 Ok(Some(Err(failure))) => return Err(failure.clone()),
                 Ok(_) => {}
@@ -97,9 +129,11 @@ impl Gateway {
         let tls = context.tls.outbound();
         let mut links = self.links.lock();
         links.connections.retain(|one| !one.state.is_retired());
+        links.retire_unverified(&self.target, &context.reader.load());
         if let Some(slot) = links.take(tls.as_ref()) {
             // A tunnel never waits for the replacement of a connection that still serves.
-            if slot.state().is_aged(tls.as_ref()) && links.connecting.is_none() {
+            let is_aged = slot.state().is_aged(tls.as_ref());
+            if is_aged && links.connecting.is_none() && links.replacement.is_due() {
                 self.connect(&mut links, context);
             }
             return Ok(Picked::Slot(slot));
@@ -151,6 +185,7 @@ impl Gateway {
         links.connecting = None;
         let (connection, driver) = opened.inspect_err(|failure| {
             links.last_error.clone_from(&failure.detail);
+            links.replacement.back_off();
         })?;
         let tls = connection.state.tls();
         links
@@ -158,6 +193,7 @@ impl Gateway {
             .retain(|one| !one.state.is_aged(Some(tls)));
         links.connections.push(connection);
         links.health = EndpointState::new();
+        links.replacement = Replacement::default();
         drop(links);
         let gateway = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -185,9 +221,28 @@ impl Gateway {
         }
     }
 
-    /// Returns true if the gateway is ejected.
+    /// Returns true if the last attempt to connect has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.links.lock().replacement.next_attempt.is_some()
+    }
+
+    /// Returns true if the gateway is ejected, or if a tunnel tries it again after its ejection.
     pub(super) fn is_ejected(&self) -> bool {
-        self.links.lock().health.is_ejected(Instant::now())
+        let links = self.links.lock();
+        let is_tried = links.health.was_ejected() && links.connecting.is_some();
+        is_tried || links.health.is_ejected(Instant::now())
+    }
+
+    /// Starts or ends an attempt to connect that opens no socket.
+    #[cfg(test)]
+    pub(super) fn simulate_attempt(&self, is_running: bool) {
+        self.links.lock().connecting = is_running.then(|| watch::channel(None).1);
+    }
+
+    /// Forgets failures, as after a successful attempt.
+    #[cfg(test)]
+    pub(super) fn simulate_connection(&self) {
+        self.links.lock().health = EndpointState::new();
     }
 
     /// Ejects the gateway: 5 s at first, doubling to 5 min.
@@ -234,8 +289,8 @@ impl Gateway {
             rtt: newest.map(|state| state.rtt()),
             ejections: links.ejections,
             last_error: links.last_error.clone(),
-            identity: newest.map(|state| Arc::clone(&state.identity)),
-            not_after: newest.map(|state| state.not_after),
+            identity: newest.map(|state| Arc::clone(&state.peer.identity.uri)),
+            not_after: newest.map(|state| state.peer.not_after()),
         }
     }
 }
@@ -248,6 +303,19 @@ enum Picked {
 
 impl Links {
     /// Takes a place, on an aged connection only if no other has one.
+    /// Retires connections whose certificate has expired, or no longer proves the gateway.
+    fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {
+        self.connections.retain(|one| {
+            let peer = &one.state.peer;
+            let is_verified = peer.not_after() > SystemTime::now()
+                && peer.check_gateway(&target.gateway, snapshot).is_ok();
+            if !is_verified {
+                one.state.retire();
+            }
+            is_verified
+        });
+    }
+
     fn take(&self, tls: Option<&Arc<OutboundTls>>) -> Option<Slot> {
         let (aged, fresh): (Vec<_>, Vec<_>) = self
             .connections

@@ -2,16 +2,19 @@
 //!
 //! [`Pool`] shares connections between tunnels: `gateway` keeps those to one gateway, `connection`
 //! opens and watches one. `request` asks for a tunnel, [`Stream`] is an open one, and `outcome` is
-//! what gateways tell each other about a rejection.
+//! what gateways tell each other about a rejection. [`open_inner`] opens an HBONE connection to a
+//! workload inside a tunnel, and `verify` checks the servers of both.
 
 mod connection;
 mod gateway;
+mod inner;
 mod outcome;
 mod pool;
 mod request;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod verify;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,18 +22,30 @@ use std::sync::Arc;
 use crate::reason::Reason;
 use crate::snapshot::RemoteGateway;
 
+#[cfg(test)]
+pub(crate) use gateway::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX};
+pub use inner::{InnerTarget, open_inner};
 pub use outcome::{OUTCOME_HEADER, outcome_of};
 pub use pool::Pool;
 pub use request::{Request, SOURCE_HEADER};
-pub use stream::Stream;
+pub use stream::{Servers, Stream};
+pub use verify::ExpectedWorkloads;
 
-/// Gateway with the address by which it is dialled.
+/// Gateway with the addresses by which it is dialled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
-    /// Address of its HBONE port.
+    /// First address of its HBONE port.
     pub address: SocketAddr,
-    /// The gateway, as its certificate has to confirm it.
+    /// The gateway, as its certificate has to confirm it, with its other addresses.
     pub gateway: Arc<RemoteGateway>,
+}
+
+impl Target {
+    /// Returns all addresses, in the order in which they are tried.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let others = self.gateway.other_addresses.iter().copied();
+        std::iter::once(self.address).chain(others)
+    }
 }
 
 /// Failure to open a tunnel. No byte of the tunnel was sent.

@@ -29,11 +29,13 @@ pub const fn outcome_of(reason: Reason) -> Option<&'static str> {
         Reason::DialDenied
         | Reason::DialRefused
         | Reason::DialTimeout
+        | Reason::ConnectTimeout
         | Reason::DialFailed
         | Reason::GatewayUnreachable
         | Reason::GatewayUntrusted => DIAL_FAILED,
         Reason::Overloaded
         | Reason::OverShare
+        | Reason::TunnelLimit
         | Reason::MemoryFull
         | Reason::BuffersFull
         | Reason::DropOverload

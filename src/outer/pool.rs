@@ -93,9 +93,27 @@ impl Pool {
         known.is_some_and(|gateway| gateway.is_ejected())
     }
 
+    /// Returns true if the last attempt to connect to a gateway has failed.
+    pub fn has_failed(&self, target: &Target) -> bool {
+        let known = self.0.gateways.lock().by_target.get(target).cloned();
+        known.is_some_and(|gateway| gateway.has_failed())
+    }
+
     /// Ejects a gateway for all services.
     pub fn eject(&self, target: &Target) {
         self.gateway(target).eject();
+    }
+
+    /// Starts or ends an attempt to connect that opens no socket.
+    #[cfg(test)]
+    pub(crate) fn simulate_attempt(&self, target: &Target, is_running: bool) {
+        self.gateway(target).simulate_attempt(is_running);
+    }
+
+    /// Forgets failures of a gateway, as after a successful attempt.
+    #[cfg(test)]
+    pub(crate) fn simulate_connection(&self, target: &Target) {
+        self.gateway(target).simulate_connection();
     }
 
     /// Returns the state of all gateways, in the order of their addresses.

@@ -9,7 +9,7 @@ use crate::wire::{VIA_HEADER, Via};
 use super::Failure;
 use super::connection::Slot;
 use super::outcome::{OUTCOME_HEADER, reason_of};
-use super::stream::Stream;
+use super::stream::{Held, Stream};
 
 /// Header with the identity of the peer that the first gateway has verified.
 pub const SOURCE_HEADER: &str = "x-strait-source";
@@ -83,6 +83,8 @@ pub(super) async fn send(
     })?;
     let end = deadline.min(Instant::now() + ANSWER_DEADLINE);
     let response = tokio::select! {
+        biased;
+        // A connection that has ended is suspect too, and its error says more.
         response = response => response,
         () = state.suspected() => {
             let detail = "the connection is silent, PING not acknowledged";
@@ -97,7 +99,7 @@ pub(super) async fn send(
     let response = response.map_err(|error| refused(&slot, &error))?;
     state.answered();
     if response.status() == StatusCode::OK {
-        return Ok(Stream::new(send, response.into_body(), slot));
+        return Ok(Stream::new(send, response.into_body(), Held::Slot(slot)));
     }
     let outcome = response.headers().get(OUTCOME_HEADER);
     let outcome = outcome.map(HeaderValue::as_bytes);

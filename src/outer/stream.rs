@@ -2,23 +2,36 @@
 //!
 //! END_STREAM is FIN and RST_STREAM is RST. Window is given back to the gateway only for bytes
 //! that were read here. Bytes are sent only as far as the gateway's window and the send buffer
-//! allow, so a stream holds at most one window in each direction.
+//! allow, so a stream holds at most one window in each direction. The caller charges bytes that
+//! wait for the socket by a value that is dropped with them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes, BytesMut};
+use atomic_waker::AtomicWaker;
+use bytes::{Buf, Bytes};
 use h2::{RecvStream, SendStream};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::Slot;
+use crate::snapshot::{RemoteGateway, Snapshot};
+
+use super::connection::{Slot, State};
+use super::verify::{ExpectedWorkloads, Verified};
 
 /// Limit of the bytes that are passed to HTTP/2 at once.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
 /// Limit of bytes that are discarded for a tunnel whose peer has disconnected.
 const DISCARDED_MAX: usize = 256 * 1024;
+/// Limit of writes that wait for the socket. Each takes some 300 bytes besides its own, so that
+/// small writes would take much more memory than the send buffer.
+const WRITES_MAX: usize = 64;
+/// Number of waiting writes from which more are accepted, which saves wake-ups.
+const WRITES_RESUME: usize = WRITES_MAX / 2;
 
 /// Open tunnel. A drop before both directions have ended resets it.
 #[derive(Debug)]
@@ -35,11 +48,89 @@ pub struct Stream {
     has_ended: bool,
     is_shut_down: bool,
     is_cancelled: bool,
-    _slot: Slot,
+    queue: Arc<Queue>,
+    connection: Held,
+}
+
+/// Part of the stream's connection that ends with the stream.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// Place on a pooled connection.
+    Slot(Slot),
+    /// Connection of this stream alone. Its task learns of the end by the drop.
+    Own {
+        _ended: oneshot::Sender<()>,
+        servers: Servers,
+    },
+}
+
+/// Verified servers of a stream: the gateway and, of a connection inside its tunnel, the workload.
+#[derive(Clone, Debug)]
+pub struct Servers {
+    pub(super) gateway: Arc<State>,
+    pub(super) workload: Option<Arc<Verified>>,
+}
+
+impl Servers {
+    /// Checks that the gateway is still the wanted one.
+    ///
+    /// # Errors
+    /// The difference.
+    pub fn check_gateway(&self, wanted: &RemoteGateway, snapshot: &Snapshot) -> Result<(), String> {
+        self.gateway.peer.check_gateway(wanted, snapshot)
+    }
+
+    /// Checks that the workload, if there is one, is still an expected one of a cluster.
+    ///
+    /// # Errors
+    /// The difference.
+    pub fn check_workload(
+        &self,
+        wanted: &ExpectedWorkloads,
+        cluster: &str,
+        snapshot: &Snapshot,
+    ) -> Result<(), String> {
+        let workload = self.workload.as_ref();
+        workload.map_or(Ok(()), |it| it.check_workload(wanted, (cluster, snapshot)))
+    }
+}
+
+/// Number of writes that wait for the socket.
+#[derive(Debug, Default)]
+struct Queue {
+    writes: AtomicUsize,
+    room: AtomicWaker,
+}
+
+/// Bytes that wait for the socket, with their charge.
+struct Write<C> {
+    bytes: Vec<u8>,
+    queue: Arc<Queue>,
+    _charge: C,
+}
+
+impl Queue {
+    fn is_full(&self) -> bool {
+        self.writes.load(Ordering::SeqCst) >= WRITES_MAX
+    }
+}
+
+impl<C> AsRef<[u8]> for Write<C> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl<C> Drop for Write<C> {
+    fn drop(&mut self) {
+        if self.queue.writes.fetch_sub(1, Ordering::SeqCst) == WRITES_RESUME + 1 {
+            self.queue.room.wake();
+        }
+    }
 }
 
 impl Stream {
-    pub(super) fn new(send: SendStream<Bytes>, receive: RecvStream, slot: Slot) -> Self {
+    pub(super) fn new(send: SendStream<Bytes>, receive: RecvStream, connection: Held) -> Self {
         Self {
             send,
             receive,
@@ -50,7 +141,19 @@ impl Stream {
             has_ended: false,
             is_shut_down: false,
             is_cancelled: false,
-            _slot: slot,
+            queue: Arc::default(),
+            connection,
+        }
+    }
+
+    /// Returns the verified servers at the other end.
+    pub fn servers(&self) -> Servers {
+        match &self.connection {
+            Held::Slot(slot) => Servers {
+                gateway: Arc::clone(slot.state()),
+                workload: None,
+            },
+            Held::Own { servers, .. } => servers.clone(),
         }
     }
 
@@ -63,6 +166,19 @@ impl Stream {
     /// Envoy do once the connection inside the tunnel has closed.
     pub fn is_cancelled(&self) -> bool {
         self.is_cancelled
+    }
+
+    /// Returns true if END_STREAM was sent.
+    pub(super) const fn is_shut_down(&self) -> bool {
+        self.is_shut_down
+    }
+
+    /// Polls whether the gateway has reset the stream, or its connection has failed. Both
+    /// directions may have ended.
+    /// Returns true if it was a normal end, as [`Stream::is_cancelled`].
+    pub fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let is_end = |code| matches!(code, h2::Reason::CANCEL | h2::Reason::NO_ERROR);
+        self.send.poll_reset(cx).map(|code| code.is_ok_and(is_end))
     }
 
     /// Makes a drop reset the stream with CANCEL, as the peer of the tunnel has done.
@@ -128,11 +244,16 @@ impl Stream {
         Ok(count)
     }
 
-    /// Writes as many bytes as the window allows.
+    /// Writes as many bytes as the window allows. What `charge` returns for their number is
+    /// dropped once they have left for the socket.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if it allows none, or the stream was reset.
-    pub fn try_write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub fn try_write<C: Send + 'static>(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        charge: impl FnOnce(usize) -> C,
+    ) -> io::Result<usize> {
         let count: usize = slices.iter().map(|slice| slice.len()).sum();
         let wanted = count.min(WRITE_BYTES_MAX);
         if wanted == 0 {
@@ -140,15 +261,21 @@ impl Stream {
         }
         self.send.reserve_capacity(wanted);
         let room = self.send.capacity().min(wanted);
-        if room == 0 {
+        if room == 0 || self.queue.is_full() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let mut bytes = BytesMut::with_capacity(room);
+        let mut bytes = Vec::with_capacity(room);
         for slice in slices {
             let length = slice.len().min(room - bytes.len());
             bytes.extend_from_slice(&slice[..length]);
         }
-        let sent = self.send.send_data(bytes.freeze(), false);
+        self.queue.writes.fetch_add(1, Ordering::SeqCst);
+        let write = Write {
+            bytes,
+            queue: Arc::clone(&self.queue),
+            _charge: charge(room),
+        };
+        let sent = self.send.send_data(Bytes::from_owner(write), false);
         sent.map_err(|error| self.fail(error))?;
         Ok(room)
     }
@@ -165,16 +292,29 @@ impl Stream {
                 None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
             }
         }
+        if self.queue.is_full() {
+            self.queue.room.register(cx.waker());
+            // Room that was made before the registration has woken no task.
+            if self.queue.is_full() {
+                // A reset or the end of the connection drops all writes.
+                return Poll::Pending;
+            }
+        }
         Poll::Ready(Ok(()))
     }
 
-    /// Writes some of `bytes`, and waits until that is possible.
+    /// Writes some of `bytes`, and waits until that is possible. Charges as
+    /// [`Stream::try_write`] does.
     ///
     /// # Errors
     /// The stream was reset, or its connection has failed.
-    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    pub async fn write<C: Send + 'static>(
+        &mut self,
+        bytes: &[u8],
+        charge: impl Fn(usize) -> C,
+    ) -> io::Result<usize> {
         loop {
-            match self.try_write(&[IoSlice::new(bytes)]) {
+            match self.try_write(&[IoSlice::new(bytes)], &charge) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 written => return written,
             }

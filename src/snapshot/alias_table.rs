@@ -84,15 +84,15 @@ mod tests {
     use super::*;
 
     /// Returns the area of each item over all columns.
-    fn areas(lots: &AliasTable) -> Vec<u64> {
-        let mut areas = vec![0; lots.count];
-        if lots.columns.is_empty() {
-            return vec![lots.height; lots.count];
+    fn areas(table: &AliasTable) -> Vec<u64> {
+        let mut areas = vec![0; table.count];
+        if table.columns.is_empty() {
+            return vec![table.height; table.count];
         }
-        for (place, column) in lots.columns.iter().enumerate() {
-            let own = column.mark.min(lots.height);
+        for (place, column) in table.columns.iter().enumerate() {
+            let own = column.mark.min(table.height);
             areas[place] += own;
-            areas[column.rest] += lots.height - own;
+            areas[column.rest] += table.height - own;
         }
         areas
     }
@@ -105,11 +105,11 @@ mod tests {
                 (0..9_u32, 0..20_usize).prop_map(|(weight, count)| vec![weight; count]),
             ],
         ) {
-            let lots = AliasTable::new(weights.iter().copied());
+            let table = AliasTable::new(weights.iter().copied());
             let count = weights.len() as u64;
             let want: Vec<_> = weights.iter().map(|&weight| u64::from(weight) * count).collect();
-            prop_assert_eq!(areas(&lots), want);
-            prop_assert!(lots.columns.iter().all(|column| column.mark <= lots.height));
+            prop_assert_eq!(areas(&table), want);
+            prop_assert!(table.columns.iter().all(|column| column.mark <= table.height));
         }
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::hosts::Answer;
-use super::index;
 use super::mesh::Mesh;
 use super::traffic::{Override, Position, Traffic};
+use super::update;
 use super::{
     Enforcement, ExportSet, ExposureTable, NameTable, NetworkTable, Policies, ServiceVisibility,
     Snapshot, TrustSet,
@@ -54,7 +54,13 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     let mut next = old.clone();
     next.version += 1;
     next.trust = replaced(&old.trust, change.trust);
-    next.exposure = replaced(&old.exposure, change.exposure);
+    next.exposure = replaced(
+        &old.exposure,
+        change.exposure.map(|mut exposure| {
+            exposure.keep_counts(&old.exposure);
+            exposure
+        }),
+    );
     next.names = replaced(&old.names, change.names);
     next.exports = replaced(&old.exports, change.exports);
     next.scope = replaced(&old.scope, change.scope);
@@ -76,23 +82,25 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         }
     };
     next.networks = replaced(&old.networks, change.networks);
-    let (told, network) = change.mesh.unzip();
-    let told = with_configured_gateways(told, old, &next);
-    let is_told = told.is_some()
+    // Hostnames of gateways are looked up for the first binding.
+    moved |= !Arc::ptr_eq(&next.networks, &old.networks);
+    let (received, network) = change.mesh.unzip();
+    let received = with_configured_gateways(received, old, &next);
+    let is_changed = received.is_some()
         || !change.answers.is_empty()
         || next.has_passthrough != old.has_passthrough
         || next.exposure.has_transit() != old.exposure.has_transit();
-    let mesh = is_told.then(|| next.hosts.follow(&old.mesh, told, change.answers));
-    if let Some(located) = next.balancing.with_own_locality(&next.hosts.told) {
+    let mesh = is_changed.then(|| next.hosts.follow(&old.mesh, received, change.answers));
+    if let Some(located) = next.balancing.with_own_locality(&next.hosts.received) {
         next.balancing = Arc::new(located);
     }
     if let Some(mesh) = mesh {
         let network = network.unwrap_or_else(|| old.network().into());
-        moved |= index::apply(&mut next, old, mesh, network);
+        moved |= update::apply(&mut next, old, mesh, network);
     }
-    index::rebalance(&mut next, old);
+    update::rebalance(&mut next, old);
     if reexposed {
-        index::reclaim(&mut next);
+        update::reclaim(&mut next);
     }
     if renamed {
         next.rebuild_derived();
@@ -106,11 +114,15 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
 
 /// Adds the gateways of the configuration to a mesh as received, or, if they have changed, to the
 /// last one.
-fn with_configured_gateways(told: Option<Mesh>, old: &Snapshot, next: &Snapshot) -> Option<Mesh> {
+fn with_configured_gateways(
+    received: Option<Mesh>,
+    old: &Snapshot,
+    next: &Snapshot,
+) -> Option<Mesh> {
     let is_changed = next.networks != old.networks;
-    let mut mesh = told.or_else(|| is_changed.then(|| old.hosts.told.clone()))?;
+    let mut mesh = received.or_else(|| is_changed.then(|| old.hosts.received.clone()))?;
     for gateway in old.networks.records().filter(|_| is_changed) {
-        let last = old.hosts.told.workloads.get(&gateway.uid);
+        let last = old.hosts.received.workloads.get(&gateway.uid);
         let now = mesh.workloads.get(&gateway.uid);
         if last
             .zip(now)
@@ -120,7 +132,7 @@ fn with_configured_gateways(told: Option<Mesh>, old: &Snapshot, next: &Snapshot)
         }
     }
     for gateway in next.networks.records() {
-        let known = old.hosts.told.workloads.get(&gateway.uid);
+        let known = old.hosts.received.workloads.get(&gateway.uid);
         let known = known.filter(|known| ***known == gateway).cloned();
         let uid = Arc::clone(&gateway.uid);
         mesh.workloads
@@ -351,9 +363,9 @@ mod tests {
         let snapshot = built(&Snapshot::default(), mesh.clone());
         assert!(snapshot.service_by_vip(vip).is_none());
         assert_eq!(snapshot.vips.len(), 1);
-        let said = snapshot.collision("echo.app").expect("a collision");
+        let stated = snapshot.collision("echo.app").expect("a collision");
         assert_eq!(
-            said.to_string(),
+            stated.to_string(),
             "echo.app is claimed by a-first/echo.app, and app/echo.app answers: it is the \
              canonical service"
         );
@@ -447,7 +459,7 @@ mod tests {
             policies: Some([].into_iter().collect()),
             ..Change::default()
         };
-        assert_eq!(change(policies), 2, "now they are told");
+        assert_eq!(change(policies), 2, "now they are stated");
         assert_eq!(change(enforcement(Enforcement::Off)), 1);
         assert_eq!(change(enforcement(Enforcement::Enforce)), 2);
     }

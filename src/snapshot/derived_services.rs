@@ -1,5 +1,5 @@
-//! Derived services: the services behind an alias with several targets or a region, combined into
-//! one.
+//! Derived services: the services behind an alias with several targets, a region or a subset,
+//! combined into one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ impl Snapshot {
     /// Builds the derived service of an alias, or removes it if no target exists. If one target has
     /// a waypoint, tunnels to all targets go there, so that no waypoint is bypassed.
     pub(super) fn build_derived(&mut self, alias: &Alias) {
-        let targets = alias.targets().iter().filter_map(|(host, port)| {
+        let targets = alias.targets.iter().filter_map(|(host, port)| {
             let service = self.service_by_name(host)?;
             Some((Arc::clone(&service.definition), *port))
         });
         let behind: Vec<_> = targets.collect();
         let Some((first, _)) = behind.first() else {
-            self.derived_services.remove(alias.label());
+            self.derived_services.remove(&alias.label);
             return;
         };
         let all = || behind.iter().map(|(service, _)| service);
         let asked = behind.iter().flat_map(|(service, port)| {
-            let (ports, meant) = (service.ports.keys(), port.or(alias.requested_port()));
+            let (ports, meant) = (service.ports.keys(), port.or(alias.requested_port));
             let meant = ports.filter(move |own| meant.is_none_or(|port| port == **own));
-            meant.map(|own| alias.requested_port().unwrap_or(*own))
+            meant.map(|own| alias.requested_port.unwrap_or(*own))
         });
         let ports: BTreeMap<_, _> = asked.map(|port| (port, 0)).collect();
         let assignments = ports.keys().filter_map(|port| {
@@ -32,8 +32,8 @@ impl Snapshot {
             Some((*port, assignment))
         });
         let definition = Arc::new(mesh::Service {
-            name: Arc::clone(alias.label()),
-            hostname: Arc::clone(alias.label()),
+            name: Arc::clone(&alias.label),
+            hostname: Arc::clone(&alias.label),
             vips: Vec::new(),
             assignments: assignments.collect(),
             ports,
@@ -44,11 +44,15 @@ impl Snapshot {
             ..mesh::Service::clone(first)
         });
         let (network, balancing) = (&self.index.network, &self.balancing);
-        let ranking = |port| Ranking::new(&definition, port, alias.host(), network, balancing);
-        let region = alias.region();
-        let service = self.index.service(&definition, &behind, region, ranking);
+        let ranking = |port| {
+            let ranking = Ranking::new(&definition, port, &alias.host, network, balancing);
+            ranking.with_subset(alias.subset.as_ref())
+        };
+        let service = self
+            .index
+            .service(&definition, &behind, Some(alias), ranking);
         self.derived_services
-            .insert(Arc::clone(alias.label()), Arc::new(service));
+            .insert(Arc::clone(&alias.label), Arc::new(service));
     }
 
     /// Rebuilds all derived services.

@@ -1,15 +1,49 @@
 //! Endpoint set of one service port, with its groups and their shares of tunnels.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use derive_more::Display;
 
 use super::alias_table::AliasTable;
-use super::mesh::Scope;
+use super::mesh::{self, Scope};
 use super::remote_instances::NetworkShare;
 use super::traffic::{Count, Spill};
 use super::{Endpoint, EndpointState, ExclusionReason};
+
+/// Service and the endpoints that this gateway may dial for it.
+#[derive(Debug)]
+pub struct Service {
+    /// Name of the service.
+    pub name: Arc<str>,
+    /// Namespace of the service.
+    pub namespace: Arc<str>,
+    /// Hostname by which peers request the service.
+    pub hostname: Arc<str>,
+    /// Definition as received from the source.
+    pub definition: Arc<mesh::Service>,
+    /// Endpoints per service port, as HBONE listeners dial them. If the service has waypoints, only
+    /// tunnels that come from a waypoint use them.
+    pub ports: HashMap<u16, Arc<EndpointSet>>,
+    /// Endpoints per service port for TLS listeners, always at the target port
+    /// (docs/wire-contract.md 1.8). Empty if there is no such listener.
+    pub passthrough_ports: HashMap<u16, Arc<EndpointSet>>,
+    /// Endpoints per service port for tunnels that may leave the network. A port without instances
+    /// in other networks has none, nor has any port if no entry of the exposure grants transit.
+    pub transit_ports: HashMap<u16, TransitSets>,
+    /// Other networks that have instances of the service.
+    pub other_networks: Box<[Arc<str>]>,
+}
+
+/// Endpoints of a service port in the own network and in others.
+#[derive(Clone, Debug)]
+pub struct TransitSets {
+    /// Endpoints of other networks take only tunnels that those of the own network cannot take.
+    pub failover: Arc<EndpointSet>,
+    /// Tunnels are distributed by the rules of the service.
+    pub always: Arc<EndpointSet>,
+}
 
 /// Endpoints of one service port, with the tables of a weighted pick.
 ///
@@ -22,7 +56,7 @@ pub struct EndpointSet {
     /// Candidates for the same endpoints, in the same order.
     pub candidates: Box<[Candidate]>,
     /// Table of a set of one group.
-    lots: AliasTable,
+    table: AliasTable,
     groups: Option<Box<Groups>>,
 }
 
@@ -65,7 +99,7 @@ pub struct Group {
     /// unless no endpoint is ready.
     pub share: f64,
     range: Range<usize>,
-    lots: AliasTable,
+    table: AliasTable,
 }
 
 /// Attribute that the endpoints of a tier have in common.
@@ -212,7 +246,7 @@ pub struct Part<'a> {
     pub start: usize,
     /// True if dial latency counts as load.
     pub by_latency: bool,
-    lots: &'a AliasTable,
+    table: &'a AliasTable,
 }
 
 impl EndpointSet {
@@ -222,7 +256,7 @@ impl EndpointSet {
         let endpoints: Box<[_]> = endpoints.collect();
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
-            lots: AliasTable::new(endpoints.iter().map(|endpoint| endpoint.weight)),
+            table: AliasTable::new(endpoints.iter().map(|endpoint| endpoint.weight)),
             endpoints,
             groups: None,
         }
@@ -248,14 +282,14 @@ impl EndpointSet {
                 all: group.count.all,
                 share: f64::from(group.parts) / parts.max(1.0),
                 range: start..start + group.endpoints.len(),
-                lots: AliasTable::new(group.endpoints.iter().map(|endpoint| endpoint.weight)),
+                table: AliasTable::new(group.endpoints.iter().map(|endpoint| endpoint.weight)),
             });
             endpoints.extend(group.endpoints);
         }
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
             endpoints: endpoints.into(),
-            lots: AliasTable::default(),
+            table: AliasTable::default(),
             groups: Some(Box::new(Groups {
                 list: list.into(),
                 shares,
@@ -287,7 +321,7 @@ impl EndpointSet {
             candidates: &self.candidates,
             start: 0,
             by_latency: false,
-            lots: &self.lots,
+            table: &self.table,
         }
     }
 
@@ -305,7 +339,7 @@ impl EndpointSet {
             candidates: self.candidates.get(group.range.clone()).unwrap_or_default(),
             start: group.range.start,
             by_latency: groups.by_latency,
-            lots: &group.lots,
+            table: &group.table,
         })
     }
 }
@@ -325,7 +359,7 @@ impl Groups {
 impl Part<'_> {
     /// Draws the index of an endpoint in the group by weight.
     pub fn draw(&self) -> Option<usize> {
-        self.lots.draw()
+        self.table.draw()
     }
 }
 

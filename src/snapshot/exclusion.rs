@@ -7,10 +7,7 @@ use derive_more::Display;
 
 use super::builder::HBONE_PORT;
 use super::mesh::{Place, Ports, Protocol, Scope, Service, Template, Workload};
-
-/// Prefix of the uids of records that represent the gateway of a network
-/// (docs/wire-contract.md 3.3).
-pub(super) const GATEWAY_RECORD: &str = "NetworkGateway/";
+use super::remote::gateway_network;
 
 /// Reason for which a workload is not dialled for a service port, as far as the mesh determines it.
 ///
@@ -130,15 +127,6 @@ pub(super) fn workload_exclusion(
     } else {
         None
     }
-}
-
-/// Returns the network whose gateway a record represents; `None` for any other workload.
-pub(super) fn gateway_network(workload: &Workload) -> Option<&str> {
-    let rest = workload.uid.strip_prefix(GATEWAY_RECORD)?;
-    Some(match &*workload.network {
-        "" => rest.split_once('/').map_or("", |(network, _)| network),
-        network => network,
-    })
 }
 
 /// Returns whether a workload represents all instances of a service behind a gateway of their

@@ -134,7 +134,7 @@ impl Snapshot {
             let mut entries = self.exposure.entries(host).iter();
             entries.any(|entry| entry.exposes_workloads)
         });
-        // An entry may hold for any service of its family; `open` finds out for which one.
+        // An entry may hold for any service of its family, so each one is evaluated.
         let family = entries.flat_map(|host| {
             let stem = self.names.stem(host).into_iter();
             let names = stem.flat_map(|stem| self.names.family(stem));

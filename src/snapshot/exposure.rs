@@ -3,11 +3,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 
-use crate::wire::sni::RouteBy;
+use crate::wire::sni::{RouteBy, SniPattern};
 use crate::wire::{Authority, Host, Transit};
 
-use super::{Caller, TrustSet};
+use super::{Caller, ServiceLimits, TrustSet, TunnelCount};
 
 /// Exposure rules by service and by alias. The table is independent of the mesh, so a service that
 /// is removed and added again keeps its rules.
@@ -24,6 +25,8 @@ pub struct ExposureTable {
     pub(super) has_namespaces: bool,
     /// True if an entry grants transit to other networks.
     has_transit: bool,
+    /// True if an entry has limits.
+    has_limits: bool,
     /// Hosts that routes of TLS listeners expose to anyone.
     routed: HashSet<Box<str>>,
 }
@@ -74,6 +77,8 @@ pub struct ServiceVisibility {
     pub local: HashSet<Box<str>>,
     /// Clusters whose peers may use this gateway; `None` means every cluster.
     pub linked: Option<HashSet<Box<str>>>,
+    /// Services that links expose to all peers of a cluster, by cluster.
+    pub by_link: HashMap<Box<str>, Vec<SniPattern>>,
 }
 
 /// Entry of the exposure list.
@@ -93,6 +98,10 @@ pub struct Exposure {
     pub route_by: Option<RouteBy>,
     /// Use of other networks by tunnels of these audiences.
     pub transit: Transit,
+    /// Limits of the tunnels that the entry admits.
+    pub limits: ServiceLimits,
+    /// Number of these tunnels, counted if it is limited.
+    pub open: Arc<TunnelCount>,
 }
 
 /// Description of peers. All keys must match; the values of one key are alternatives.
@@ -139,6 +148,7 @@ impl ExposureTable {
     ) {
         self.has_namespaces |= exposure.namespace.is_some();
         self.has_transit |= exposure.transit > Transit::Off;
+        self.has_limits |= exposure.limits.is_some();
         for (name, asked) in names {
             let alias = AliasTarget {
                 requested_port: asked,
@@ -202,6 +212,32 @@ impl ExposureTable {
     /// Returns whether any entry grants transit to other networks.
     pub fn has_transit(&self) -> bool {
         self.has_transit
+    }
+
+    /// Returns whether any entry has limits.
+    pub fn has_limits(&self) -> bool {
+        self.has_limits
+    }
+
+    /// Takes over the counts of open tunnels from the table that this one replaces. An entry for
+    /// the same port and audiences of a service keeps its count.
+    pub(super) fn keep_counts(&mut self, old: &Self) {
+        for (host, entries) in &mut self.services {
+            let mut earlier: Vec<_> = old.entries(host).iter().collect();
+            for entry in entries {
+                let is_same =
+                    |old: &&Exposure| (old.port, &old.audiences) == (entry.port, &entry.audiences);
+                if let Some(at) = earlier.iter().position(is_same) {
+                    entry.open = Arc::clone(&earlier.remove(at).open);
+                }
+            }
+        }
+        for (target, entry) in self.aliases.values_mut().flatten() {
+            let mut own = self.services.get(&target.host).into_iter().flatten();
+            if let Some(own) = own.find(|own| own.index == entry.index) {
+                entry.open = Arc::clone(&own.open);
+            }
+        }
     }
 
     /// Returns the transit that the entries of service `host` grant a caller at its port.
@@ -315,6 +351,11 @@ impl Exposure {
     pub fn applies_to(&self, port: u16) -> bool {
         self.port.is_none_or(|only| only == port)
     }
+
+    /// Returns whether the entry admits a caller.
+    pub fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
+        self.audiences.iter().any(|of| of.admits(caller, trust))
+    }
 }
 
 /// Returns the greatest transit of the entries that admit a caller.
@@ -323,8 +364,8 @@ fn granted_transit<'a>(
     caller: Caller<'_>,
     trust: &TrustSet,
 ) -> Transit {
-    let admits = |entry: &&Exposure| entry.audiences.iter().any(|of| of.admits(caller, trust));
-    let granted = entries.filter(admits).map(|entry| entry.transit);
+    let admitting = entries.filter(|entry| entry.admits(caller, trust));
+    let granted = admitting.map(|entry| entry.transit);
     granted.max().unwrap_or_default()
 }
 

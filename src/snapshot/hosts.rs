@@ -1,6 +1,7 @@
 //! Expansion of workloads with several addresses, as in a dual-stack cluster, or with a hostname
 //! and no address. The mesh has one such workload per address, each with the full weight, so that
-//! every address has its own health and tunnels in flight.
+//! every address has its own health and tunnels in flight. Records of gateways of other networks
+//! are not expanded: a gateway has one weight, however many addresses it has.
 //!
 //! Resolution of hostnames is elsewhere: this module only receives answers. The cost of a change
 //! depends on what it touches.
@@ -15,6 +16,7 @@ use tokio::sync::Notify;
 
 use super::Shards;
 use super::mesh::{Mesh, Workload};
+use super::remote::gateway_network;
 
 /// Hostnames of workloads, with their known addresses.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +26,7 @@ pub struct Hosts {
     /// Known hostnames.
     pub known: Shards<Arc<str>, Arc<Host>>,
     /// Mesh as received from the source.
-    pub(super) told: Mesh,
+    pub(super) received: Mesh,
     /// Number of received workloads that are replaced by others.
     spread: usize,
 }
@@ -55,18 +57,18 @@ impl Hosts {
         host: &'a Host,
     ) -> impl Iterator<Item = &'a Arc<Workload>> {
         let uids = host.workloads.iter();
-        uids.filter_map(|uid| self.told.workloads.get(uid))
+        uids.filter_map(|uid| self.received.workloads.get(uid))
     }
 
     /// Returns the received workload that `shown` represents, or represented before the number of
     /// its addresses changed.
     pub fn source_of(&self, shown: &Workload) -> Option<&Workload> {
-        let told = |uid: &str| self.told.workloads.get(uid).map(|of| &**of);
-        told(&shown.uid).or_else(|| {
+        let received = |uid: &str| self.received.workloads.get(uid).map(|of| &**of);
+        received(&shown.uid).or_else(|| {
             let (uid, address) = shown.uid.rsplit_once('/')?;
             let is_at = |of: &IpAddr| address.parse() == Ok(*of);
             shown.addresses.first().filter(|of| is_at(of))?;
-            told(uid)
+            received(uid)
         })
     }
 
@@ -75,20 +77,20 @@ impl Hosts {
     pub(super) fn follow(
         &mut self,
         shown: &Mesh,
-        told: Option<Mesh>,
+        received: Option<Mesh>,
         answers: Vec<Answer>,
     ) -> Mesh {
-        let old = self.told.clone();
-        let told = told.unwrap_or_else(|| old.clone());
-        self.told = told.clone();
+        let old = self.received.clone();
+        let received = received.unwrap_or_else(|| old.clone());
+        self.received = received.clone();
         // Both meshes are the same as long as no workload is expanded.
         let was_plain = self.spread == 0;
-        let mut mesh = told.clone();
+        let mut mesh = received.clone();
         if !was_plain {
             mesh.workloads = shown.workloads.clone();
         }
         let (mut left, mut is_moved) = (HashSet::new(), false);
-        for (uid, before, after) in told.workloads.changes(&old.workloads, Arc::ptr_eq) {
+        for (uid, before, after) in received.workloads.changes(&old.workloads, Arc::ptr_eq) {
             let spread = [before, after].map(|one| one.is_some_and(is_spread));
             if was_plain && spread == [false, false] {
                 continue;
@@ -121,7 +123,7 @@ impl Hosts {
             self.answer(&mut mesh, name, addresses);
         }
         if self.spread == 0 {
-            mesh.workloads = told.workloads;
+            mesh.workloads = received.workloads;
         }
         mesh
     }
@@ -155,15 +157,15 @@ impl Hosts {
             return;
         }
         let mut host = self.host(&name);
-        let told = host.workloads.iter();
-        let told = told.filter_map(|uid| self.told.workloads.get(uid).cloned());
-        let told: Vec<_> = told.collect();
-        for workload in &told {
+        let received = host.workloads.iter();
+        let received = received.filter_map(|uid| self.received.workloads.get(uid).cloned());
+        let received: Vec<_> = received.collect();
+        for workload in &received {
             self.hide(mesh, workload);
         }
         host.addresses = addresses;
         self.known.insert(name, Arc::new(host));
-        for workload in &told {
+        for workload in &received {
             self.show(mesh, workload);
         }
     }
@@ -173,7 +175,7 @@ impl Hosts {
         for address in self.addresses(workload) {
             let uid = uid_at(&workload.uid, *address);
             // Workloads that the source itself sent under this uid stay.
-            if !self.told.workloads.contains_key(&*uid) {
+            if !self.received.workloads.contains_key(&*uid) {
                 mesh.workloads.remove(&*uid);
             }
         }
@@ -181,19 +183,27 @@ impl Hosts {
     }
 
     /// Adds the workloads that represent a received one. With at most one address it is the
-    /// workload itself.
+    /// workload itself. A gateway of another network stays one workload with all its addresses.
     fn show(&self, mesh: &mut Mesh, workload: &Arc<Workload>) {
         let addresses = self.addresses(workload);
+        let uid = Arc::clone(&workload.uid);
         if addresses.is_empty() {
-            let uid = Arc::clone(&workload.uid);
             mesh.workloads.insert(uid, Arc::clone(workload));
-        } else {
-            // If no workload was expanded before, the mesh has it as received.
-            drop(mesh.workloads.remove(&workload.uid))
+            return;
         }
+        if gateway_network(workload).is_some() {
+            let at = Workload {
+                addresses: addresses.into(),
+                ..Workload::clone(workload)
+            };
+            mesh.workloads.insert(uid, Arc::new(at));
+            return;
+        }
+        // If no workload was expanded before, the mesh has it as received.
+        mesh.workloads.remove(&uid);
         for address in addresses {
             let uid = uid_at(&workload.uid, *address);
-            if self.told.workloads.contains_key(&*uid) {
+            if self.received.workloads.contains_key(&*uid) {
                 continue;
             }
             let at = Workload {
@@ -330,18 +340,18 @@ mod tests {
 
     impl Followed {
         fn tell(&mut self, workloads: Vec<Workload>) {
-            let mut told = self.0.told.clone();
-            told.workloads = Mesh::new([], workloads).workloads;
-            self.1 = self.0.follow(&self.1, Some(told), Vec::new());
+            let mut received = self.0.received.clone();
+            received.workloads = Mesh::new([], workloads).workloads;
+            self.1 = self.0.follow(&self.1, Some(received), Vec::new());
         }
 
         fn change(&mut self, uid: &str, workload: Option<Workload>) {
-            let mut told = self.0.told.clone();
+            let mut received = self.0.received.clone();
             match workload {
-                Some(one) => drop(told.workloads.insert(uid.into(), Arc::new(one))),
-                None => drop(told.workloads.remove(uid)),
+                Some(one) => drop(received.workloads.insert(uid.into(), Arc::new(one))),
+                None => drop(received.workloads.remove(uid)),
             }
-            self.1 = self.0.follow(&self.1, Some(told), Vec::new());
+            self.1 = self.0.follow(&self.1, Some(received), Vec::new());
         }
 
         fn answer(&mut self, host: &str, last: &[u8]) {
@@ -417,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_anew_keeps_its_addresses_and_takes_the_rest() {
+    fn what_is_received_anew_keeps_its_addresses_and_takes_the_rest() {
         let mut mesh = Followed::default();
         mesh.tell(vec![workload("a", "db", 1)]);
         mesh.answer("db", &[1]);
@@ -459,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_without_names_is_shared_as_it_was_told() {
+    fn a_mesh_without_names_is_shared_as_received() {
         let mut mesh = Followed::default();
         let many = (0..100).map(|last| at(&format!("w{last}"), last));
         mesh.tell(many.collect());
@@ -467,7 +477,7 @@ mod tests {
             let changes = mesh
                 .1
                 .workloads
-                .changes(&mesh.0.told.workloads, |_, _| false);
+                .changes(&mesh.0.received.workloads, |_, _| false);
             changes.is_empty()
         };
         assert!(shared(&mesh));
@@ -479,9 +489,9 @@ mod tests {
     }
 
     /// Returns the result computed from scratch: from the last update and the answers to it.
-    fn plainly(told: &[Workload], answers: &HashMap<String, Vec<u8>>) -> Vec<String> {
+    fn plainly(received: &[Workload], answers: &HashMap<String, Vec<u8>>) -> Vec<String> {
         let mut shown = Vec::new();
-        for one in told {
+        for one in received {
             let none = Vec::new();
             let known = answers.get(&*one.hostname).unwrap_or(&none);
             let weight = one.capacity;
@@ -506,26 +516,26 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(7);
         let mut mesh = Followed::default();
         let mut answers: HashMap<String, Vec<u8>> = HashMap::new();
-        let mut told: Vec<Workload> = Vec::new();
+        let mut received: Vec<Workload> = Vec::new();
         for step in 0..20_000 {
             for _ in 0..random.u8(0..3) {
                 let uid = format!("w{}", random.u8(0..6));
-                told.retain(|one| *one.uid != *uid);
+                received.retain(|one| *one.uid != *uid);
                 let weight = random.u32(1..3);
                 match random.u8(0..6) {
                     0 => {}
-                    1 => told.push(at(&uid, 200)),
-                    5 => told.push(dual(&uid, [200, 201])),
-                    host => told.push(workload(&uid, &format!("h{host}"), weight)),
+                    1 => received.push(at(&uid, 200)),
+                    5 => received.push(dual(&uid, [200, 201])),
+                    host => received.push(workload(&uid, &format!("h{host}"), weight)),
                 }
             }
             // Some updates share nothing with the previous one, as on a full reload of a file.
-            let mut next = mesh.0.told.clone();
-            let fresh = Mesh::new([], told.clone()).workloads;
+            let mut next = mesh.0.received.clone();
+            let fresh = Mesh::new([], received.clone()).workloads;
             if random.u8(0..4) == 0 {
                 next.workloads = fresh;
             } else {
-                for (uid, _, after) in fresh.changes(&mesh.0.told.workloads, |a, b| a == b) {
+                for (uid, _, after) in fresh.changes(&mesh.0.received.workloads, |a, b| a == b) {
                     match after {
                         Some(after) => drop(next.workloads.insert(Arc::clone(uid), after.clone())),
                         None => drop(next.workloads.remove(&**uid)),
@@ -536,20 +546,20 @@ mod tests {
             let mut last: Vec<_> = (0..random.u8(1..4)).map(|_| random.u8(0..5)).collect();
             last.sort_unstable();
             last.dedup();
-            let said = random.bool().then(|| answer(&host, &last));
-            answers.retain(|host, _| told.iter().any(|one| *one.hostname == **host));
-            if said.is_some() && told.iter().any(|one| *one.hostname == *host) {
+            let stated = random.bool().then(|| answer(&host, &last));
+            answers.retain(|host, _| received.iter().any(|one| *one.hostname == **host));
+            if stated.is_some() && received.iter().any(|one| *one.hostname == *host) {
                 answers.insert(host, last);
             }
             mesh.1 = mesh
                 .0
-                .follow(&mesh.1, Some(next), said.into_iter().collect());
-            assert_eq!(mesh.shown(), plainly(&told, &answers), "step {step}");
+                .follow(&mesh.1, Some(next), stated.into_iter().collect());
+            assert_eq!(mesh.shown(), plainly(&received, &answers), "step {step}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn doubts_are_told_once_and_are_bounded() {
+    async fn doubts_are_reported_once_and_are_bounded() {
         let doubts = Doubts::default();
         for name in ["db", "db", "cache"] {
             doubts.note(&name.into());

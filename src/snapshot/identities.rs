@@ -212,11 +212,11 @@ mod tests {
                 ..Change::default()
             };
             snapshot = build(&snapshot, change);
-            let believed = |principal| {
+            let trusted = |principal| {
                 let echo = echo.as_ref();
                 echo.is_some_and(|echo| snapshot.is_waypoint_of(principal, echo))
             };
-            let got = [SAN, OTHER, OWN].map(believed);
+            let got = [SAN, OTHER, OWN].map(trusted);
             assert_eq!(got, [false, false, want], "step {index}");
         }
         assert!(snapshot.index.identities.0.is_empty(), "nothing is left");

@@ -4,9 +4,7 @@
 //! name, and hostnames with the services that claim them. A change rebuilds only the joins that it
 //! touches.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::mem;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -17,11 +15,11 @@ use super::identities::{self, Identities};
 use super::members::{Member, dialled_port, ports};
 use super::mesh::{self, Mesh};
 use super::networks::NetworkTable;
-use super::precedence::Claim;
+use super::precedence::claim::Claim;
 use super::remote_instances::{self, NetworkShare, RemoteInstances};
 use super::tiers::Ranking;
-use super::waypoints::{AffectedServices, NamedWaypoints};
-use super::{Endpoint, Service, Shards, Snapshot, TransitSets};
+use super::waypoints::NamedWaypoints;
+use super::{Alias, Endpoint, Service, Shards, TransitSets};
 
 /// Joined state that the builder keeps for the next change.
 #[derive(Clone, Debug, Default)]
@@ -29,13 +27,13 @@ pub(super) struct Index {
     /// Network whose endpoints are local.
     pub(super) network: Arc<str>,
     /// True if HBONE listeners skip endpoints without HBONE.
-    hbone_only: bool,
+    pub(super) hbone_only: bool,
     /// True if TLS listeners need endpoints, too.
-    direct: bool,
+    pub(super) direct: bool,
     /// Workloads that can be dialled, by uid, for each `namespace/hostname` that they name.
-    members: Shards<Arc<str>, Members>,
+    pub(super) members: Shards<Arc<str>, Members>,
     /// Services that claim each hostname.
-    claims: Shards<Arc<str>, Arc<[Claim]>>,
+    pub(super) claims: Shards<Arc<str>, Arc<[Claim]>>,
     /// Identities of the workloads of each service.
     pub(super) identities: Identities,
     /// Waypoints that services name.
@@ -45,33 +43,33 @@ pub(super) struct Index {
     /// Instances and gateways of other networks.
     pub(super) remote: RemoteInstances,
     /// Configuration of other networks.
-    networks: Arc<NetworkTable>,
+    pub(super) networks: Arc<NetworkTable>,
     /// True if some tunnel may leave the network, which takes sets with remote endpoints.
-    transit: bool,
+    pub(super) transit: bool,
 }
 
 type Members = Arc<[Member]>;
 
 /// Services and workloads affected by a change of workloads.
-struct Joined<'a> {
-    hosts: BTreeSet<&'a str>,
+pub(super) struct Joined<'a> {
+    pub(super) hosts: BTreeSet<&'a str>,
     /// True if other policies may select a workload.
-    reselected: bool,
+    pub(super) reselected: bool,
     /// Services that have lost an identity.
-    losers: Vec<Arc<str>>,
-    /// Services, as `namespace/hostname`, whose endpoints in other networks may differ.
-    remote: BTreeSet<Arc<str>>,
+    pub(super) losers: Vec<Arc<str>>,
+    /// Effects on other networks.
+    pub(super) remote: remote_instances::Applied,
 }
 
 /// Hostnames affected by a change of services.
 #[derive(Default)]
-struct Claimed<'a> {
-    hosts: BTreeSet<&'a str>,
+pub(super) struct Claimed<'a> {
+    pub(super) hosts: BTreeSet<&'a str>,
     /// True if the waypoints or the visibility of a service changed. A service that reappears as
     /// private may have open tunnels.
-    rerouted: bool,
+    pub(super) rerouted: bool,
     /// True if one of the services has or had waypoints.
-    has_waypoints: bool,
+    pub(super) has_waypoints: bool,
 }
 
 /// Workloads of one template and of the same services that are added, changed or removed.
@@ -97,120 +95,10 @@ pub(super) struct Behind<'a> {
 /// Members of a service that are added or changed, and uids of those that are removed.
 type Edits<'a> = Vec<(&'a str, Option<Member>)>;
 
-/// Replaces the mesh of the snapshot. A change of the network, of HBONE-only dialling or of the
-/// presence of TLS listeners rebuilds everything; endpoints keep their state and claims their age.
-///
-/// Returns true if open tunnels must be authorized again: other policies may select a workload, a
-/// waypoint has lost an identity of its workloads since `before`, or a service has other waypoints
-/// or another visibility.
-pub(super) fn apply(
-    snapshot: &mut Snapshot,
-    before: &Snapshot,
-    mesh: Mesh,
-    network: Arc<str>,
-) -> bool {
-    let index = &snapshot.index;
-    let old_rules = (
-        &index.network,
-        index.hbone_only,
-        index.direct,
-        index.transit,
-    );
-    let (hbone_only, direct) = (mesh.hbone_only, snapshot.has_passthrough);
-    let (networks, transit) = (
-        Arc::clone(&snapshot.networks),
-        snapshot.exposure.has_transit(),
-    );
-    let mut previous = Index::default();
-    let mut claims_before = None;
-    if old_rules != (&network, hbone_only, direct, transit) || index.networks != networks {
-        snapshot.mesh = Mesh::default();
-        let services = mem::take(&mut snapshot.services);
-        snapshot.derived_services = Shards::default();
-        claims_before = Some((mem::take(&mut snapshot.vips), services));
-        let index = Index {
-            network,
-            hbone_only,
-            direct,
-            networks,
-            transit,
-            ..Index::default()
-        };
-        previous = mem::replace(&mut snapshot.index, index);
-    }
-    let old = mem::replace(&mut snapshot.mesh, mesh);
-    // The snapshot is written while the mesh is read, so this is a copy. It shares everything.
-    let new = snapshot.mesh.clone();
-    let joined = snapshot.index.join(&old, &new, &previous);
-    let claimed = snapshot
-        .index
-        .claim(&old, &new, &previous, snapshot.version);
-    // The owner of a family takes the family's other names away from other services, or releases
-    // them.
-    let families = claimed
-        .hosts
-        .iter()
-        .flat_map(|host| snapshot.family_of(host));
-    let families = families.filter(|name| !snapshot.index.claims(name).is_empty());
-    let mut reclaimed: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();
-    reclaimed.extend(claimed.hosts.into_iter().map(Cow::Borrowed));
-    let mut touched = reclaimed.clone();
-    touched.extend(joined.hosts.into_iter().map(Cow::Borrowed));
-    let hosts = joined.remote.iter().filter_map(|name| name.split_once('/'));
-    touched.extend(hosts.map(|(_, host)| Cow::Borrowed(host)));
-    let renamed = snapshot.refresh(touched.iter().map(|host| &**host));
-    if let Some((vips, services)) = &claims_before {
-        snapshot.restore_claim_ages(vips, services);
-    }
-    let touched = AffectedServices {
-        all: claims_before.is_some(),
-        has_waypoints: claimed.has_waypoints,
-        hosts: reclaimed,
-        lost_identity: joined.losers,
-    };
-    let lost = snapshot.apply_waypoint_changes(before, &touched);
-    joined.reselected || claimed.rerouted || renamed || lost
-}
-
-/// Recomputes the owners of hostnames and VIPs after a change of the configuration.
-pub(super) fn reclaim(snapshot: &mut Snapshot) {
-    let is_other = |host: &&Arc<str>| {
-        let now = snapshot.services.get(&***host).map(|of| &of.definition);
-        now.map(Arc::as_ptr) != snapshot.answering(host).map(Arc::as_ptr)
-    };
-    let hosts = snapshot.index.claims.keys().filter(is_other).cloned();
-    let hosts: Vec<_> = hosts.collect();
-    snapshot.refresh(hosts.iter().map(|host| &**host));
-    snapshot.rerank_contested_vips();
-}
-
-/// Rebuilds services of `before` whose load balancing differs. Services that are new in this
-/// change are up to date already. Open tunnels continue.
-pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
-    let (new, old) = (Arc::clone(&snapshot.balancing), &before.balancing);
-    if Arc::ptr_eq(&new, old) {
-        return;
-    }
-    let hosts = before.services.keys();
-    let hosts: Vec<_> = hosts
-        .filter(|host| snapshot.services.contains_key(&***host) && new.differs(old, host))
-        .cloned()
-        .collect();
-    for host in hosts {
-        snapshot.rebuild(&host);
-    }
-    let names = Arc::clone(&snapshot.names);
-    for alias in names.derived_aliases() {
-        if new.differs(old, alias.host()) {
-            snapshot.build_derived(alias);
-        }
-    }
-}
-
 impl Index {
     /// Joins workloads with the services that they name. Endpoint states of workloads unknown to
     /// this index are taken from `previous`.
-    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh, previous: &Self) -> Joined<'a> {
+    pub(super) fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh, previous: &Self) -> Joined<'a> {
         let (pods, reselected) = pods(old, new);
         let mut identities = identities::Edits::default();
         let mut edits: HashMap<&'a Arc<str>, Edits<'a>> = HashMap::new();
@@ -305,7 +193,7 @@ impl Index {
     }
 
     /// Updates the services that claim each hostname.
-    fn claim<'a>(
+    pub(super) fn claim<'a>(
         &mut self,
         old: &'a Mesh,
         new: &'a Mesh,
@@ -357,12 +245,12 @@ impl Index {
     }
 
     /// Returns a service with the endpoints that may be dialled: its own, or those of the services
-    /// that it aggregates, in one region or in any.
+    /// that an alias leads to. A subset has none in other networks.
     pub(super) fn service<'r>(
         &self,
         definition: &Arc<mesh::Service>,
         behind: &[(Arc<mesh::Service>, Option<u16>)],
-        region: Option<&str>,
+        alias: Option<&Alias>,
         ranking: impl Fn(u16) -> Ranking<'r>,
     ) -> Service {
         let parts = behind
@@ -381,14 +269,14 @@ impl Index {
                 endpoints.sort_by_key(|(one, ready)| (one.uid(), one.address, !ready));
                 endpoints.dedup_by(|(one, _), (other, _)| Arc::ptr_eq(one, other));
             }
-            let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
-            endpoints.retain(|(one, _)| region.is_none_or(|region| is_in(one, region)));
+            endpoints.retain(|(one, _)| alias.is_none_or(|alias| alias.has(&one.definition)));
             Entries::local(endpoints.into_iter())
         };
         let set = |port, direct| Arc::new(ranking(port).build_set(local(port, direct)));
         let remote = |port: u16| {
+            let region = alias.and_then(|alias| alias.region.as_deref());
             let shares: Vec<_> = self.shares(&parts, port, region).collect();
-            if shares.is_empty() {
+            if shares.is_empty() || alias.is_some_and(|alias| alias.subset.is_some()) {
                 return None;
             }
             let entries = local(port, false).with_networks(shares);
@@ -491,61 +379,6 @@ impl Index {
         let here = |network: &str| network.is_empty() || *network == *self.network;
         let vips = service.vips.iter().filter(|(network, _)| here(network));
         vips.map(|(_, vip)| vip.to_canonical()).collect()
-    }
-}
-
-impl Snapshot {
-    /// Returns true if addresses of a network can be dialled.
-    pub fn is_local(&self, network: &str) -> bool {
-        network.is_empty() || *network == *self.index.network
-    }
-
-    /// Rebuilds these hostnames and the aliases of their services. Returns true if rules of a
-    /// family may now hold for another of its services.
-    fn refresh<'a>(&mut self, hosts: impl Iterator<Item = &'a str>) -> bool {
-        let (mut aliases, mut renamed) = (BTreeMap::new(), false);
-        for host in hosts {
-            let was = self.services.contains_key(host);
-            self.rebuild(host);
-            self.update_exposed(host);
-            if self.services.contains_key(host) != was {
-                renamed |= self.moves_family_rules(host);
-                self.update_exposed_family(host);
-            }
-            let derived = self.names.derived_aliases_for(host).iter();
-            aliases.extend(derived.map(|alias| (Arc::clone(alias.label()), Arc::clone(alias))));
-        }
-        for alias in aliases.values() {
-            self.build_derived(alias);
-        }
-        renamed
-    }
-
-    /// Rebuilds the service that owns a hostname.
-    fn rebuild(&mut self, host: &str) {
-        let service = self.answering(host).map(|from| {
-            let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
-            let (network, balancing) = (&self.index.network, &self.balancing);
-            let ranking = |port| Ranking::new(from, port, host, network, balancing);
-            Arc::new(self.index.service(from, &own, None, ranking))
-        });
-        let old = match &service {
-            Some(new) => self
-                .services
-                .insert(Arc::clone(&new.hostname), Arc::clone(new)),
-            None => self.services.remove(host),
-        };
-        let definitions = [&old, &service].map(|one| one.as_ref().map(|one| &one.definition));
-        if definitions[0].map(Arc::as_ptr) == definitions[1].map(Arc::as_ptr) {
-            return;
-        }
-        let namespaces = definitions.map(|one| one.map(|one| &*one.namespace));
-        let is_same = namespaces[0] == namespaces[1];
-        let [old, new] = definitions.map(|one| one.map(|one| self.index.vips(one)));
-        let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
-        for vip in old.union(&new) {
-            self.update_vip_claim(*vip, host, new.contains(vip), is_same);
-        }
     }
 }
 

@@ -5,7 +5,6 @@
 //! a [`Reader`]. Nothing here does I/O. State that outlives a snapshot, such as the number of
 //! tunnels in flight to an endpoint, is in [`EndpointState`], which the next snapshot takes over.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use tokio::sync::watch;
 
 mod alias_table;
 pub mod authorization;
+mod bindings;
 pub mod builder;
 mod derived_services;
 mod endpoint;
@@ -37,16 +37,20 @@ mod precedence;
 mod remote;
 mod remote_instances;
 mod required_hosts;
+mod service_limits;
 mod shards;
+mod subset;
 #[cfg(test)]
 pub(crate) mod tests;
 mod tiers;
 pub mod traffic;
 mod trust;
+mod update;
 mod waypoints;
 
+pub use bindings::BoundEndpoints;
 pub use endpoint::{Endpoint, EndpointState, InFlight};
-pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Tier};
+pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Service, Tier, TransitSets};
 pub use exclusion::ExclusionReason;
 pub use exposure::{
     Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility,
@@ -60,12 +64,14 @@ pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::Collision;
 pub use remote::RemoteGateway;
+pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
 pub use shards::Shards;
+pub use subset::{Subset, SubsetPart};
 pub use tiers::exclusion_reason;
 pub use trust::{Caller, PeerCluster, TrustSet};
 
 use index::Index;
-use precedence::VipClaim;
+use precedence::claim::VipClaim;
 use traffic::Balancing;
 
 /// Consistent view of the mesh and of the peers that may reach its services.
@@ -77,8 +83,8 @@ pub struct Snapshot {
     pub version: u64,
     /// Number of changes that can revoke the permit of an open tunnel. These are changes of trust,
     /// exposure, names, exports, scope, policies, their enforcement or selection, waypoints,
-    /// identities, the visibility of services, and listener rules. Each one makes open tunnels be
-    /// evaluated again.
+    /// identities, the visibility of services, gateways of other networks, and listener rules.
+    /// Each one makes open tunnels be evaluated again.
     pub generation: u64,
     /// Trust domains and issuers, with their clusters.
     pub trust: Arc<TrustSet>,
@@ -129,39 +135,6 @@ impl Snapshot {
             .zip(linked)
             .is_none_or(|(own, linked)| linked.contains(own))
     }
-}
-
-/// Service and the endpoints that this gateway may dial for it.
-#[derive(Debug)]
-pub struct Service {
-    /// Name of the service.
-    pub name: Arc<str>,
-    /// Namespace of the service.
-    pub namespace: Arc<str>,
-    /// Hostname by which peers request the service.
-    pub hostname: Arc<str>,
-    /// Definition as received from the source.
-    pub definition: Arc<mesh::Service>,
-    /// Endpoints per service port, as HBONE listeners dial them. If the service has waypoints, only
-    /// tunnels that come from a waypoint use them.
-    pub ports: HashMap<u16, Arc<EndpointSet>>,
-    /// Endpoints per service port for TLS listeners, always at the target port
-    /// (docs/wire-contract.md 1.8). Empty if there is no such listener.
-    pub passthrough_ports: HashMap<u16, Arc<EndpointSet>>,
-    /// Endpoints per service port for tunnels that may leave the network. A port without instances
-    /// in other networks has none, nor has any port if no entry of the exposure grants transit.
-    pub transit_ports: HashMap<u16, TransitSets>,
-    /// Other networks that have instances of the service.
-    pub other_networks: Box<[Arc<str>]>,
-}
-
-/// Endpoints of a service port in the own network and in others.
-#[derive(Clone, Debug)]
-pub struct TransitSets {
-    /// Endpoints of other networks take only tunnels that those of the own network cannot take.
-    pub failover: Arc<EndpointSet>,
-    /// Tunnels are distributed by the rules of the service.
-    pub always: Arc<EndpointSet>,
 }
 
 /// Read handle of the data path: the current snapshot and notifications of a new generation.

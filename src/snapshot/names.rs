@@ -1,10 +1,13 @@
 //! Alternative names of services: name families, which share a stem and differ in their suffix, and
 //! aliases.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use super::Subset;
+use super::mesh::Workload;
 use crate::wire::{Authority, Host};
 
 /// Families and aliases of the configuration. The table is independent of the mesh, like the
@@ -23,17 +26,19 @@ pub struct NameTable {
 #[derive(Debug, PartialEq)]
 pub struct Alias {
     /// Port that the authority must have; `None` matches any port.
-    requested_port: Option<u16>,
+    pub requested_port: Option<u16>,
     /// Hostnames and ports of the services; a target without a port uses the requested port.
-    targets: Vec<Target>,
+    pub targets: Vec<Target>,
     /// Clusters to which the name is visible; `None` means every peer.
-    consumers: Option<Vec<Box<str>>>,
+    pub consumers: Option<Vec<Box<str>>>,
     /// Region that restricts the endpoints; `None` means any.
-    region: Option<Box<str>>,
+    pub region: Option<Box<str>>,
+    /// Subset that restricts the endpoints; `None` means any.
+    pub subset: Option<Subset>,
     /// Name without port.
-    host: Box<str>,
-    /// Name of the derived service.
-    label: Arc<str>,
+    pub host: Box<str>,
+    /// Name of the derived service, which is never a valid authority.
+    pub label: Arc<str>,
 }
 
 /// Hostname and port of a service.
@@ -62,48 +67,39 @@ impl Alias {
             targets: to,
             consumers,
             region,
+            subset: None,
             host: host.into(),
             label: label.into(),
         }
     }
 
-    /// Returns the target if the alias is only another name for one service: it has a single target
-    /// and no region.
+    /// Restricts the endpoints to a subset.
+    #[must_use]
+    pub fn with_subset(self, subset: Subset) -> Self {
+        Self {
+            label: format!("{}#{subset}", self.label).into(),
+            subset: Some(subset),
+            ..self
+        }
+    }
+
+    /// Returns the target if the alias is only another name for one service: it has a single
+    /// target, and neither region nor subset.
     pub fn single_target(&self) -> Option<&Target> {
         match &*self.targets {
-            [only] if self.region.is_none() => Some(only),
+            [only] if self.region.is_none() && self.subset.is_none() => Some(only),
             _ => None,
         }
     }
 
-    /// Returns the name without port.
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// Returns the port that the authority must have; `None` matches any port.
-    pub fn requested_port(&self) -> Option<u16> {
-        self.requested_port
-    }
-
-    /// Returns the services behind the alias.
-    pub fn targets(&self) -> &[Target] {
-        &self.targets
-    }
-
-    /// Returns the clusters to which the name is visible; `None` means every peer.
-    pub fn consumers(&self) -> Option<&[Box<str>]> {
-        self.consumers.as_deref()
-    }
-
-    /// Returns the region that restricts the endpoints; `None` means any.
-    pub fn region(&self) -> Option<&str> {
-        self.region.as_deref()
-    }
-
-    /// Returns the name of the derived service, which is never a valid authority.
-    pub fn label(&self) -> &Arc<str> {
-        &self.label
+    /// Returns whether a workload is in the region and the subset.
+    pub(super) fn has(&self, workload: &Workload) -> bool {
+        let region = self.region.as_deref();
+        region.is_none_or(|region| *workload.locality.region == *region)
+            && self
+                .subset
+                .as_ref()
+                .is_none_or(|subset| subset.has(workload))
     }
 
     /// Returns whether the alias still leads to every target of `earlier`. Additional targets are
@@ -122,6 +118,7 @@ impl Alias {
 
 impl NameTable {
     /// Returns the table of these suffixes, in order of precedence, and of these aliases by host.
+    /// `HOST@SUBSET` is the host of a subset of a service.
     pub fn new<'a>(
         suffixes: impl IntoIterator<Item = &'a str>,
         aliases: impl IntoIterator<Item = (&'a str, Alias)>,
@@ -139,7 +136,8 @@ impl NameTable {
                     derived.push(Arc::clone(&alias));
                 }
             }
-            table.aliases.entry(host.into()).or_default().push(alias);
+            let key = table.alias_key(host).into_owned();
+            table.aliases.entry(key.into()).or_default().push(alias);
         }
         table
     }
@@ -150,11 +148,19 @@ impl NameTable {
         let Host::Name(name) = &asked.host else {
             return None;
         };
-        let aliases = self.aliases.get(&**name)?;
+        let aliases = self.aliases.get(&*self.alias_key(name))?;
         let fits = |alias: &&Arc<Alias>| alias.requested_port.is_none_or(|port| port == asked.port);
         let mut fitting = aliases.iter().filter(fits);
         let own = fitting.clone().find(|alias| alias.has_consumer(cluster));
         own.or_else(|| fitting.find(|alias| alias.consumers.is_none()))
+    }
+
+    /// Returns the key of an alias. A subset has one for all names of its service's family.
+    fn alias_key<'a>(&self, host: &'a str) -> Cow<'a, str> {
+        match host.split_once('@') {
+            Some((host, subset)) => format!("{}@{subset}", self.family_key(host)).into(),
+            None => host.into(),
+        }
     }
 
     /// Returns all aliases of a host.

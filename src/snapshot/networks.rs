@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::exclusion::GATEWAY_RECORD;
 use super::mesh::{Protocol, Template, Workload};
+use super::remote::GATEWAY_RECORD;
 
 /// Configured networks by name, and the trust domains of clusters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,6 +13,8 @@ pub struct NetworkTable {
     rules: BTreeMap<Arc<str>, NetworkRule>,
     /// Trust domains, each with its cluster.
     domains: Box<[(Arc<str>, Arc<str>)]>,
+    /// True if bindings use gateways, whatever the exposure grants.
+    pub(super) has_bindings: bool,
 }
 
 /// Configuration of one network.
@@ -34,6 +36,14 @@ impl NetworkTable {
             domains: domains
                 .map(|(domain, cluster)| (domain.into(), cluster.into()))
                 .collect(),
+            ..self
+        }
+    }
+
+    /// Returns the table of a gateway that has bindings or none.
+    pub fn with_bindings(self, has_bindings: bool) -> Self {
+        Self {
+            has_bindings,
             ..self
         }
     }
@@ -76,7 +86,7 @@ impl FromIterator<(Arc<str>, NetworkRule)> for NetworkTable {
     fn from_iter<I: IntoIterator<Item = (Arc<str>, NetworkRule)>>(networks: I) -> Self {
         Self {
             rules: networks.into_iter().collect(),
-            domains: Box::default(),
+            ..Self::default()
         }
     }
 }

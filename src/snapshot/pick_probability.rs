@@ -49,18 +49,18 @@ pub fn pick_probabilities(set: &EndpointSet, now: Instant) -> Vec<f64> {
     // Ejected endpoints serve only when no other is left.
     let any_healthy = set.candidates.iter().any(is_healthy);
     let eligible = |candidate: &Candidate| !any_healthy || is_healthy(candidate);
-    let mut odds = vec![0.0; set.candidates.len()];
+    let mut probabilities = vec![0.0; set.candidates.len()];
     let Some(groups) = set.groups() else {
-        add_probabilities(set.whole(), 1.0, eligible, &mut odds);
-        return odds;
+        add_probabilities(set.whole(), 1.0, eligible, &mut probabilities);
+        return probabilities;
     };
     for (place, group) in groups.list().iter().enumerate() {
         let takes = |part: &Part<'_>| part.candidates.iter().any(eligible);
         if let Some(part) = set.drawn(groups, place).find(takes) {
-            add_probabilities(part, group.share, eligible, &mut odds);
+            add_probabilities(part, group.share, eligible, &mut probabilities);
         }
     }
-    odds
+    probabilities
 }
 
 /// Adds the share of a group to the probabilities of its endpoints.
@@ -68,13 +68,16 @@ fn add_probabilities(
     part: Part<'_>,
     share: f64,
     eligible: impl Fn(&Candidate) -> bool,
-    odds: &mut [f64],
+    probabilities: &mut [f64],
 ) {
-    let candidates = part.candidates.iter().zip(odds.iter_mut().skip(part.start));
+    let candidates = part
+        .candidates
+        .iter()
+        .zip(probabilities.iter_mut().skip(part.start));
     let candidates = candidates.filter(|(candidate, _)| eligible(candidate));
     // Loads change concurrently, so each is read once.
     let mut all: Vec<_> = candidates
-        .map(|(candidate, odds)| (Load::of(candidate, part.by_latency), odds))
+        .map(|(candidate, probabilities)| (Load::of(candidate, part.by_latency), probabilities))
         .collect();
     let total: f64 = all.iter().map(|(load, _)| f64::from(load.weight)).sum();
     all.sort_by(|(one, _), (other, _)| one.compare(*other));
@@ -85,9 +88,9 @@ fn add_probabilities(
             .iter()
             .map(|(load, _)| f64::from(load.weight))
             .sum::<f64>();
-        for (load, odds) in equally_loaded {
+        for (load, probabilities) in equally_loaded {
             let part = f64::from(load.weight) / total;
-            **odds += share * part * (at_least + above) / total;
+            **probabilities += share * part * (at_least + above) / total;
         }
     }
 }

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn before_a_source_has_told_its_policies_everything_is_refused() {
+    fn before_a_source_has_sent_its_policies_everything_is_refused() {
         assert_eq!(
             judge(&Policies::default(), &[]).refusal,
             Some(PolicyRejection::NotReceived)
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_is_named_and_not_there_is_told() {
+    fn a_policy_that_is_named_and_not_there_is_reported() {
         let known = policies(&[policy("p", PolicyScope::Selected, Action::Deny, "shop")]);
         let workload = |names: &[&str]| Workload {
             template: Template {

@@ -1,6 +1,13 @@
 //! Gateways of other networks.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+
+use super::mesh::Workload;
+
+/// Prefix of the uids of records that represent the gateway of a network
+/// (docs/wire-contract.md 3.3).
+pub(super) const GATEWAY_RECORD: &str = "NetworkGateway/";
 
 /// Gateway of another network, through which an endpoint is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -12,4 +19,15 @@ pub struct RemoteGateway {
     pub cluster: Arc<str>,
     /// Identities (`spiffe://…`) of which the gateway must have one; empty if unknown.
     pub identities: Box<[Arc<str>]>,
+    /// Addresses besides that of the endpoint, in the order in which they are tried.
+    pub other_addresses: Box<[SocketAddr]>,
+}
+
+/// Returns the network whose gateway a record represents; `None` for any other workload.
+pub(super) fn gateway_network(workload: &Workload) -> Option<&str> {
+    let rest = workload.uid.strip_prefix(GATEWAY_RECORD)?;
+    Some(match &*workload.network {
+        "" => rest.split_once('/').map_or("", |(network, _)| network),
+        network => network,
+    })
 }

@@ -8,12 +8,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
-use super::exclusion::{
-    GATEWAY_RECORD, gateway_network, is_split_horizon, remote_network, service_exclusion,
-    speaks_hbone,
-};
+use super::exclusion::{is_split_horizon, remote_network, service_exclusion, speaks_hbone};
 use super::mesh::{self, GatewayAddress, Locality, Place, Protocol, Template, Workload};
 use super::networks::NetworkTable;
+use super::remote::{GATEWAY_RECORD, gateway_network};
 use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards};
 
 /// Cluster of records whose source names none (docs/wire-contract.md 3.2).
@@ -42,6 +40,7 @@ type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
 /// Gateway of another network.
 #[derive(Clone, Debug)]
 struct Gateway {
+    /// First address, by which the gateway is known.
     address: SocketAddr,
     /// Record of the mesh or of the configuration; `None` for an address in an instance.
     record: Option<Arc<Workload>>,
@@ -61,6 +60,15 @@ struct Found<'a> {
 pub(super) struct Edits<'a> {
     gateways: HashMap<Arc<str>, Changes<'a>>,
     services: HashMap<&'a Arc<str>, Changes<'a>>,
+}
+
+/// Result of [`RemoteInstances::apply`].
+#[derive(Debug)]
+pub(super) struct Applied {
+    /// Services, as `namespace/hostname`, whose endpoints may differ.
+    pub(super) services: BTreeSet<Arc<str>>,
+    /// True if a gateway is new, or has another identity or cluster.
+    pub(super) has_new_gateway: bool,
 }
 
 /// New version by uid; `None` for a removed workload.
@@ -106,14 +114,15 @@ impl<'a> Edits<'a> {
 }
 
 impl RemoteInstances {
-    /// Applies edits. Returns the services, as `namespace/hostname`, whose endpoints may differ.
-    /// The states of services unknown to this index are taken from `previous`.
+    /// Applies edits. The states of services unknown to this index, and the gateways of networks
+    /// unknown to it, are compared with those of `previous`.
     pub(super) fn apply(
         &mut self,
         edits: Edits<'_>,
         rules: &NetworkTable,
         (previous, own_network): (&Self, &str),
-    ) -> BTreeSet<Arc<str>> {
+    ) -> Applied {
+        let mut has_new_gateway = false;
         let mut touched: BTreeSet<Arc<str>> = edits.services.keys().copied().cloned().collect();
         if !edits.gateways.is_empty() {
             let is_behind = |one: &Arc<Workload>| {
@@ -129,8 +138,15 @@ impl RemoteInstances {
             let records = old.flat_map(|list| list.iter().filter_map(|one| one.record.clone()));
             let records = merge(records, &changes).into_iter();
             let list: Arc<[_]> = records
-                .filter_map(|record| Gateway::of_record(record, &network, rules))
+                .flat_map(|record| Gateway::of_record(&record, &network, rules))
                 .collect();
+            let earlier = self.gateways.get(&network);
+            let earlier = earlier.or_else(|| previous.gateways.get(&network));
+            let is_known = |new: &Gateway| {
+                let mut earlier = earlier.iter().flat_map(|list| list.iter());
+                earlier.any(|old| old.has_address(new.address) && old.proves(&new.remote))
+            };
+            has_new_gateway |= !list.iter().all(is_known);
             self.gateways
                 .set(network, (!list.is_empty()).then_some(list));
         }
@@ -151,7 +167,27 @@ impl RemoteInstances {
             self.services
                 .set(Arc::clone(name), is_used.then_some(instances));
         }
-        touched
+        Applied {
+            services: touched,
+            has_new_gateway,
+        }
+    }
+
+    /// Returns the current form of a gateway. One without a record is what the configuration of
+    /// its network says.
+    pub(super) fn current(
+        &self,
+        known: &RemoteGateway,
+        address: SocketAddr,
+        rules: &NetworkTable,
+    ) -> Arc<RemoteGateway> {
+        let recorded = self.gateways.get(&known.network).into_iter();
+        let mut recorded = recorded.flat_map(|list| list.iter());
+        let recorded = recorded.find(|gateway| gateway.has_address(address));
+        recorded.map_or_else(
+            || Arc::new(remote_gateway(&known.network, None, rules)),
+            |gateway| Arc::clone(&gateway.remote),
+        )
     }
 
     fn states(
@@ -190,11 +226,11 @@ impl RemoteInstances {
                 continue;
             };
             let address = SocketAddr::new(ip, port);
-            if gateways.iter().all(|gateway| gateway.address != address) {
+            if !gateways.iter().any(|gateway| gateway.has_address(address)) {
                 gateways.push(Gateway {
                     address,
                     record: None,
-                    remote: remote_gateway(network, None, rules),
+                    remote: Arc::new(remote_gateway(network, None, rules)),
                 });
             }
         }
@@ -215,32 +251,22 @@ impl RemoteInstances {
     /// gateway has none.
     pub(super) fn shares(
         &self,
-        (service, name): (&mesh::Service, &str),
+        service: (&mesh::Service, &str),
         port: u16,
         rules: &NetworkTable,
         (own_network, hbone_only): (&str, bool),
     ) -> Vec<NetworkShare> {
-        let Some(known) = self.services.get(name) else {
+        let Some(known) = self.services.get(service.1) else {
             return Vec::new();
         };
-        let mut networks: BTreeMap<&str, Found<'_>> = BTreeMap::new();
-        for one in &known.list {
-            let Some(network) = remote_network(one, own_network) else {
-                continue;
-            };
-            let found = networks.entry(network).or_default();
-            found.all.push(one);
-            if let Some(is_ready) = serves(service, name, one, (port, hbone_only)) {
-                found.serving.push((one, is_ready));
-            }
-        }
+        let networks = self.instances(service, port, (own_network, hbone_only));
         let share = |(network, found): (&str, Found<'_>)| {
             let (ready, all) = capacity(&found.serving);
             let gateways = self.gateways(network, &found.all, rules).into_iter();
             let gateways = gateways.filter(Gateway::is_ready).filter_map(|gateway| {
                 let key = (Arc::clone(&gateway.remote.network), gateway.address);
                 let state = Arc::clone(known.states.get(&key)?);
-                Some(gateway.endpoint((service, name), port, &found.serving, state))
+                Some(gateway.endpoint(service, port, &found.serving, state))
             });
             let gateways: Vec<_> = gateways.collect();
             (all > 0 && !gateways.is_empty()).then_some(NetworkShare {
@@ -250,6 +276,82 @@ impl RemoteInstances {
             })
         };
         networks.into_iter().filter_map(share).collect()
+    }
+
+    /// Returns all gateways that have an address, with or without a record.
+    pub(super) fn known_gateways(
+        &self,
+        rules: &NetworkTable,
+    ) -> BTreeMap<(SocketAddr, Arc<str>), Arc<RemoteGateway>> {
+        let mut known = BTreeMap::new();
+        for gateway in self.gateways.values().flat_map(|list| list.iter()) {
+            let key = (gateway.address, Arc::clone(&gateway.remote.network));
+            known
+                .entry(key)
+                .or_insert_with(|| Arc::clone(&gateway.remote));
+        }
+        for (network, address) in self.services.values().flat_map(|of| of.states.keys()) {
+            let key = (*address, Arc::clone(network));
+            known
+                .entry(key)
+                .or_insert_with(|| Arc::new(remote_gateway(network, None, rules)));
+        }
+        known
+    }
+
+    /// Returns the endpoints of a service port behind the gateways of these clusters. A network
+    /// whose instances of the service are unknown counts as one instance.
+    pub(super) fn cluster_shares(
+        &self,
+        clusters: &[Arc<str>],
+        (service, port): ((&mesh::Service, &str), u16),
+        (rules, own_network): (&NetworkTable, &str),
+        mut state: impl FnMut(&Arc<str>, SocketAddr) -> Arc<EndpointState>,
+    ) -> Vec<NetworkShare> {
+        let mut networks = self.instances(service, port, (own_network, false));
+        for network in self.gateways.keys() {
+            networks.entry(network).or_default();
+        }
+        let share = |(network, found): (&str, Found<'_>)| {
+            let is_known = !found.all.is_empty();
+            let counts = is_known.then(|| capacity(&found.serving));
+            let (ready, all) = counts.unwrap_or((1, 1));
+            let mut gateways = self.gateways(network, &found.all, rules);
+            gateways.retain(|one| one.is_ready() && clusters.contains(&one.remote.cluster));
+            let gateways = gateways.into_iter().map(|gateway| {
+                let state = state(&gateway.remote.network, gateway.address);
+                gateway.endpoint(service, port, &found.serving, state)
+            });
+            let gateways: Vec<_> = gateways.collect();
+            (ready > 0 && !gateways.is_empty()).then_some(NetworkShare {
+                gateways,
+                ready,
+                all,
+            })
+        };
+        networks.into_iter().filter_map(share).collect()
+    }
+
+    /// Returns the instances of a service by network.
+    fn instances(
+        &self,
+        (service, name): (&mesh::Service, &str),
+        port: u16,
+        (own_network, hbone_only): (&str, bool),
+    ) -> BTreeMap<&str, Found<'_>> {
+        let mut networks: BTreeMap<&str, Found<'_>> = BTreeMap::new();
+        let known = self.services.get(name).into_iter();
+        for one in known.flat_map(|of| of.list.iter()) {
+            let Some(network) = remote_network(one, own_network) else {
+                continue;
+            };
+            let found = networks.entry(network).or_default();
+            found.all.push(one);
+            if let Some(is_ready) = serves(service, name, one, (port, hbone_only)) {
+                found.serving.push((one, is_ready));
+            }
+        }
+        networks
     }
 
     /// Returns whether an identity is that of a gateway of another network.
@@ -263,14 +365,32 @@ impl RemoteInstances {
 }
 
 impl Gateway {
-    /// Returns the gateway of a record, once it has an address.
-    fn of_record(record: Arc<Workload>, network: &str, rules: &NetworkTable) -> Option<Self> {
-        let ip = record.addresses.first()?.to_canonical();
-        Some(Self {
-            address: SocketAddr::new(ip, record_port(&record, network)),
-            remote: remote_gateway(network, Some(&record), rules),
-            record: Some(record),
-        })
+    /// Returns the gateways of a record: one for each address, or for each pair of both families.
+    fn of_record(record: &Arc<Workload>, network: &str, rules: &NetworkTable) -> Vec<Self> {
+        let port = record_port(record, network);
+        let gateway = |(first, other): (IpAddr, Option<IpAddr>)| {
+            let mut remote = remote_gateway(network, Some(record), rules);
+            remote.other_addresses = other
+                .map(|ip| SocketAddr::new(ip, port))
+                .into_iter()
+                .collect();
+            Self {
+                address: SocketAddr::new(first, port),
+                remote: Arc::new(remote),
+                record: Some(Arc::clone(record)),
+            }
+        };
+        pairs(&record.addresses).into_iter().map(gateway).collect()
+    }
+
+    /// Returns true if its certificate has to prove the same as that of `other`.
+    fn proves(&self, other: &RemoteGateway) -> bool {
+        let own = &self.remote;
+        (&own.cluster, &own.identities) == (&other.cluster, &other.identities)
+    }
+
+    fn has_address(&self, address: SocketAddr) -> bool {
+        self.address == address || self.remote.other_addresses.contains(&address)
     }
 
     fn is_ready(&self) -> bool {
@@ -337,11 +457,7 @@ fn merge<'a>(
     all.into_values().collect()
 }
 
-fn remote_gateway(
-    network: &str,
-    record: Option<&Workload>,
-    rules: &NetworkTable,
-) -> Arc<RemoteGateway> {
+fn remote_gateway(network: &str, record: Option<&Workload>, rules: &NetworkTable) -> RemoteGateway {
     let rule = rules.get(network);
     let cluster = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
     let of_record = || record.map(|record| &record.cluster);
@@ -353,11 +469,25 @@ fn remote_gateway(
         let known = record.filter(|record| !record.service_account.is_empty())?;
         Some(rules.identities_of(known, &cluster))
     };
-    Arc::new(RemoteGateway {
+    RemoteGateway {
         network: network.into(),
         cluster: Arc::clone(&cluster),
         identities: identities.or_else(of_record).unwrap_or_default(),
-    })
+        other_addresses: Box::default(),
+    }
+}
+
+/// Returns the addresses of a record by gateway, each in the order in which they are tried: IPv6
+/// first (RFC 8305 section 4). The n-th addresses of both families are one dual-stack gateway.
+/// Addresses of a family are sorted, because answers of DNS come in any order.
+fn pairs(addresses: &[IpAddr]) -> Vec<(IpAddr, Option<IpAddr>)> {
+    let addresses: BTreeSet<_> = addresses.iter().map(IpAddr::to_canonical).collect();
+    let (v6, v4): (Vec<_>, Vec<_>) = addresses.into_iter().partition(IpAddr::is_ipv6);
+    let pair = |index: usize| match (v6.get(index), v4.get(index)) {
+        (Some(&v6), v4) => Some((v6, v4.copied())),
+        (None, v4) => Some((*v4?, None)),
+    };
+    (0..v6.len().max(v4.len())).filter_map(pair).collect()
 }
 
 /// Returns the port in the uid of a record, `NetworkGateway/NETWORK/ADDRESS/PORT`. The address

@@ -5,8 +5,9 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::exclusion::{gateway_network, workload_exclusion};
+use super::exclusion::workload_exclusion;
 use super::mesh::{self, Workload};
+use super::remote::gateway_network;
 use super::{ExclusionReason, Host, Snapshot};
 
 impl Snapshot {
@@ -51,7 +52,7 @@ impl<'a> WantedHosts<'a> {
         };
         for name in snapshot.exposure.passthrough_hosts() {
             let aliases = snapshot.names.aliases_of(name).iter();
-            let targets = aliases.flat_map(|alias| alias.targets());
+            let targets = aliases.flat_map(|alias| &alias.targets);
             let targets = targets.map(|(target, _)| &**target);
             let hosts = targets.chain(snapshot.exposure.hosts_with_alias(name));
             let families = hosts.chain([name]).map(|host| pass.family(host));
@@ -71,7 +72,8 @@ impl<'a> WantedHosts<'a> {
         let snapshot = self.snapshot;
         if let Some(network) = gateway_network(workload) {
             let is_other = *network != *snapshot.network();
-            return is_other && workload.capacity > 0 && snapshot.exposure.has_transit();
+            let is_used = snapshot.exposure.has_transit() || snapshot.networks.has_bindings;
+            return is_other && workload.capacity > 0 && is_used;
         }
         let hbone_only = snapshot.mesh.hbone_only && !snapshot.has_passthrough;
         let unused = workload_exclusion(workload, snapshot.network(), hbone_only);
@@ -101,6 +103,9 @@ impl<'a> WantedHosts<'a> {
         let snapshot = self.snapshot;
         if snapshot.is_cluster_local(host) || !snapshot.may_answer(host, namespace) {
             return false;
+        }
+        if snapshot.clusters_by_link(host).next().is_some() {
+            return true;
         }
         let entry = snapshot.exposure_host(host);
         if snapshot.exposure.has_entry(&entry) {

@@ -234,7 +234,7 @@ impl Balancing {
     }
 
     /// Returns a copy with the locality of the gateway's own workload, or `None` if nothing
-    /// changes. `told` is the mesh as received, in which workloads keep their uids. If the workload
+    /// changes. Workloads of a mesh as received keep their uids. If the workload
     /// is removed, its last locality stays.
     pub(super) fn with_own_locality(&self, received: &Mesh) -> Option<Self> {
         let own = received.workloads.get(&**self.position.own_uid.as_ref()?)?;

@@ -21,6 +21,9 @@ pub struct TrustSet {
     unlisted: Option<UnlistedDomains>,
     /// Present if the issuer rather than the domain determines the cluster.
     issuers: Option<Issuers>,
+    /// Issuers that may sign for a domain; a domain without an entry permits every issuer. The
+    /// handshake enforces them, and explanations read them.
+    domain_issuers: HashMap<Box<str>, Arc<HashSet<SpkiHash>>>,
 }
 
 /// Certificate issuers with their clusters.
@@ -84,10 +87,7 @@ impl TrustSet {
         let entry = |(domain, cluster): (&str, &str)| (domain.into(), cluster.into());
         Self {
             clusters: domains.into_iter().map(entry).collect(),
-            trusted_waypoints: HashSet::new(),
-            gateways: HashSet::new(),
-            unlisted: None,
-            issuers: None,
+            ..Self::default()
         }
     }
 
@@ -117,6 +117,18 @@ impl TrustSet {
         });
         Self {
             unlisted: others,
+            ..self
+        }
+    }
+
+    /// Returns the set with the issuers that may sign for each of these domains.
+    pub fn with_domain_issuers<'a>(
+        self,
+        issuers: impl IntoIterator<Item = (&'a str, Arc<HashSet<SpkiHash>>)>,
+    ) -> Self {
+        let entry = |(domain, issuers): (&str, _)| (domain.into(), issuers);
+        Self {
+            domain_issuers: issuers.into_iter().map(entry).collect(),
             ..self
         }
     }
@@ -184,6 +196,11 @@ impl TrustSet {
     pub fn issuer_cluster(&self, issuer: &SpkiHash) -> Option<&str> {
         let issuers = self.issuers.as_ref()?;
         issuers.cluster(Some(issuer)).map(|name| &**name)
+    }
+
+    /// Returns the only issuers that may sign for a domain; `None` if every issuer may.
+    pub fn domain_issuers(&self, domain: &str) -> Option<&HashSet<SpkiHash>> {
+        self.domain_issuers.get(domain).map(|issuers| &**issuers)
     }
 
     /// Returns whether issuers determine clusters.

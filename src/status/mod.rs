@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use serde::{Serialize, Serializer};
 
 pub use self::remote::RemoteGatewayStatus;
@@ -303,12 +303,12 @@ impl Status {
 
     /// Removes `what` from the conditions of readiness.
     pub fn clear_pending(&self, what: &'static str) {
-        lock(&self.pending).retain(|(name, _)| *name != what);
+        self.pending.lock().retain(|(name, _)| *name != what);
     }
 
     /// Adds `what` to the conditions of readiness.
     pub fn pending(&self, what: &'static str) {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         if !pending.iter().any(|(name, _)| *name == what) {
             pending.push((what, Vec::new()));
         }
@@ -316,7 +316,7 @@ impl Status {
 
     /// Sets the missing parts of `what`, if readiness waits for it.
     pub fn missing(&self, what: &'static str, parts: Vec<&'static str>) {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         if let Some((_, missing)) = pending.iter_mut().find(|(name, _)| *name == what) {
             *missing = parts;
         }
@@ -332,54 +332,56 @@ impl Status {
                 format!("{name} ({})", missing.join(", "))
             }
         };
-        lock(&self.pending).iter().map(shown).collect()
+        self.pending.lock().iter().map(shown).collect()
     }
 
     /// Changes the state of the stream to a control plane. The first call creates it.
     pub fn set_discovery(&self, change: impl FnOnce(&mut Discovery)) {
-        change(lock(&self.discovery).get_or_insert_default());
+        change(self.discovery.lock().get_or_insert_default());
     }
 
     /// Returns the state of the stream to a control plane; none if discovery uses a file.
     pub fn discovery(&self) -> Option<Discovery> {
-        lock(&self.discovery).clone()
+        self.discovery.lock().clone()
     }
 
     /// Replaces the state of one identity.
     pub fn set_certificate(&self, certificate: Certificate) {
-        lock(&self.certificates).insert(certificate.identity.clone(), certificate);
+        self.certificates
+            .lock()
+            .insert(certificate.identity.clone(), certificate);
     }
 
     /// Removes an identity that is no longer used.
     pub fn forget_certificate(&self, identity: &str) {
-        lock(&self.certificates).remove(identity);
+        self.certificates.lock().remove(identity);
     }
 
     /// Returns the state of every identity, sorted.
     pub fn certificates(&self) -> Vec<Certificate> {
-        lock(&self.certificates).values().cloned().collect()
+        self.certificates.lock().values().cloned().collect()
     }
 
     /// Replaces the revocation lists.
     pub fn set_crls(&self, crls: Vec<Crl>) {
-        *lock(&self.crls) = crls;
+        *self.crls.lock() = crls;
     }
 
     /// Returns the revocation lists.
     pub fn crls(&self) -> Vec<Crl> {
-        lock(&self.crls).clone()
+        self.crls.lock().clone()
     }
 
     /// Replaces the subjects of the trusted roots whose peers are refused because `trust.crl` has
     /// no list of the root.
     pub fn set_unlisted_roots(&self, roots: Vec<String>) {
-        *lock(&self.unlisted_roots) = roots;
+        *self.unlisted_roots.lock() = roots;
     }
 
     /// Returns the subjects of the trusted roots whose peers are refused because `trust.crl` has
     /// no list of the root.
     pub fn unlisted_roots(&self) -> Vec<String> {
-        lock(&self.unlisted_roots).clone()
+        self.unlisted_roots.lock().clone()
     }
 
     /// Records the result of a reload of `what` that ended now.
@@ -390,17 +392,17 @@ impl Status {
             ok: error.is_none(),
             error,
         };
-        lock(&self.reloads).insert(source, reload);
+        self.reloads.lock().insert(source, reload);
     }
 
     /// Replaces the claims of objects that have no effect because of other claims.
     pub fn set_conflicts(&self, conflicts: Vec<String>) {
-        *lock(&self.conflicts) = conflicts;
+        *self.conflicts.lock() = conflicts;
     }
 
     /// Returns the claims of objects that have no effect because of other claims.
     pub fn conflicts(&self) -> Vec<String> {
-        lock(&self.conflicts).clone()
+        self.conflicts.lock().clone()
     }
 
     /// Records that `what` was reloaded now and is in use, except for the parts in `left`.
@@ -410,12 +412,12 @@ impl Status {
             ok: true,
             error: Some(left),
         };
-        lock(&self.reloads).insert(what, reload);
+        self.reloads.lock().insert(what, reload);
     }
 
     /// Changes the state of a hostname and returns the result of the change.
     pub fn set_host<T>(&self, name: &str, change: impl FnOnce(&mut HostnameStatus) -> T) -> T {
-        let mut hosts = lock(&self.hosts);
+        let mut hosts = self.hosts.lock();
         let new = || HostnameStatus {
             name: name.to_owned(),
             ..HostnameStatus::default()
@@ -425,17 +427,17 @@ impl Status {
 
     /// Removes a hostname that is no longer used.
     pub fn forget_host(&self, name: &str) {
-        lock(&self.hosts).0.remove(name);
+        self.hosts.lock().0.remove(name);
     }
 
     /// Sets the number of hostnames that are not looked up.
     pub fn set_hosts_left_out(&self, count: usize) {
-        lock(&self.hosts).1 = count;
+        self.hosts.lock().1 = count;
     }
 
     /// Returns the state of the hostnames.
     pub fn hosts(&self) -> HostnameStatuses {
-        let hosts = lock(&self.hosts);
+        let hosts = self.hosts.lock();
         HostnameStatuses {
             list: hosts.0.values().cloned().collect(),
             left_out: hosts.1,
@@ -444,7 +446,8 @@ impl Status {
 
     /// Returns the last reload of each source that was read at least once.
     pub fn reloads(&self) -> Vec<(ReloadSource, Reload)> {
-        lock(&self.reloads)
+        self.reloads
+            .lock()
             .iter()
             .map(|(what, reload)| (*what, reload.clone()))
             .collect()
@@ -464,12 +467,6 @@ fn rfc3339_option<S: Serializer>(
         Some(at) => rfc3339(at, serializer),
         None => serializer.serialize_none(),
     }
-}
-
-/// Locks a mutex. Every critical section is a single step, so data behind a poisoned lock is
-/// consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

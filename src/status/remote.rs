@@ -30,3 +30,22 @@ pub struct RemoteGatewayStatus {
     /// First expiry in the chain of its certificate.
     pub not_after: Option<SystemTime>,
 }
+
+impl RemoteGatewayStatus {
+    /// Returns the state of a gateway that no tunnel has used yet.
+    pub fn unused(address: SocketAddr, network: &Arc<str>, cluster: &Arc<str>) -> Self {
+        Self {
+            address,
+            network: Arc::clone(network),
+            cluster: Arc::clone(cluster),
+            state: "idle",
+            connections: 0,
+            streams: 0,
+            rtt: None,
+            ejections: 0,
+            last_error: String::new(),
+            identity: None,
+            not_after: None,
+        }
+    }
+}

@@ -21,7 +21,7 @@ pub struct Args {
     /// Folder to write to; created if it is missing
     dir: PathBuf,
 
-    /// Name of a cluster; repeatable. The first gets a gateway and an endpoint, the others a client
+    /// Name of a cluster; repeatable. Each gets a gateway, the first an endpoint, others a client
     #[arg(
         long = "cluster",
         value_name = "NAME",
@@ -151,8 +151,10 @@ fn leaves(clusters: &[String]) -> anyhow::Result<Vec<(String, Leaves)>> {
         };
         let mut leaves = Leaves::new();
         if index == 0 {
-            leaves.push(leaf("gateway", "ns/istio-system/sa/eastwest"));
+            leaves.push(leaf("gateway", GATEWAY));
             leaves.push(leaf("endpoint", "ns/app/sa/echo"));
+        } else {
+            leaves.push(leaf(&format!("gateway-{cluster}"), GATEWAY));
         }
         // A single cluster gets a client too, so that its gateway can be tried.
         match index {
@@ -194,6 +196,7 @@ fn write_file(dir: &Path, file: &File) -> io::Result<()> {
     Ok(())
 }
 
+const GATEWAY: &str = "ns/istio-system/sa/eastwest";
 const CLIENT: &str = "ns/shop/sa/checkout";
 const CERTIFICATE_MODE: u32 = 0o644;
 const KEY_MODE: u32 = 0o600;
@@ -204,8 +207,9 @@ const EXAMPLES: &str = "Examples:
   strait certs --cluster a --cluster b --cluster c /tmp/certs
 
 Cluster NAME stands for the trust domain NAME.local. Writes root.crt, and .crt and .key of
-gateway and endpoint (first cluster), client (second), client-NAME (further ones), and stranger:
-same root, and a trust domain that no example trusts. The root's own key is not kept.";
+gateway and endpoint (first cluster), gateway-NAME (all others), client (second), client-NAME
+(further ones), and stranger: same root, and a trust domain that no example trusts. The root's own
+key is not kept.";
 
 #[cfg(test)]
 mod tests {
@@ -241,6 +245,8 @@ mod tests {
             "client.key",
             "endpoint.crt",
             "endpoint.key",
+            "gateway-west.crt",
+            "gateway-west.key",
             "gateway.crt",
             "gateway.key",
             "root.crt",
@@ -310,7 +316,15 @@ mod tests {
                 .collect()
         };
         assert_eq!(stems(&["a"]), ["gateway", "endpoint", "client", "stranger"]);
-        let three = ["gateway", "endpoint", "client", "client-c", "stranger"];
+        let three = [
+            "gateway",
+            "endpoint",
+            "gateway-b",
+            "client",
+            "gateway-c",
+            "client-c",
+            "stranger",
+        ];
         assert_eq!(stems(&["a", "b", "c"]), three);
     }
 

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::time::SystemTime;
 
+use derive_more::Deref;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams,
     CertificateSigningRequestParams, CertifiedIssuer, DistinguishedName, DnType,
@@ -21,10 +22,11 @@ use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Development root. Its key never leaves this value.
-#[derive(Debug)]
+#[derive(Debug, Deref)]
 pub struct Authority {
     name: String,
-    root: CertifiedIssuer<'static, KeyPair>,
+    #[deref]
+    root: Issuer,
 }
 
 impl Authority {
@@ -52,6 +54,7 @@ impl Authority {
             .distinguished_name
             .push(DnType::CommonName, name.as_str());
         let root = CertifiedIssuer::self_signed(params, key).map_err(DevError::NotSigned)?;
+        let root = Issuer { signer: root };
         Ok(Self { name, root })
     }
 
@@ -74,31 +77,21 @@ impl Authority {
         let name = format!("Strait development intermediate of {cluster}");
         params.distinguished_name.push(DnType::CommonName, name);
         change(&mut params);
-        CertifiedIssuer::signed_by(params, new_key()?, &self.root)
-            .map(|intermediate| Issuer { intermediate })
+        CertifiedIssuer::signed_by(params, new_key()?, &self.root.signer)
+            .map(|signer| Issuer { signer })
             .map_err(DevError::NotSigned)
-    }
-
-    /// Creates a revocation list of intermediates, as [`Issuer::crl`] does of leaves.
-    pub fn crl(
-        &self,
-        revoked: &[&str],
-        number: u64,
-        next_update: SystemTime,
-    ) -> Result<String, DevError> {
-        crl(&self.root, revoked, number, next_update)
     }
 
     /// Returns the root certificate, which peers trust, in PEM.
     pub fn root_pem(&self) -> String {
-        self.root.pem()
+        self.root.signer.pem()
     }
 }
 
-/// Intermediate of one cluster, which signs the leaves of that cluster.
+/// Root, or intermediate of one cluster, which signs the leaves of that cluster.
 #[derive(Debug)]
 pub struct Issuer {
-    intermediate: CertifiedIssuer<'static, KeyPair>,
+    signer: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Issuer {
@@ -125,10 +118,10 @@ impl Issuer {
         let mut params = leaf_params();
         change(&mut params);
         let leaf = params
-            .signed_by(&key, &self.intermediate)
+            .signed_by(&key, &self.signer)
             .map_err(DevError::NotSigned)?;
         Ok(Leaf {
-            chain_pem: leaf.pem() + &self.intermediate.pem(),
+            chain_pem: leaf.pem() + &self.signer.pem(),
             key_pem: key.serialize_pem(),
         })
     }
@@ -141,12 +134,37 @@ impl Issuer {
         number: u64,
         next_update: SystemTime,
     ) -> Result<String, DevError> {
-        crl(&self.intermediate, revoked, number, next_update)
+        let now = OffsetDateTime::now_utc();
+        let entry = |pem: &&str| {
+            let der = CertificateDer::from_pem_slice(pem.as_bytes());
+            let der = der.map_err(|_| DevError::NotACertificate)?;
+            let parsed = X509Certificate::from_der(&der);
+            let (_, parsed) = parsed.map_err(|_| DevError::NotACertificate)?;
+            Ok(RevokedCertParams {
+                serial_number: parsed.raw_serial().to_vec().into(),
+                revocation_time: now,
+                reason_code: None,
+                invalidity_date: None,
+            })
+        };
+        let order = Duration::seconds(i64::try_from(number).unwrap_or(i64::MAX).min(1_000_000));
+        let params = CertificateRevocationListParams {
+            this_update: now - Duration::days(30) + order,
+            next_update: next_update.into(),
+            crl_number: number.into(),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.iter().map(entry).collect::<Result<_, _>>()?,
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = params
+            .signed_by(&self.signer)
+            .map_err(DevError::NotSigned)?;
+        list.pem().map_err(DevError::NotSigned)
     }
 
     /// Returns the intermediate certificate in PEM.
     pub fn pem(&self) -> String {
-        self.intermediate.pem()
+        self.signer.pem()
     }
 
     /// Creates a leaf like [`Issuer::leaf_with`], for the key of a signing request (PEM). Names
@@ -162,9 +180,9 @@ impl Issuer {
         request.params = leaf_params();
         change(&mut request.params);
         let leaf = request
-            .signed_by(&self.intermediate)
+            .signed_by(&self.signer)
             .map_err(DevError::NotSigned)?;
-        Ok([leaf.pem(), self.intermediate.pem()])
+        Ok([leaf.pem(), self.signer.pem()])
     }
 }
 
@@ -214,38 +232,6 @@ pub enum DevError {
     /// A certificate could not be encoded or signed.
     #[error("certificate signing failed")]
     NotSigned(#[source] rcgen::Error),
-}
-
-fn crl(
-    issuer: &CertifiedIssuer<'static, KeyPair>,
-    revoked: &[&str],
-    number: u64,
-    next_update: SystemTime,
-) -> Result<String, DevError> {
-    let now = OffsetDateTime::now_utc();
-    let entry = |pem: &&str| {
-        let der = CertificateDer::from_pem_slice(pem.as_bytes());
-        let der = der.map_err(|_| DevError::NotACertificate)?;
-        let parsed = X509Certificate::from_der(&der);
-        let (_, parsed) = parsed.map_err(|_| DevError::NotACertificate)?;
-        Ok(RevokedCertParams {
-            serial_number: parsed.raw_serial().to_vec().into(),
-            revocation_time: now,
-            reason_code: None,
-            invalidity_date: None,
-        })
-    };
-    let order = Duration::seconds(i64::try_from(number).unwrap_or(i64::MAX).min(1_000_000));
-    let params = CertificateRevocationListParams {
-        this_update: now - Duration::days(30) + order,
-        next_update: next_update.into(),
-        crl_number: number.into(),
-        issuing_distribution_point: None,
-        revoked_certs: revoked.iter().map(entry).collect::<Result<_, _>>()?,
-        key_identifier_method: KeyIdMethod::Sha256,
-    };
-    let list = params.signed_by(issuer).map_err(DevError::NotSigned)?;
-    list.pem().map_err(DevError::NotSigned)
 }
 
 fn new_key() -> Result<KeyPair, DevError> {

@@ -6,6 +6,7 @@
 pub mod authority;
 pub mod baggage;
 pub mod hello;
+mod label;
 mod region;
 pub mod sni;
 mod spki;
@@ -13,6 +14,7 @@ mod transit;
 mod via;
 
 pub use authority::{Authority, AuthorityError, Host};
+pub use label::Label;
 pub use region::RegionPattern;
 pub use spki::{SpkiHash, UNKNOWN_CLUSTER};
 pub use transit::Transit;

@@ -35,15 +35,14 @@ impl fmt::Display for RouteBy {
 }
 
 /// Returns the service that a [`normalise`] name addresses inside a tunnel to `port`. A name of
-/// Istio's form has its own port; any other name is taken with `port`. Returns `None` for a
-/// subset, because only the destination rules of the client's cluster define it.
-pub fn authority_of(name: &str, port: u16) -> Option<Authority> {
+/// Istio's form has its own port; any other name is taken with `port`.
+pub fn authority_of(name: &str, port: u16) -> Authority {
     match IstioName::parse(name) {
-        Some(istio) => istio.subset.is_empty().then_some(istio.authority),
-        None => Some(Authority {
+        Some(istio) => istio.target(),
+        None => Authority {
             host: Host::Name(name.into()),
             port,
-        }),
+        },
     }
 }
 
@@ -81,6 +80,19 @@ impl IstioName {
             },
             subset: subset.into(),
         })
+    }
+
+    /// Returns the authority of the service, or `HOST@SUBSET:PORT` for a subset. No CONNECT can
+    /// request the latter, because `@` is not valid in an authority.
+    pub fn target(self) -> Authority {
+        let Self { authority, subset } = self;
+        match authority.host {
+            Host::Name(name) if !subset.is_empty() => Authority {
+                host: Host::Name(format!("{name}@{subset}").into()),
+                port: authority.port,
+            },
+            _ => authority,
+        }
     }
 }
 
@@ -127,6 +139,18 @@ impl SniPattern {
             Host::Name(name) if is_wildcard => Ok(Self::Wildcard(name)),
             Host::Name(name) => Ok(Self::Exact(name)),
             Host::Ip(_) => Err(AuthorityError::BadHost),
+        }
+    }
+
+    /// Returns whether a [`normalise`] name matches.
+    pub fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::Exact(own) => **own == *name,
+            Self::Wildcard(own) => {
+                let below = name.strip_suffix(&**own);
+                below.is_some_and(|below| below.len() > 1 && below.ends_with('.'))
+            }
+            Self::Any => true,
         }
     }
 }
@@ -186,18 +210,15 @@ mod tests {
     #[test]
     fn a_name_inside_a_tunnel_has_its_port_or_the_tunnels() {
         let cases = [
-            ("echo.app", Some("echo.app:443")),
-            ("outbound_.80_._.echo.app", Some("echo.app:80")),
-            ("outbound_.80_.v1_.echo.app", None),
-            (
-                "outbound_.0_._.echo.app",
-                Some("outbound_.0_._.echo.app:443"),
-            ),
+            ("echo.app", "echo.app:443"),
+            ("outbound_.80_._.echo.app", "echo.app:80"),
+            ("outbound_.80_.v1_.echo.app", "echo.app@v1:80"),
+            ("outbound_.0_._.echo.app", "outbound_.0_._.echo.app:443"),
         ];
         for (name, want) in cases {
-            let got = authority_of(name, 443).map(|target| target.to_string());
-            assert_eq!(got.as_deref(), want, "{name}");
+            assert_eq!(authority_of(name, 443).to_string(), want, "{name}");
         }
+        assert!(Authority::parse("echo.app@v1:80").is_err());
     }
 
     #[test]
@@ -219,6 +240,26 @@ mod tests {
             assert_eq!(normalise(name).as_deref(), want, "{name:?}");
         }
         assert!(normalise(&"a.".repeat(128)).is_none());
+    }
+
+    #[test]
+    fn a_wildcard_matches_whole_labels_below_its_name() {
+        let matches = |pattern: &str, name: &str| {
+            let pattern = SniPattern::parse(pattern).expect("a pattern");
+            pattern.matches(name)
+        };
+        for (pattern, name, want) in [
+            ("*", "a", true),
+            ("a.b", "a.b", true),
+            ("a.b", "c.a.b", false),
+            ("*.a.b", "c.a.b", true),
+            ("*.a.b", "d.c.a.b", true),
+            ("*.a.b", "a.b", false),
+            ("*.a.b", ".a.b", false),
+            ("*.a.b", "ca.b", false),
+        ] {
+            assert_eq!(matches(pattern, name), want, "{pattern} {name}");
+        }
     }
 
     #[test]

@@ -15,9 +15,12 @@ pub(super) trait At<T> {
 
 impl<T> At<T> for Result<T, String> {
     fn at(self, path: impl Display) -> Self {
-        self.map_err(|why| match why.starts_with(['.', '[', ':']) {
-            true => format!("{path}{why}"),
-            false => format!("{path}: {why}"),
+        self.map_err(|why| {
+            if why.starts_with(['.', '[', ':']) {
+                format!("{path}{why}")
+            } else {
+                format!("{path}: {why}")
+            }
         })
     }
 }
@@ -39,19 +42,21 @@ pub(super) fn normal_hostname(text: &str) -> Option<Cow<'_, str>> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.*:".contains(&byte);
     let name = text.strip_suffix('.').unwrap_or(text);
     let good = !name.is_empty() && name.len() <= 253 && name.bytes().all(allowed);
-    good.then(
-        || match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            true => Cow::Owned(name.to_ascii_lowercase()),
-            false => Cow::Borrowed(name),
-        },
-    )
+    good.then(|| {
+        if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            Cow::Owned(name.to_ascii_lowercase())
+        } else {
+            Cow::Borrowed(name)
+        }
+    })
 }
 
 /// Checks the length of a field: each entry takes more memory than bytes on the wire.
 pub(super) fn check_length(field: &str, count: usize, most: usize) -> Result<(), String> {
-    match count > most {
-        true => Err(format!("{field}: {count} entries, want at most {most}")),
-        false => Ok(()),
+    if count > most {
+        Err(format!("{field}: {count} entries, want at most {most}"))
+    } else {
+        Ok(())
     }
 }
 
@@ -63,6 +68,13 @@ pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
         .map_err(|_| format!("{} bytes, want 4 or 16", bytes.len()))
 }
 
+/// Parses a unicast address. An IPv4-mapped IPv6 address becomes IPv4, as lookups use the
+/// canonical form.
+pub(super) fn unicast(text: &str) -> Option<IpAddr> {
+    let ip = text.parse::<IpAddr>().ok()?.to_canonical();
+    (!ip.is_unspecified() && !ip.is_multicast()).then_some(ip)
+}
+
 /// Returns the port, or 0 if the number is out of range.
 pub(super) fn number(value: u32) -> u16 {
     u16::try_from(value).unwrap_or(0)
@@ -70,9 +82,10 @@ pub(super) fn number(value: u32) -> u16 {
 
 /// Returns the namespace. A slash would make names such as `namespace/hostname` ambiguous.
 pub(super) fn namespace(text: String) -> Result<String, String> {
-    match text.contains('/') {
-        true => Err(format!("{} has a slash", shown(&text))),
-        false => Ok(text),
+    if text.contains('/') {
+        Err(format!("{} has a slash", shown(&text)))
+    } else {
+        Ok(text)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Interner of strings and other values that many resources have in common.
 
-use std::collections::{HashMap, HashSet};
+use std::borrow::Borrow;
+use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hash, Hasher as _, RandomState};
 use std::sync::Arc;
 
@@ -13,11 +14,16 @@ const SWEPT_MIN: usize = 1024;
 /// Interned namespaces, clusters, nodes and the like. Unused ones are removed from time to time.
 #[derive(Debug, Default)]
 pub(super) struct Interner {
+    /// Keyed state of all hashes.
+    state: RandomState,
     words: Shared<str>,
     localities: Shared<Locality>,
     gateways: Shared<GatewayAddress>,
-    templates: SharedParts<Template>,
-    services: SharedParts<Sorted<Arc<str>, Ports>>,
+    /// Templates by the addresses of their shared parts, which is much cheaper than by their
+    /// contents.
+    templates: Shared<Template>,
+    /// Services by the addresses of their names.
+    services: Shared<Sorted<Arc<str>, Ports>>,
 }
 
 impl Interner {
@@ -26,12 +32,13 @@ impl Interner {
         if word.is_empty() {
             return Arc::default();
         }
-        self.words.share(word, || word.into())
+        self.words.share(self.state.hash_one(word), word)
     }
 
     /// Returns the interned copy of a string, and interns this copy if there is none.
     pub(super) fn share_arc(&mut self, word: &Arc<str>) -> Arc<str> {
-        self.words.share(&**word, || Arc::clone(word))
+        self.words
+            .share(self.state.hash_one(word), Arc::clone(word))
     }
 
     /// Returns the interned copy of a locality.
@@ -46,12 +53,14 @@ impl Interner {
             zone: self.share(zone),
             subzone: self.share(subzone),
         };
-        self.localities.share_value(locality)
+        let hash = self.state.hash_one(&locality);
+        self.localities.share(hash, locality)
     }
 
     /// Returns the interned copy of a gateway.
     pub(super) fn share_gateway(&mut self, gateway: GatewayAddress) -> Arc<GatewayAddress> {
-        self.gateways.share_value(gateway)
+        let hash = self.state.hash_one(&gateway);
+        self.gateways.share(hash, gateway)
     }
 
     /// Returns the interned copy of a template. Its strings and locality must be interned.
@@ -86,7 +95,7 @@ impl Interner {
             canonical_name,
             canonical_revision,
         ];
-        let mut hasher = self.templates.state.build_hasher();
+        let mut hasher = self.state.build_hasher();
         for text in strings.into_iter().chain(policies.iter()) {
             Arc::as_ptr(text).addr().hash(&mut hasher);
         }
@@ -97,7 +106,7 @@ impl Interner {
 
     /// Returns the interned copy of services. Their names must be interned.
     pub(super) fn share_services(&mut self, services: Sorted<Arc<str>, Ports>) -> Services {
-        let mut hasher = self.services.state.build_hasher();
+        let mut hasher = self.state.build_hasher();
         for (name, ports) in services.iter() {
             Arc::as_ptr(name).addr().hash(&mut hasher);
             for port in ports.iter() {
@@ -108,85 +117,34 @@ impl Interner {
     }
 }
 
-/// Values indexed by a hash of the addresses of their shared parts. It is much cheaper than a hash
-/// of their contents.
+/// Values by a hash. Of two different values with one hash, the last one is known.
 #[derive(Debug)]
-struct SharedParts<T> {
-    state: RandomState,
+struct Shared<T: ?Sized> {
     known: HashMap<u64, Arc<T>>,
     /// Number of known values at which unused ones are removed.
     sweep_at: usize,
 }
 
-impl<T: PartialEq> SharedParts<T> {
-    fn share(&mut self, hash: u64, value: T) -> Arc<T> {
-        if let Some(known) = self.known.get(&hash)
-            && **known == value
-        {
+impl<T: PartialEq + ?Sized> Shared<T> {
+    fn share<V: Borrow<T> + Into<Arc<T>>>(&mut self, hash: u64, value: V) -> Arc<T> {
+        let own: &T = value.borrow();
+        if let Some(known) = self.known.get(&hash).filter(|known| ***known == *own) {
             return Arc::clone(known);
         }
         if self.known.len() >= self.sweep_at {
             self.known.retain(|_, known| Arc::strong_count(known) > 1);
-            self.sweep_at = next_sweep(self.known.len());
+            self.sweep_at = SWEPT_MIN.max(2 * self.known.len());
         }
-        let value = Arc::new(value);
+        let value = value.into();
         self.known.insert(hash, Arc::clone(&value));
         value
     }
 }
 
-impl<T> Default for SharedParts<T> {
+impl<T: ?Sized> Default for Shared<T> {
     fn default() -> Self {
         Self {
-            state: RandomState::new(),
             known: HashMap::new(),
-            sweep_at: SWEPT_MIN,
-        }
-    }
-}
-
-/// Returns the number of values at which unused ones are removed again, if so many are left now.
-fn next_sweep(left: usize) -> usize {
-    SWEPT_MIN.max(2 * left)
-}
-
-/// Values indexed by their contents.
-#[derive(Debug)]
-struct Shared<T: Eq + Hash + ?Sized> {
-    known: HashSet<Arc<T>>,
-    /// Number of known values at which unused ones are removed.
-    sweep_at: usize,
-}
-
-impl<T: Eq + Hash> Shared<T> {
-    fn share_value(&mut self, value: T) -> Arc<T> {
-        if let Some(known) = self.known.get(&value) {
-            return Arc::clone(known);
-        }
-        self.put(value.into())
-    }
-}
-
-impl<T: Eq + Hash + ?Sized> Shared<T> {
-    fn share(&mut self, value: &T, make: impl FnOnce() -> Arc<T>) -> Arc<T> {
-        let known = self.known.get(value).cloned();
-        known.unwrap_or_else(|| self.put(make()))
-    }
-
-    fn put(&mut self, new: Arc<T>) -> Arc<T> {
-        if self.known.len() >= self.sweep_at {
-            self.known.retain(|known| Arc::strong_count(known) > 1);
-            self.sweep_at = next_sweep(self.known.len());
-        }
-        self.known.insert(Arc::clone(&new));
-        new
-    }
-}
-
-impl<T: Eq + Hash + ?Sized> Default for Shared<T> {
-    fn default() -> Self {
-        Self {
-            known: HashSet::new(),
             sweep_at: SWEPT_MIN,
         }
     }

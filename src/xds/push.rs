@@ -76,11 +76,12 @@ fn resources(message: &[u8]) -> Result<usize, String> {
             REMOVED => removed += 1,
             _ => {}
         }
-        match resources + removed > ENTRIES_MAX {
-            true => Err(format!(
+        if resources + removed > ENTRIES_MAX {
+            Err(format!(
                 "a response has more than {ENTRIES_MAX} resources and removed names"
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     })?;
     Ok(resources)

@@ -84,6 +84,13 @@ pub struct Feed {
     pub connected: Arc<Notify>,
 }
 
+/// State that outlives a stream.
+struct State {
+    client: Client,
+    store: Recorder,
+    answers: InitialEndpoints,
+}
+
 /// End of a stream and its reason.
 struct Ended {
     end: StreamEnd,
@@ -140,23 +147,22 @@ impl From<GrpcStatus> for Ended {
 /// force while the control plane is unavailable. It decodes and builds inline and needs its own
 /// thread.
 pub async fn run(feed: Feed) {
-    let (mut client, mut store) = feed.start();
-    let mut answers = InitialEndpoints::default();
-    feed.told(&client, &store);
+    let mut state = feed.start();
+    feed.update_types(&state);
     let mut is_aged = false;
     loop {
-        let parts = (&mut client, &mut store, &mut answers);
-        let Ended { end, why, .. } = feed.stream(parts, is_aged).await;
+        let Ended { end, why, .. } = feed.stream(&mut state, is_aged).await;
         is_aged = end == StreamEnd::GoAway;
-        let wait = client.disconnected(end);
+        let wait = state.client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
         feed.metrics.xds().terminated(termination(end));
         feed.status
             .set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
         let address = &feed.plane.address;
-        match is_aged {
-            true => info!(%address, ?wait, %why, "reconnecting to the control plane"),
-            false => warn!(%address, ?wait, %why, "no stream to the control plane"),
+        if is_aged {
+            info!(%address, ?wait, %why, "reconnecting to the control plane")
+        } else {
+            warn!(%address, ?wait, %why, "no stream to the control plane")
         }
         sleep(wait).await;
     }
@@ -181,10 +187,15 @@ fn termination(end: StreamEnd) -> &'static str {
 
 impl Feed {
     /// Returns the initial state: the published cache, or nothing.
-    fn start(&self) -> (Client, Recorder) {
+    fn start(&self) -> State {
         let (mut client, source) = self.kind.new_client_and_store();
+        let answers = InitialEndpoints::default();
         let Some(file) = self.cache.clone() else {
-            return (client, Recorder::new(source));
+            return State {
+                client,
+                store: Recorder::new(source),
+                answers,
+            };
         };
         let cache = Cache {
             file,
@@ -208,18 +219,18 @@ impl Feed {
             self.status.set_reload(ReloadSource::Mesh, Err(notice));
             self.status.clear_pending(self.pending);
         }
-        (client, store)
+        State {
+            client,
+            store,
+            answers,
+        }
     }
 
     /// Runs one stream to its end. `is_aged` is true if the previous stream ended by age, which
     /// was logged already.
-    async fn stream(
-        &self,
-        parts: (&mut Client, &mut Recorder, &mut InitialEndpoints),
-        is_aged: bool,
-    ) -> Ended {
+    async fn stream(&self, state: &mut State, is_aged: bool) -> Ended {
         let (mut useful, goaway) = (false, GoAwayCode::default());
-        let mut ended = match self.talk(parts, (is_aged, &goaway), &mut useful).await {
+        let mut ended = match self.exchange(state, is_aged, &goaway, &mut useful).await {
             Ok(()) => Ended {
                 end: StreamEnd::Clean,
                 why: "the control plane ended the stream".to_owned(),
@@ -235,18 +246,21 @@ impl Feed {
         ended
     }
 
-    async fn talk(
+    /// Sends requests and applies responses until the stream ends.
+    async fn exchange(
         &self,
-        (client, store, answers): (&mut Client, &mut Recorder, &mut InitialEndpoints),
-        (is_aged, goaway): (bool, &GoAwayCode),
+        state: &mut State,
+        is_aged: bool,
+        goaway: &GoAwayCode,
         useful: &mut bool,
     ) -> Result<(), Ended> {
         // Cached clusters: the first request names the endpoints that they refer to.
-        self.follow(client, store);
-        let (requests, mut responses) = self.open(client, goaway).await?;
-        match is_aged {
-            true => debug!(address = %self.plane.address, "connected to the control plane"),
-            false => info!(address = %self.plane.address, "connected to the control plane"),
+        self.follow(state);
+        let (requests, mut responses) = self.open(&mut state.client, goaway).await?;
+        if is_aged {
+            debug!(address = %self.plane.address, "connected to the control plane")
+        } else {
+            info!(address = %self.plane.address, "connected to the control plane")
         }
         self.connected.notify_one();
         self.metrics.xds().connected();
@@ -256,20 +270,20 @@ impl Feed {
         let mut heard = Instant::now();
         loop {
             let response = tokio::select! {
-                response = awaited(client, heard, &mut responses) => response?,
-                () = answers.wait_deadline() => {
-                    self.tell_ready(client, store, answers);
+                response = awaited(&state.client, heard, &mut responses) => response?,
+                () = state.answers.wait_deadline() => {
+                    self.report_complete(state);
                     continue;
                 }
             };
             let Some(response) = response else { break };
             heard = Instant::now();
             let drained = self
-                .drain_batch((response, next), &mut responses, &requests, (client, store))
+                .drain_batch(response, next, &mut responses, &requests, state)
                 .await;
             // Accepted resources are published even if the stream broke: the next stream reports
             // their versions as in force.
-            let changes = self.publish(client, store, answers);
+            let changes = self.publish(state);
             next = Instant::now();
             next += if drained? > 1 {
                 BATCHES_APART
@@ -309,10 +323,11 @@ impl Feed {
     /// number.
     async fn drain_batch(
         &self,
-        (first, due): (Push, Instant),
+        first: Push,
+        due: Instant,
         responses: &mut Messages,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
-        (client, store): (&mut Client, &mut Recorder),
+        state: &mut State,
     ) -> Result<usize, Ended> {
         let (mut next, mut count) = (Some(first), 0);
         while let Some(push) = next.take() {
@@ -324,7 +339,7 @@ impl Feed {
             let url = metric_label(&response.type_url);
             self.metrics.xds().message(url, push.bytes);
             let version: String = push.version.chars().take(WORD_SHOWN).collect();
-            for request in client.received(response, store) {
+            for request in state.client.received(response, &mut state.store) {
                 self.answers(url, &version, request.error.is_none());
                 self.send(requests, request).await?;
             }
@@ -370,35 +385,34 @@ impl Feed {
 
     /// Publishes changes and updates status and readiness. Returns the resulting changes of the
     /// subscription.
-    fn publish(
-        &self,
-        client: &mut Client,
-        store: &mut Recorder,
-        answers: &mut InitialEndpoints,
-    ) -> Vec<Request> {
-        if client.pending().all(|type_url| type_url != AUTHORIZATION) {
-            store.store.set_policies_received();
+    fn publish(&self, state: &mut State) -> Vec<Request> {
+        let is_known = |client: &Client| client.pending().all(|url| url != AUTHORIZATION);
+        if is_known(&state.client) {
+            state.store.store.set_policies_received();
         }
-        let changes = self.follow(client, store);
-        self.told(client, store);
+        let changes = self.follow(state);
+        self.update_types(state);
+        let State { client, store, .. } = &*state;
         let rejected = client
             .rejected()
             .map(|(_, name, why, _)| format!("{name}: {why}"));
         let rejected: Vec<_> = rejected.take(REJECTED_SHOWN).collect();
-        let result = match rejected.is_empty() {
-            true => Ok(()),
-            false => Err(rejected.join("; ")),
+        let result = if rejected.is_empty() {
+            Ok(())
+        } else {
+            Err(rejected.join("; "))
         };
         let notice = store.restored().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
         self.status.set_reload(ReloadSource::Mesh, result);
-        self.tell_ready(client, store, answers);
+        self.report_complete(state);
         changes
     }
 
     /// Subscribes to exactly the endpoints that clusters refer to, and publishes changes. Returns
     /// the changes of the subscription.
-    fn follow(&self, client: &mut Client, store: &mut Recorder) -> Vec<Request> {
+    fn follow(&self, state: &mut State) -> Vec<Request> {
+        let State { client, store, .. } = state;
         let names = store.store.take_eds_names();
         let changes = names.map(|names| client.set_wanted(ENDPOINT, &names, store));
         self.update(store);
@@ -406,7 +420,12 @@ impl Feed {
     }
 
     /// Reports the first complete state to readiness and the cache.
-    fn tell_ready(&self, client: &Client, store: &Recorder, answers: &mut InitialEndpoints) {
+    fn report_complete(&self, state: &mut State) {
+        let State {
+            client,
+            store,
+            answers,
+        } = state;
         let complete = client.is_synced() && answers.are_complete(client);
         if complete {
             self.status.clear_pending(self.pending);
@@ -427,7 +446,7 @@ impl Feed {
     }
 
     /// Updates the status page of each type.
-    fn told(&self, client: &Client, store: &Recorder) {
+    fn update_types(&self, State { client, store, .. }: &State) {
         let now = SystemTime::now();
         let types = client.types().map(|url| {
             let rejected = client.rejected().filter(|(of, ..)| *of == url);
@@ -438,7 +457,7 @@ impl Feed {
                 since: now,
             };
             let (unused, unused_first) = store.store.unused(url);
-            let told = ResourceType {
+            let reported = ResourceType {
                 name: display_name(url),
                 synced: missing(client).all(|missing| missing != url),
                 held: client.held(url),
@@ -452,8 +471,8 @@ impl Feed {
             self.metrics.xds().create_type(url);
             self.metrics
                 .xds()
-                .set_resources(url, told.held, told.rejected);
-            told
+                .set_resources(url, reported.held, reported.rejected);
+            reported
         });
         let types = types.collect();
         let from_disk = store.restored().filter(|_| !client.is_synced());
@@ -510,8 +529,8 @@ async fn awaited(
     if client.without_response().next().is_none() {
         return Ok(response(responses).await?);
     }
-    let told = timeout_at(heard + SILENCE_MAX, response(responses)).await;
-    Ok(told.map_err(|_| {
+    let reported = timeout_at(heard + SILENCE_MAX, response(responses)).await;
+    Ok(reported.map_err(|_| {
         let missing: Vec<_> = client.without_response().map(display_name).collect();
         let missing = missing.join(", ");
         Ended {

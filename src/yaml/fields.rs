@@ -3,62 +3,67 @@
 use std::path::Path;
 
 use super::findings::Report;
-use super::tree::{Document, Entry, Kind, Position};
+use super::tree::{Document, Entry, Kind};
 use super::value::{Value, did_you_mean, one_of, shortened};
+
+impl<'a> Value<'a> {
+    /// Reads a map with a fixed set of keys, called `place` in findings.
+    pub fn fields(self, place: &'static str) -> Option<Fields<'a>> {
+        match &self.node.kind {
+            Kind::Map(entries) => Some(Fields {
+                map: self,
+                place,
+                entries,
+                known: Vec::new(),
+                later: &[],
+                is_foreign: false,
+                is_wrong: false,
+            }),
+            _ => self.not("a map of keys and values"),
+        }
+    }
+
+    /// As [`Value::fields`], of a map of another project, such as Kubernetes: further keys are
+    /// ignored, and a key without a value is absent.
+    pub fn foreign(self, place: &'static str) -> Option<Fields<'a>> {
+        let mut fields = self.fields(place)?;
+        fields.is_foreign = true;
+        Some(fields)
+    }
+}
 
 /// A map with a fixed set of keys: those that its reader looked up. [`Fields::finish`] reports all
 /// others as unknown.
 #[derive(Debug)]
 #[must_use = "unknown keys are reported by `finish`"]
 pub struct Fields<'a> {
-    document: &'a Document,
-    report: &'a Report,
+    map: Value<'a>,
     place: &'static str,
-    position: Position,
     entries: &'a [Entry],
     known: Vec<&'static str>,
     later: &'static [&'static str],
     /// True if further keys, and keys without a value, are ignored.
-    pub(super) is_foreign: bool,
+    is_foreign: bool,
+    /// True if a required or optional key could not be read.
+    is_wrong: bool,
 }
 
 impl<'a> Fields<'a> {
     /// Returns the keys of the whole document; `None` if it is no map. `example` is a first line.
     pub fn of_document(document: &'a Document, report: &'a Report, example: &str) -> Option<Self> {
-        let node = &document.root;
-        let Kind::Map(entries) = &node.kind else {
-            let what = match node.kind {
-                Kind::Null => "the file is empty",
-                _ => "the file is not a map of keys and values",
-            };
-            report.error(node.position, what, format!("`{example}` and so on"));
-            return None;
+        let what = match document.root.kind {
+            Kind::Map(_) => return Value::of_document(document, report).fields(""),
+            Kind::Null => "the file is empty",
+            _ => "the file is not a map of keys and values",
         };
-        Some(Self::new(document, report, "", node.position, entries))
-    }
-
-    pub(super) fn new(
-        document: &'a Document,
-        report: &'a Report,
-        place: &'static str,
-        position: Position,
-        entries: &'a [Entry],
-    ) -> Self {
-        Self {
-            document,
-            report,
-            place,
-            position,
-            entries,
-            known: Vec::new(),
-            later: &[],
-            is_foreign: false,
-        }
+        let position = document.root.position;
+        report.error(position, what, format!("`{example}` and so on"));
+        None
     }
 
     /// Returns the file.
     pub fn file(&self) -> &Path {
-        &self.document.file
+        &self.map.document.file
     }
 
     /// Returns the text under a key, if there is any; reports nothing.
@@ -69,7 +74,7 @@ impl<'a> Fields<'a> {
 
     /// Returns the line on which the map begins.
     pub fn line(&self) -> u64 {
-        self.position.line()
+        self.map.position.line()
     }
 
     /// Names planned keys, which this version lacks.
@@ -81,13 +86,19 @@ impl<'a> Fields<'a> {
     pub fn get(&mut self, key: &'static str) -> Option<Value<'a>> {
         self.known.push(key);
         let entry = self.entries.iter().find(|entry| *entry.key == *key)?;
-        let value = Value::new(self.document, self.report, &entry.value, self.place, key);
+        let value = Value::new(
+            self.map.document,
+            self.map.report,
+            &entry.value,
+            self.place,
+            key,
+        );
         if matches!(entry.value.kind, Kind::Null) {
             if self.is_foreign {
                 return None;
             }
             // A list that was commented out line by line must not mean "no restriction".
-            self.report.error(
+            self.map.report.error(
                 entry.position,
                 format!("`{value}` has no value"),
                 "one or remove the key",
@@ -105,10 +116,44 @@ impl<'a> Fields<'a> {
                 place => format!("`{place}`"),
             };
             let what = format!("{owner} has no `{key}`");
-            self.report
-                .error(self.position, what, format!("`{key}: {example}`"));
+            self.map
+                .report
+                .error(self.map.position, what, format!("`{key}: {example}`"));
         }
         self.get(key)
+    }
+
+    /// Reads a required key; `example` is a value for the finding about its absence. A wrong value
+    /// is replaced by the default of its type, and noted for [`Self::complete`].
+    pub fn required<T: Default>(
+        &mut self,
+        key: &'static str,
+        example: &str,
+        read: impl FnOnce(Value<'a>) -> Option<T>,
+    ) -> T {
+        let read = self.need(key, example).and_then(read);
+        self.is_wrong |= read.is_none();
+        read.unwrap_or_default()
+    }
+
+    /// Reads an optional key. A wrong value is replaced by the default, and noted for
+    /// [`Self::complete`].
+    pub fn optional<T>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        read: impl FnOnce(Value<'a>) -> Option<T>,
+    ) -> T {
+        let read = self.get(key).map(read);
+        self.is_wrong |= matches!(read, Some(None));
+        read.flatten().unwrap_or(default)
+    }
+
+    /// Finishes the map. Returns `made` unless a value was wrong.
+    pub fn complete<T>(self, made: T) -> Option<T> {
+        let is_good = !self.is_wrong;
+        self.finish();
+        is_good.then_some(made)
     }
 
     /// Reports unknown keys and those that are given twice.
@@ -123,13 +168,14 @@ impl<'a> Fields<'a> {
                 Some(index) => match seen[index].replace(entry.position.line()) {
                     Some(first) => {
                         let what = format!("`{key}` is given twice, first on line {first}");
-                        self.report.error(entry.position, what, "it once");
+                        self.map.report.error(entry.position, what, "it once");
                     }
                     None => continue,
                 },
                 None if self.later.contains(&&*entry.key) => {
                     let what = format!("`{key}` is not implemented yet");
-                    self.report
+                    self.map
+                        .report
                         .error(entry.position, what, "the file without it");
                 }
                 None if self.is_foreign => {}
@@ -150,6 +196,6 @@ impl<'a> Fields<'a> {
         } else {
             one_of(self.known.iter().copied())
         };
-        self.report.error(entry.position, what, how);
+        self.map.report.error(entry.position, what, how);
     }
 }

@@ -4,8 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::tree::{self, Document, Position};
-
 /// Maximum findings of a file: a hostile file must not cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
 
@@ -22,6 +20,36 @@ pub enum Severity {
     Warning,
 }
 
+/// Position of a key or a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Position {
+    /// A line of the file, counted from one; 0 in a source that has no lines.
+    Line(u32),
+    /// Index into the origins of a [`Layer`](super::Layer).
+    Origin(u32),
+}
+
+impl Position {
+    /// Returns the line; 0 where there is none.
+    pub fn line(self) -> u64 {
+        match self {
+            Self::Line(line) => line.into(),
+            Self::Origin(_) => 0,
+        }
+    }
+
+    /// Returns the place for findings, given the file and the origins of its layer.
+    pub(crate) fn place(self, file: &Path, origins: &[String]) -> Place {
+        let origin = match self {
+            Self::Origin(index) => origins.get(index as usize),
+            Self::Line(_) => None,
+        };
+        let file = origin.map_or(file, Path::new).to_owned();
+        let line = self.line();
+        Place { file, line }
+    }
+}
+
 /// Place of a text: a line of a file, or a source without lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -30,16 +58,6 @@ pub struct Place {
     pub file: PathBuf,
     /// The line, counted from one; 0 where it is no file.
     pub line: u64,
-}
-
-impl Place {
-    /// Returns the place of a source that is no file and has no lines.
-    pub fn named(name: &str) -> Self {
-        Self {
-            file: name.into(),
-            line: 0,
-        }
-    }
 }
 
 impl fmt::Display for Place {
@@ -62,6 +80,18 @@ pub struct Finding {
     pub what: String,
     /// Text to write instead; empty when there is nothing to say.
     pub how: String,
+}
+
+impl Finding {
+    /// Makes a warning.
+    pub fn warning(place: &Place, what: String, how: &str) -> Self {
+        Self {
+            place: place.clone(),
+            severity: Severity::Warning,
+            what,
+            how: how.to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -147,12 +177,8 @@ impl Report {
         Self::with_origins(file, Vec::new())
     }
 
-    /// Makes an empty report about a document, with the origins of its layer.
-    pub fn of(document: &Document) -> Self {
-        Self::with_origins(&document.file, document.origins.clone())
-    }
-
-    fn with_origins(file: &Path, origins: Vec<String>) -> Self {
+    /// Makes an empty report about `file`, with the origins of a layer.
+    pub(super) fn with_origins(file: &Path, origins: Vec<String>) -> Self {
         Self {
             file: file.to_owned(),
             origins,
@@ -168,7 +194,7 @@ impl Report {
 
     /// Notes the line that names another file, for findings about that file's contents.
     pub fn names(&self, path: PathBuf, position: Position) {
-        let place = tree::place(&self.file, &self.origins, position);
+        let place = position.place(&self.file, &self.origins);
         self.paths.borrow_mut().push((path, place));
     }
 
@@ -185,7 +211,7 @@ impl Report {
 
     /// Notes a file of certificates, a key or a token that does not exist.
     pub fn note_absent(&self, path: &Path, position: Position, what: String, how: String) {
-        let place = tree::place(&self.file, &self.origins, position);
+        let place = position.place(&self.file, &self.origins);
         self.absent.borrow_mut().push((path.to_owned(), place));
         self.push(Severity::Absent, position, what, how);
     }
@@ -248,7 +274,7 @@ impl Report {
         // Keys and values are quoted in findings, and findings go to terminals and logs.
         let (what, how) = (printable(what), printable(how));
         found.push(Finding {
-            place: tree::place(&self.file, &self.origins, position),
+            place: position.place(&self.file, &self.origins),
             severity,
             what,
             how,

@@ -9,6 +9,6 @@ mod tree;
 mod value;
 
 pub use fields::Fields;
-pub use findings::{Finding, Findings, Place, Report, Severity};
-pub use tree::{Document, Entry, FILE_BYTES_MAX, Kind, Layer, Node, Position};
+pub use findings::{Finding, Findings, Place, Position, Report, Severity};
+pub use tree::{Document, Entry, FILE_BYTES_MAX, Kind, Layer, Node};
 pub use value::Value;

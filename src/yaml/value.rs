@@ -8,9 +8,8 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::fields::Fields;
-use super::findings::{Place, Report};
-use super::tree::{Document, Entry, Kind, Node, Position};
+use super::findings::{Place, Position, Report};
+use super::tree::{Document, Entry, Kind, Node};
 
 /// Characters of a value that findings quote.
 const QUOTE_CHARS_MAX: usize = 80;
@@ -18,10 +17,10 @@ const QUOTE_CHARS_MAX: usize = 80;
 /// A value of the tree, with its path and line for findings.
 #[derive(Clone, Copy, Debug)]
 pub struct Value<'a> {
-    document: &'a Document,
-    report: &'a Report,
-    node: &'a Node,
-    position: Position,
+    pub(super) document: &'a Document,
+    pub(super) report: &'a Report,
+    pub(super) node: &'a Node,
+    pub(super) position: Position,
     place: &'static str,
     key: &'static str,
     entry: bool,
@@ -159,42 +158,17 @@ impl<'a> Value<'a> {
     }
 
     /// Returns the entries of a list; none after a finding if it is no list.
-    pub fn items(self) -> impl Iterator<Item = Value<'a>> {
-        let nodes = match &self.node.kind {
-            Kind::List(nodes) => &nodes[..],
-            _ => {
-                self.not::<()>("a list");
-                &[]
-            }
-        };
-        nodes.iter().map(move |node| Value {
-            node,
-            position: node.position,
-            entry: true,
-            ..self
-        })
-    }
-
-    /// Reads a map with a fixed set of keys, called `place` in findings.
-    pub fn fields(self, place: &'static str) -> Option<Fields<'a>> {
-        match &self.node.kind {
-            Kind::Map(entries) => Some(Fields::new(
-                self.document,
-                self.report,
-                place,
-                self.position,
-                entries,
-            )),
-            _ => self.not("a map of keys and values"),
+    pub fn items(self) -> impl Iterator<Item = Self> {
+        if !self.is_list() {
+            self.not::<()>("a list");
         }
+        self.entries()
     }
 
-    /// As [`Value::fields`], of a map of another project, such as Kubernetes: further keys are
-    /// ignored, and a key without a value is absent.
-    pub fn foreign(self, place: &'static str) -> Option<Fields<'a>> {
-        let mut fields = self.fields(place)?;
-        fields.is_foreign = true;
-        Some(fields)
+    /// Reads all entries of a list by `read`. Each invalid entry has reported its finding.
+    pub fn all<T>(self, read: impl Fn(Self) -> Option<T>) -> Option<Vec<T>> {
+        let read: Vec<_> = self.items().map(read).collect();
+        read.into_iter().collect()
     }
 
     /// Returns the entries of a map whose keys are data; none after a finding if it is no map.
@@ -235,11 +209,7 @@ impl<'a> Value<'a> {
 
     /// Returns the entries of a list; reports nothing.
     pub fn entries(self) -> impl Iterator<Item = Self> {
-        let nodes = match &self.node.kind {
-            Kind::List(nodes) => &nodes[..],
-            _ => &[],
-        };
-        nodes.iter().map(move |node| Self {
+        self.node.items().iter().map(move |node| Self {
             node,
             position: node.position,
             entry: true,
@@ -301,14 +271,7 @@ impl<'a> Value<'a> {
     /// Returns the text under a key of this map, if there is any; reports nothing. Checks use it to
     /// name entries that are unreadable.
     pub fn peek(self, key: &str) -> Option<&'a str> {
-        let Kind::Map(entries) = &self.node.kind else {
-            return None;
-        };
-        let entry = entries.iter().find(|entry| *entry.key == *key)?;
-        match &entry.value.kind {
-            Kind::Text(text) => Some(text),
-            _ => None,
-        }
+        self.node.word(key)
     }
 
     /// Reads a path, relative to the file that names it, of an existing file or directory.
@@ -403,7 +366,7 @@ impl<'a> Value<'a> {
         None
     }
 
-    fn not<T>(self, wanted: &str) -> Option<T> {
+    pub(super) fn not<T>(self, wanted: &str) -> Option<T> {
         let found = match &self.node.kind {
             Kind::Null => "has no value".to_owned(),
             Kind::List(_) => "is a list".to_owned(),

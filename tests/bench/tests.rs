@@ -223,7 +223,8 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
             assert_ne!(peer, row.subject, "{}", row.name);
             match (row.way, row.what, bar) {
                 (Transport::Hbone, Measurement::Memory(_), bar) => {
-                    assert!(matches!(bar, Limit::Absolute(_)))
+                    let has_bar = matches!(bar, Limit::Absolute(_));
+                    assert_eq!(has_bar, row.subject == Kind::Strait, "{}", row.name);
                 }
                 (Transport::Sni, _, Limit::Ratio(ratio)) => assert!(ratio <= 1.2),
                 (_, _, Limit::Ratio(ratio)) if peer == Kind::Strait => assert!(ratio < 1.1),

@@ -41,7 +41,12 @@ fn a_port_that_knows_nothing_of_it_is_no_admin_port() {
                 let _ = stream.write_all(answer).await;
             }
         });
-        for command in [&["status"][..], &["status", "echo"], &["dump"]] {
+        for command in [
+            &["status"][..],
+            &["status", "echo"],
+            &["status", "peers"],
+            &["dump"],
+        ] {
             let args = [command, &["--admin", &address]].concat();
             let asked = run_command(folder.path(), &args).await;
             assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{asked:?}");
@@ -57,6 +62,7 @@ fn arguments_that_nobody_knows_exit_with_2() {
         for args in [
             &["status", "--what"][..],
             &["status", "a", "b"],
+            &["status", "peers", "a"],
             &["dump", "a"],
         ] {
             let asked = run_command(folder.path(), args).await;

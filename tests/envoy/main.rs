@@ -19,6 +19,8 @@ mod process;
 #[cfg(test)]
 mod programmed;
 #[cfg(test)]
+mod remote;
+#[cfg(test)]
 mod same_eds;
 #[cfg(test)]
 mod sidecar;

@@ -51,7 +51,7 @@ pub async fn version(program: &PathBuf) -> String {
 
 /// Running Envoy, killed on drop.
 pub struct Envoy {
-    folder: TempDir,
+    pub folder: TempDir,
     admin: SocketAddr,
     process: Child,
 }

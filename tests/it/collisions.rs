@@ -121,13 +121,17 @@ impl World {
     }
 
     async fn tunnel(&self, authority: &str) -> Result<(u8, Tunnel), String> {
-        let client = self.gateway.client(identities()).await;
-        let tunnel = client.tunnel(authority).await;
-        let mut tunnel = tunnel.map_err(|error| error.to_string())?;
-        let host = tunnel.read_u8().await.expect("a host");
-        // Without its handle the connection goes on as long as the tunnel does.
-        tokio::spawn(client.wait_closed());
-        Ok((host, tunnel))
+        loop {
+            let client = self.gateway.client(identities()).await;
+            let tunnel = client.tunnel(authority).await;
+            let mut tunnel = tunnel.map_err(|error| error.to_string())?;
+            // A change while the tunnel was opened revokes it at once.
+            if let Ok(host) = tunnel.read_u8().await {
+                // Without its handle the connection goes on as long as the tunnel does.
+                tokio::spawn(client.wait_closed());
+                return Ok((host, tunnel));
+            }
+        }
     }
 
     /// Returns the endpoint that answers.

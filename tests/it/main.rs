@@ -19,6 +19,8 @@ mod authority;
 #[cfg(test)]
 mod balance;
 #[cfg(test)]
+mod bindings;
+#[cfg(test)]
 mod budget;
 #[cfg(test)]
 mod certificates;
@@ -42,6 +44,8 @@ mod dump;
 mod ends;
 #[cfg(test)]
 mod envoy_source;
+#[cfg(test)]
+mod examples;
 #[cfg(test)]
 mod explain;
 #[cfg(test)]
@@ -73,6 +77,8 @@ mod istiod_rules;
 #[cfg(test)]
 mod kubelet;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod listeners;
@@ -101,6 +107,8 @@ mod reload;
 #[cfg(test)]
 mod reload_under_load;
 #[cfg(test)]
+mod remote_faults;
+#[cfg(test)]
 mod rollout;
 #[cfg(test)]
 mod roots;
@@ -119,11 +127,15 @@ mod starved;
 #[cfg(test)]
 mod status;
 #[cfg(test)]
+mod subsets;
+#[cfg(test)]
 mod tenants;
 #[cfg(test)]
 mod tls;
 #[cfg(test)]
 mod transit;
+#[cfg(test)]
+mod transit_shares;
 #[cfg(test)]
 mod trust;
 #[cfg(test)]

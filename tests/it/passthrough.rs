@@ -347,9 +347,10 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
         let mut many: Vec<_> = many.map(Box::pin).collect();
         std::future::poll_fn(|cx| {
             many.retain_mut(|one| one.as_mut().poll(cx).is_pending());
-            match many.is_empty() {
-                true => std::task::Poll::Ready(()),
-                false => std::task::Poll::Pending,
+            if many.is_empty() {
+                std::task::Poll::Ready(())
+            } else {
+                std::task::Poll::Pending
             }
         })
         .await;

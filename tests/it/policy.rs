@@ -10,7 +10,8 @@ use crate::istio::spawn;
 use crate::support::istiod::{Behaviour, Istiod, NAME, Serving};
 use crate::support::wds::{SERVICE, bytes, changed, policy, service};
 use crate::support::{
-    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, identities, replace, run, until,
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, identities, replace, run,
+    try_echo, until,
 };
 
 /// Client of another namespace than [`CLIENT`].
@@ -65,13 +66,17 @@ impl Mesh {
     }
 
     async fn tunnel(&self, id: &str) -> Result<Tunnel, String> {
-        let client = self.gateway.client_as(identities(), id).await;
-        let tunnel = client.tunnel(ECHO).await;
-        // Without its handle the connection goes on as long as the tunnel does.
-        let mut tunnel = tunnel.map_err(|error| error.to_string())?;
-        echoes(&mut tunnel).await;
-        tokio::spawn(client.wait_closed());
-        Ok(tunnel)
+        loop {
+            let client = self.gateway.client_as(identities(), id).await;
+            let tunnel = client.tunnel(ECHO).await;
+            // Without its handle the connection goes on as long as the tunnel does.
+            let mut tunnel = tunnel.map_err(|error| error.to_string())?;
+            // A change while the tunnel was opened revokes it at once.
+            if try_echo(&mut tunnel).await.is_ok() {
+                tokio::spawn(client.wait_closed());
+                return Ok(tunnel);
+            }
+        }
     }
 
     async fn asks(&self, id: &str) -> Result<(), String> {

@@ -372,3 +372,35 @@ fn a_new_log_level_is_what_reset_goes_back_to() {
         assert_eq!(reset, "current log level is debug,h2=warn\n");
     });
 }
+
+#[test]
+fn a_link_exposes_more_to_one_peer_than_a_selection_to_another_until_it_changes() {
+    run(async {
+        let net = Net::new();
+        let secret = "secret.app.svc.cluster.local:80";
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.exposure = format!("    - {{service: \"{ECHO}\", to: [{{cluster: east}}]}}\n");
+        settings.more += "links: [{from: west, to: east, exposes: [\"*.app.global\"]}]\n";
+        settings.more += "names: {suffixes: [svc.cluster.local, global]}\n";
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let west = gateway.client(identities()).await;
+        let own = "spiffe://east.local/ns/shop/sa/checkout";
+        let east = gateway.client_as(identities(), own).await;
+        let mut lost = west.tunnel(ECHO).await.expect("a tunnel");
+        let mut kept = west.tunnel(secret).await.expect("a tunnel");
+        let mut selected = east.tunnel(ECHO).await.expect("a tunnel");
+        assert!(
+            east.tunnel(secret).await.is_err(),
+            "beyond the selection of another peer"
+        );
+        echoes(&mut lost).await;
+
+        let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
+        let narrow = config.replace("*.app.global", "secret.app.global");
+        replace(&gateway.file("strait.yaml"), &narrow);
+        assert_eq!(broken(&mut lost).await, Some(Reason::INTERNAL_ERROR));
+        echoes(&mut kept).await;
+        echoes(&mut selected).await;
+    });
+}

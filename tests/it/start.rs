@@ -79,3 +79,17 @@ fn a_signal_ends_a_start_at_once() {
         }
     });
 }
+
+/// The allocator has the options of .cargo/config.toml, also in builds elsewhere.
+#[test]
+fn a_thread_returns_freed_memory_to_the_system() {
+    run(async {
+        let settings = Settings::new(Net::new(), identities());
+        let gateway = Gateway::start(&settings).await;
+        let names = gateway.thread_names();
+        assert!(
+            names.iter().any(|name| name == "jemalloc_bg_thd"),
+            "{names:?}"
+        );
+    });
+}

@@ -16,10 +16,10 @@ use tokio_rustls::TlsConnector;
 
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, broken, echoes, endpoint_port,
-    identities, reset, run, until,
+    identities, replace, reset, run, until,
 };
 
-const WEST_GATEWAY: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
+pub const WEST_GATEWAY: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
 /// Limit of a wait for something that happens at once.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -44,11 +44,13 @@ fn east<'a>(net: Net, gateways: &[Net], identity: &str) -> Settings<'a> {
     settings
 }
 
-/// Settings of a gateway of network west, which exposes its endpoints to cluster east.
-fn west<'a>(net: Net, endpoints: &[(u8, u32, &str)]) -> Settings<'a> {
+/// Settings of a gateway of network west, which exposes its endpoints to both clusters: to the
+/// gateway of east, and to the peers behind it.
+pub fn west<'a>(net: Net, endpoints: &[(u8, u32, &str)]) -> Settings<'a> {
     let mut settings = Settings::new(net, identities()).endpoints(endpoints);
     settings.mesh = in_west(&settings.mesh);
-    settings.exposure = settings.exposure.replace("cluster: west", "cluster: east");
+    let both = "cluster: east}, {cluster: west";
+    settings.exposure = settings.exposure.replace("cluster: west", both);
     settings
 }
 
@@ -77,7 +79,7 @@ fn become_west(folder: &Path, leaf: &Leaf) {
     std::fs::write(file("gateway.key"), &leaf.key_pem).expect("a key");
 }
 
-async fn start_west(settings: &Settings<'_>) -> Gateway {
+pub async fn start_west(settings: &Settings<'_>) -> Gateway {
     let leaf = identities().leaf(WEST_GATEWAY);
     let mut gateway = Gateway::spawn(settings, |folder| become_west(folder, &leaf));
     gateway.ready().await;
@@ -132,6 +134,11 @@ fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
         let (_, page, _) = first.run_command(&["status"]).await;
         assert!(page.contains("Gateways of other networks"), "{page}");
         assert!(page.contains(WEST_GATEWAY), "{page}");
+        let (code, page, _) = first.run_command(&["status", "peers"]).await;
+        assert_eq!(code, 0);
+        assert!(page.contains(WEST_GATEWAY), "{page}");
+        let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(page.contains("east west linked 1 1 0 "), "{page}");
     });
 }
 
@@ -269,8 +276,9 @@ fn two_gateways_that_send_a_service_to_each_other_reject_it_after_three_tunnels(
             "clusterId: west, network: west",
             "clusterId: east, network: east",
         );
-        let transit = "to: [{cluster: east}]\n      transit: always";
-        settings.exposure = settings.exposure.replace("to: [{cluster: east}]", transit);
+        let to = "to: [{cluster: east}, {cluster: west}]";
+        let transit = format!("{to}\n      transit: always");
+        settings.exposure = settings.exposure.replace(to, &transit);
         settings.more += &format!(
             "networks: [{{name: east, cluster: east, identities: [\"{GATEWAY}\"], gateways: \
              [\"{}:15008\"]}}]\n",
@@ -288,5 +296,202 @@ fn two_gateways_that_send_a_service_to_each_other_reject_it_after_three_tunnels(
         let total = ends.0.values().chain(ends.1.values()).sum::<f64>();
         assert!(total <= 3.0, "{ends:?}");
         assert!(ends.0.contains_key("gateway_loop"), "{ends:?}");
+        let connections = connections(&[&first, &second]).await;
+        assert!(connections <= 3.0, "{connections} connections");
+    });
+}
+
+/// Returns the number of connections of these gateways and of their client.
+async fn connections(gateways: &[&Gateway]) -> f64 {
+    let mut total = 0.0;
+    for gateway in gateways {
+        total += gateway.metric("strait_connections_total").await;
+    }
+    total
+}
+
+/// Gateway of a path through three networks.
+struct Node {
+    network: &'static str,
+    cluster: &'static str,
+    identity: &'static str,
+}
+
+const NODES: [Node; 3] = [
+    Node {
+        network: "east",
+        cluster: "east",
+        identity: GATEWAY,
+    },
+    Node {
+        network: "west",
+        cluster: "west",
+        identity: WEST_GATEWAY,
+    },
+    Node {
+        network: "north",
+        cluster: "east",
+        identity: "spiffe://east.local/ns/istio-system/sa/north",
+    },
+];
+
+impl Node {
+    /// Starts the gateway. The only instance of its service is in network `at`, behind the gateway
+    /// of the node `next` if there is one.
+    async fn start(&self, net: Net, at: &Self, next: Option<Net>) -> Gateway {
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        let Self {
+            network,
+            cluster,
+            identity,
+        } = at;
+        let instance = format!("clusterId: {cluster}, network: {network}");
+        settings.mesh = settings
+            .mesh
+            .replace("clusterId: east, network: east", &instance);
+        let to = "to: [{cluster: west}, {cluster: east}]\n      transit: always";
+        settings.exposure = settings.exposure.replace("to: [{cluster: west}]", to);
+        if let Some(next) = next {
+            let address = next.address(1, 15008);
+            settings.more += &format!(
+                "networks: [{{name: {network}, cluster: {cluster}, identities: [\"{identity}\"], \
+                 gateways: [\"{address}\"]}}]\n"
+            );
+        }
+        let leaf = identities().leaf(self.identity);
+        let mut gateway = Gateway::spawn(&settings, |folder| self.configure(folder, &leaf));
+        gateway.ready().await;
+        gateway
+    }
+
+    fn configure(&self, folder: &Path, leaf: &Leaf) {
+        let file = folder.join("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let own = format!(
+            "gateway: {{cluster: {}, network: {}}}",
+            self.cluster, self.network
+        );
+        let gateways = NODES
+            .map(|node| format!("\"{}\"", node.identity))
+            .join(", ");
+        let text = text
+            .replace("gateway: {cluster: east, network: east}", &own)
+            .replace("trust:\n", &format!("trust:\n  gateways: [{gateways}]\n"));
+        std::fs::write(file, text).expect("a configuration");
+        std::fs::write(folder.join("gateway.crt"), &leaf.chain_pem).expect("a certificate");
+        std::fs::write(folder.join("gateway.key"), &leaf.key_pem).expect("a key");
+    }
+}
+
+#[test]
+fn a_tunnel_passes_three_gateways_and_each_evaluates_its_first_peer() {
+    run(async {
+        let nets = [Net::new(), Net::new(), Net::new()];
+        let [east, west, north] = &NODES;
+        let endpoint = Endpoint::echo(nets[2].listen(11, endpoint_port()).await);
+        let third = north.start(nets[2], north, None).await;
+        let second = west.start(nets[1], north, Some(nets[2])).await;
+        let first = east.start(nets[0], west, Some(nets[1])).await;
+        let client = first.client(identities()).await;
+        for _ in 0..5 {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            echoes(&mut tunnel).await;
+            tunnel.shutdown().await.expect("an open tunnel");
+            assert_eq!(tunnel.read(&mut [0]).await.expect("a clean end"), 0);
+        }
+        assert_eq!(endpoint.accepted(), 5);
+        for gateway in [&first, &second, &third] {
+            let completed = async || gateway.tunnels("completed").await;
+            until("five tunnels", completed, |&count| count == 5.0).await;
+        }
+        for gateway in [&second, &third] {
+            gateway
+                .logged(&format!("src.first_peer=\"{CLIENT}\""))
+                .await;
+        }
+        assert!(!first.log().contains("src.first_peer"));
+        assert_eq!(connections(&[&first, &second, &third]).await, 3.0);
+    });
+}
+
+#[test]
+fn a_ring_of_three_gateways_rejects_a_tunnel_after_three_connections_between_them() {
+    run(async {
+        let nets = [Net::new(), Net::new(), Net::new()];
+        let [east, west, north] = &NODES;
+        let first = east.start(nets[0], west, Some(nets[1])).await;
+        let second = west.start(nets[1], north, Some(nets[2])).await;
+        let third = north.start(nets[2], east, Some(nets[0])).await;
+        let client = first.client(identities()).await;
+        let refused = timeout(SOON, client.tunnel(ECHO)).await.expect("an answer");
+        assert!(matches!(refused, Err(ConnectError::Status(status)) if status == 503));
+        for (gateway, tunnels) in [(&first, 2.0), (&second, 1.0), (&third, 1.0)] {
+            let ends = gateway.tunnels_by_reason().await;
+            assert_eq!(
+                ends,
+                [("gateway_loop".to_owned(), tunnels)].into(),
+                "{ends:?}"
+            );
+        }
+        // One of them is the client's.
+        let connections = connections(&[&first, &second, &third]).await;
+        assert_eq!(connections, 4.0, "connections");
+    });
+}
+
+#[test]
+fn a_peer_gains_no_service_of_the_next_network_through_a_trusted_gateway() {
+    run(async {
+        let net = Net::new();
+        let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let mut settings = west(net, &[(11, 1, "TCP")]);
+        let both = "[{cluster: east}, {cluster: west}]";
+        settings.exposure = settings.exposure.replace(both, "[{cluster: east}]");
+        let second = start_west(&settings).await;
+        let first = Gateway::start(&east(Net::new(), &[net], WEST_GATEWAY)).await;
+        let client = first.client(identities()).await;
+        let refused = client.tunnel(ECHO).await;
+        assert!(matches!(refused, Err(ConnectError::Status(status)) if status == 503));
+        assert_eq!(first.tunnels("remote_rejected").await, 1.0);
+        assert_eq!(second.tunnels("not_for_peer").await, 1.0);
+        second.logged(&format!("src.first_peer=\"{CLIENT}\"")).await;
+        assert_eq!(endpoint.accepted(), 0);
+        // The gateway itself is permitted.
+        let tls = identities().client(GATEWAY, WEST_GATEWAY);
+        let own = Client::connect(second.address, &tls).await;
+        let own = own.expect("a connection");
+        let mut tunnel = own.tunnel(ECHO).await.expect("a tunnel");
+        echoes(&mut tunnel).await;
+        let args = [
+            "explain", "--from", GATEWAY, "--to", ECHO, "--source", CLIENT,
+        ];
+        let (_, page, _) = second.run_command(&args).await;
+        assert!(
+            page.contains(&format!("for the first peer {CLIENT}")),
+            "{page}"
+        );
+    });
+}
+
+#[test]
+fn an_open_tunnel_ends_when_its_gateway_has_to_be_another_one() {
+    run(async {
+        let net = Net::new();
+        let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let (first, _second, _endpoint) = pair(endpoint, net).await;
+        let client = first.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        echoes(&mut tunnel).await;
+        let file = first.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let other = "spiffe://west.local/ns/other/sa/gateway";
+        assert!(text.contains(WEST_GATEWAY), "{text}");
+        replace(&file, &text.replace(WEST_GATEWAY, other));
+        let code = timeout(SOON, broken(&mut tunnel)).await;
+        let code = code.unwrap_or_else(|_| panic!("no reset:\n{}", first.log()));
+        assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR));
+        let revoked = async || first.tunnels("revoked").await;
+        until("it is revoked", revoked, |&count| count == 1.0).await;
+        first.logged("is not an identity of this gateway").await;
     });
 }

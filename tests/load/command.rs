@@ -102,9 +102,10 @@ impl Load {
         let mut command = strait(&self.folder, self.namespace);
         command.args(args.split_whitespace());
         command.args(["--json", "--to", &to]);
-        match self.bare {
-            true => command.args(["--sni", host]),
-            false => command.args(["--authority", authority]).args(FILES),
+        if self.bare {
+            command.args(["--sni", host])
+        } else {
+            command.args(["--authority", authority]).args(FILES)
         };
         command.spawn().expect("the load's process")
     }

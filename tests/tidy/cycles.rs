@@ -9,25 +9,6 @@ use syn::{Item, UseTree, Visibility};
 
 use crate::tree::{self, Source, is_test_code};
 
-/// Pairs that still import each other. An entry that no longer does has to be removed.
-const EXCEPTIONS: &[(&str, &str)] = &[
-    ("admin::status", "admin::status::exposure"),
-    ("app", "app::certificates"),
-    ("app", "app::reload"),
-    ("app", "app::server"),
-    ("config::pod", "config::pod::flags"),
-    ("snapshot", "snapshot::index"),
-    ("snapshot", "snapshot::precedence"),
-    ("tools::load::drive", "tools::load::report"),
-    ("tools::load::ops", "tools::load::slot"),
-    ("tools::load::slot", "tools::load::streams"),
-    ("xds::file", "xds::file::gateways"),
-    ("xds::objects", "xds::objects::ports"),
-    ("xds::objects::join", "xds::objects::waypoints"),
-    ("yaml::fields", "yaml::value"),
-    ("yaml::findings", "yaml::tree"),
-];
-
 type Module = Vec<String>;
 
 /// Imports of one file.
@@ -139,17 +120,7 @@ fn cycles(sources: &[Source]) -> BTreeSet<(String, String)> {
 #[test]
 fn no_two_files_import_each_other() {
     let found = cycles(&tree::production());
-    let known: BTreeSet<_> = EXCEPTIONS
-        .iter()
-        .map(|(one, other)| ((*one).to_owned(), (*other).to_owned()))
-        .collect();
-    let new: Vec<_> = found.difference(&known).collect();
-    assert!(new.is_empty(), "files that import each other: {new:#?}");
-    let gone: Vec<_> = known.difference(&found).collect();
-    assert!(
-        gone.is_empty(),
-        "exceptions that are no longer needed: {gone:#?}"
-    );
+    assert!(found.is_empty(), "files that import each other: {found:#?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ const STAGES: &[&str] = &[
     "identity",
     "http2",
     "passthrough",
+    "first_peer",
     "route",
     "transit",
     "policy",

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::ListenerRow;
+use crate::admin::rows::ListenerRow;
 use crate::admin::text::join;
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 use crate::snapshot::mesh::Service;
@@ -43,15 +43,19 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     if snapshot.scope.local.contains(host) {
         return Err("nobody: it is private to its cluster".to_owned());
     }
+    let mut by_link: Vec<_> = snapshot.clusters_by_link(host).collect();
+    by_link.sort_unstable();
+    let by_link = by_link.into_iter();
+    let by_link = by_link.map(|cluster| format!("cluster {cluster} (links)"));
     let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
     if !entries.is_empty() {
-        let reported: Vec<_> = entries.iter().flat_map(of_entry).collect();
+        let reported: Vec<_> = entries.iter().flat_map(of_entry).chain(by_link).collect();
         if reported.is_empty() {
             return Err("nobody: its `to` is empty".to_owned());
         }
         return Ok(reported);
     }
-    let mut audiences = Vec::new();
+    let mut audiences: Vec<_> = by_link.collect();
     let ports = service.ports.keys();
     let exported = join(
         ports.filter(|port| snapshot.is_exported(host, **port)),
@@ -65,12 +69,12 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     if snapshot.is_exposed_by_default(host) {
         audiences.push("the trust set (exposure.default)".to_owned());
     }
-    match audiences.is_empty() {
-        true if snapshot.exposure.exposes_all() => {
-            Err("nobody: it is visible only in its namespace".to_owned())
-        }
-        true => Err("nobody".to_owned()),
-        false => Ok(audiences),
+    if !audiences.is_empty() {
+        Ok(audiences)
+    } else if snapshot.exposure.exposes_all() {
+        Err("nobody: it is visible only in its namespace".to_owned())
+    } else {
+        Err("nobody".to_owned())
     }
 }
 
@@ -86,8 +90,11 @@ fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
         Transit::Off => String::new(),
         transit => format!(", other networks too (transit {transit})"),
     };
+    let limits = entry.limits;
+    let limits = limits.is_some().then(|| format!(" (limits: {limits})"));
+    let limits = limits.unwrap_or_default();
     let audiences = entry.audiences.iter();
-    audiences.map(move |to| format!("{to}{port}{workloads}{transit}"))
+    audiences.map(move |to| format!("{to}{port}{workloads}{transit}{limits}"))
 }
 
 /// Access to services through TLS listeners, whose peers have no verified identity.

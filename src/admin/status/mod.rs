@@ -1,26 +1,27 @@
 //! GET `/status`: state of the gateway as text or JSON. The text is made from the JSON.
 
 mod exposure;
+pub(super) mod peers;
 mod problems;
 #[cfg(test)]
 mod tests;
 mod text;
 
 use std::collections::HashSet;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::rows::{IssuerRow, ListenerRow};
 use super::view::{Member, View, key_of};
 use super::{AdminState, pending};
-use crate::config::{Config, Discovery, Listener};
+use crate::config::{Config, Discovery};
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
 use crate::status::{Certificate, Crl, ReloadSource, RemoteGatewayStatus};
@@ -29,8 +30,6 @@ use exposure::{AnonymousAccess, exposed_to};
 
 /// Maximum number of services, or of endpoints of one service, without `?all`.
 const SERVICES_MAX: usize = 50;
-/// Maximum number of holders of descriptors on the page.
-pub const HOLDERS_SHOWN: usize = 10;
 
 /// Query parameters: `?service=NAME`, `?all`, `?format=json` and, for a terminal, `?color`.
 #[derive(Debug, Default, Deserialize)]
@@ -77,69 +76,6 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
             (StatusCode::BAD_REQUEST, text).into_response()
         }
     }
-}
-
-/// Listener of the running gateway.
-#[derive(Clone, Debug, Serialize)]
-pub struct ListenerRow {
-    /// Listener in the configuration, or in the last one that contained it.
-    #[serde(flatten)]
-    pub listener: Listener,
-    /// Address, with the port that the kernel assigned.
-    pub address: SocketAddr,
-    /// State.
-    pub state: ListenerState,
-    /// Error, in the state [`ListenerState::Failed`].
-    pub error: Option<String>,
-}
-
-/// State of a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ListenerState {
-    /// Waits for the first certificate and accepts no connections.
-    Waiting,
-    /// Accepts connections.
-    Open,
-    /// Accepts no new connections; open tunnels continue.
-    Draining,
-    /// Could not be opened.
-    Failed,
-}
-
-impl ListenerRow {
-    /// Returns true if the listener accepts connections now or after the first certificate.
-    fn is_in_use(&self) -> bool {
-        matches!(self.state, ListenerState::Open | ListenerState::Waiting)
-    }
-}
-
-/// Issuer of peers' certificates.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct IssuerRow {
-    /// SHA-256 of the SubjectPublicKeyInfo.
-    pub spki: String,
-    /// Subject.
-    pub subject: String,
-    /// Cluster by `trust.clusters`; none without that key, or if the issuer is refused.
-    pub cluster: Option<String>,
-    /// Number of connections accepted since the start.
-    pub accepted: u64,
-    /// Number of handshakes refused because of the issuer.
-    pub refused: u64,
-}
-
-/// Usage of the descriptor pool.
-#[derive(Clone, Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DescriptorUsage {
-    /// Number of descriptors in use.
-    pub used: usize,
-    /// Maximum number of descriptors.
-    pub max: usize,
-    /// Clusters, identities and source addresses with the most descriptors, and their numbers.
-    pub holders: Vec<(String, usize)>,
 }
 
 /// Returns the page. Endpoints are listed if services are requested by name.
@@ -199,7 +135,7 @@ fn page(state: &AdminState, wanted: Option<&str>, limit: usize) -> Value {
         "hosts": status.hosts(),
         "listeners": listeners,
         "descriptors": (state.holders)(),
-        "services": services(state, &snapshot, &listeners, (wanted, limit)),
+        "services": services(state, &snapshot, &listeners, wanted, limit),
     });
     page["problems"] = problems::find(&page, &config, &snapshot, status).into();
     page
@@ -284,7 +220,8 @@ fn services(
     state: &AdminState,
     snapshot: &Snapshot,
     listeners: &[ListenerRow],
-    (wanted, limit): (Option<&str>, usize),
+    wanted: Option<&str>,
+    limit: usize,
 ) -> Value {
     let view = View::new(snapshot, &state.deny_list, Instant::now());
     let access = AnonymousAccess::new(snapshot, listeners);
@@ -309,7 +246,7 @@ fn services(
 fn hosts_named(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
     let exposed = snapshot.exposure.hosts_with_alias(name);
     let aliases = snapshot.names.aliases_of(name).iter();
-    let targets = aliases.flat_map(|alias| alias.targets());
+    let targets = aliases.flat_map(|alias| &alias.targets);
     let hosts = exposed
         .chain(targets.map(|(host, _)| &**host))
         .chain([name]);

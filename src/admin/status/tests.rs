@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::*;
-use crate::admin::admin_router;
 use crate::admin::tests::{Fixture, ask, fixture};
-use crate::config::{HostPort, Line, ListenerProtocol, SniRoute, TlsRouting};
+use crate::admin::{DescriptorUsage, ListenerState, admin_router};
+use crate::config::{HostPort, Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 use crate::status::{
     Discovery as Stream, HostnameStatus, HostnameStatuses, Rejection, ResourceType, Unused,
 };

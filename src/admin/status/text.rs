@@ -52,7 +52,7 @@ pub(super) fn page(page: &Value, one: bool, color: bool) -> String {
         write_stream(&mut text, &source["stream"], at);
     }
     certificates(&mut text, page, at);
-    gateways(&mut text, page);
+    gateways(&mut text, page, GATEWAYS_SHOWN);
     inputs(&mut text, page, at);
     services(&mut text, &page["services"]);
     text.finish()
@@ -95,6 +95,7 @@ fn summary(text: &mut Text, page: &Value) {
 fn listeners(text: &mut Text, listeners: &[Value]) {
     text.heading("Listeners", "");
     let routed = |row: &Value| match (&row["route_by"], &row["routing"]) {
+        (Value::Null, Value::Null) if !row["service"].is_null() => "to one service".to_owned(),
         (Value::Null, Value::Null) => "by its routes".to_owned(),
         (Value::Null, routing) => cell(routing),
         (route_by, _) => format!("by {}", cell(route_by)),
@@ -153,6 +154,11 @@ fn reachable_services(listener: &Value) -> Vec<Value> {
     if !listener["routing"].is_null() {
         let reached = "services exposed to anyone";
         return vec![row("outbound_.PORT_._.HOST", reached, "anyone")];
+    }
+    if !listener["service"].is_null() {
+        let clusters = joined(&listener["cluster"], ", ");
+        let reached = format!("{} of {clusters}", cell(&listener["service"]));
+        return vec![row("any connection", &reached, "anyone")];
     }
     let routes = list(&listener["routes"]).iter();
     let rows = routes.map(|route| {
@@ -285,15 +291,15 @@ fn certificates(text: &mut Text, page: &Value, now: SystemTime) {
     );
 }
 
-/// Writes the gateways of other networks.
-fn gateways(text: &mut Text, page: &Value) {
+/// Writes at most `max` gateways of other networks.
+pub(super) fn gateways(text: &mut Text, page: &Value, max: usize) {
     let gateways = list(&page["gateways"]);
     if gateways.is_empty() {
         return;
     }
     text.heading("Gateways of other networks", "");
     text.table_up_to(
-        GATEWAYS_SHOWN,
+        max,
         gateways,
         &[
             ("ADDRESS", &key("address")),

@@ -128,9 +128,10 @@ struct WorkloadState {}
 /// Accepts the same strings as `big.Int.SetString(_, 10)`.
 fn decimal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let text = String::deserialize(from)?;
-    match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => Ok(text),
-        false => Err(D::Error::custom(format!("not a decimal number: {text}"))),
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        Ok(text)
+    } else {
+        Err(D::Error::custom(format!("not a decimal number: {text}")))
     }
 }
 

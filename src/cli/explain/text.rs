@@ -3,7 +3,7 @@
 use crate::admin::text::{Text, or_dash};
 use crate::explain::{Answer, EndpointRow, EntryRow, GroupRow, LookupRow};
 
-/// Limit below which odds are printed as 0: the endpoint serves only if no other is left.
+/// Probability below which 0 is printed: the endpoint serves only if no other is left.
 const NEGLIGIBLE_PROBABILITY: f64 = 1e-9;
 /// Advice after the number of rows that are not listed.
 const SEE_ALL: &str = "; see all by --all";
@@ -14,9 +14,9 @@ pub(super) fn page(answer: &Answer) -> String {
     let (peer, listener) = (&answer.peer, &answer.listener);
     if let Some(identity) = &peer.identity {
         page.field("Peer", identity);
-        page.continuation(&peer.said);
-    } else if !peer.said.is_empty() {
-        page.field("Peer", &peer.said);
+        page.continuation(&peer.description);
+    } else if !peer.description.is_empty() {
+        page.field("Peer", &peer.description);
     }
     let protocol = &listener.protocol;
     page.field("Listener", &format!("{} ({protocol})", listener.name));
@@ -28,9 +28,9 @@ pub(super) fn page(answer: &Answer) -> String {
     for note in &answer.notes {
         page.field("Note", note);
     }
-    page.field("Outcome", &answer.outcome.said);
+    page.field("Outcome", &answer.outcome.description);
     for other in &answer.outcome.or {
-        page.continuation(&format!("or, by random choice: {}", other.said));
+        page.continuation(&format!("or, by random choice: {}", other.description));
     }
     page.0.finish()
 }
@@ -53,7 +53,10 @@ impl Page {
         }
         if let Some(route) = &leg.route {
             let (service, port) = (&route.service, route.port);
-            self.field("Service", &format!("{service} port {port}: {}", route.said));
+            self.field(
+                "Service",
+                &format!("{service} port {port}: {}", route.description),
+            );
             if route.route_by == "strict" || (route.route_by == "sni" && leg.from.is_none()) {
                 let what = match &*route.route_by {
                     "sni" => "the server name inside the tunnel decides where it goes (sni)",
@@ -66,7 +69,10 @@ impl Page {
             }
         }
         let rule = &leg.rule;
-        self.field(if rule.allowed { "Allowed" } else { "Refused" }, &rule.said);
+        self.field(
+            if rule.allowed { "Allowed" } else { "Refused" },
+            &rule.description,
+        );
         for entry in &rule.entries {
             self.continuation(&describe_entry(entry));
         }
@@ -123,7 +129,7 @@ impl Page {
             self.0.table(
                 &answer.endpoints,
                 &[
-                    ("ODDS", &|row| percent(row.odds)),
+                    ("ODDS", &|row| percent(row.probability)),
                     ("ADDRESS", &|row| row.address.clone()),
                     ("WORKLOAD", &|row| row.workload.to_string()),
                     ("LOCALITY", &locality),
@@ -171,11 +177,11 @@ fn state(endpoint: &EndpointRow) -> String {
         .map(|left| format!("ejected for {left}s more"));
     let audited = endpoint.audited.as_ref();
     let audited = audited.map(|why| format!("only logged: {why}"));
-    let said: Vec<_> = [refused, ejected, audited].into_iter().flatten().collect();
-    if said.is_empty() {
+    let description: Vec<_> = [refused, ejected, audited].into_iter().flatten().collect();
+    if description.is_empty() {
         return "ready".to_owned();
     }
-    said.join("; ")
+    description.join("; ")
 }
 
 fn percent(part: f64) -> String {

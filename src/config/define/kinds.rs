@@ -23,11 +23,26 @@ const BUFFERS_MIN: usize = 1 << 20;
 /// Upper bound of a drain: Kubernetes kills the process long before.
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
+/// Bounds of an idle timeout.
+const IDLE: (Duration, Duration) = (
+    Duration::from_secs(1),
+    Duration::from_secs(7 * 24 * 60 * 60),
+);
+
+/// Upper bound of a number of connections: more than the files of a process.
+const CONNECTIONS_MAX: u32 = 1 << 20;
+
 /// Bounds of a certificate's lifetime: less cannot be renewed in time.
 const TTL: (Duration, Duration) = (
     Duration::from_secs(60),
     Duration::from_secs(365 * 24 * 60 * 60),
 );
+
+/// Bounds of a tunnel's limits of time: less than a second would end tunnels between two requests.
+const TUNNEL_TIME: (Duration, Duration) = (Duration::from_secs(1), TTL.1);
+
+/// Bounds of `connect_timeout`: the gateway's own for all endpoints of a tunnel is 10 s.
+const CONNECT_TIME: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(10));
 
 /// JSON types of text: an unquoted number or boolean is its characters.
 pub(in crate::config) const TEXT: [&str; 3] = ["string", "number", "boolean"];
@@ -100,6 +115,9 @@ form! {
     /// The number of threads.
     Workers => usize, "a whole number from 0 to 1024", "integer",
         |value, _| value.number(0, WORKERS_MAX).map(Into::into), |number| json!(number);
+    /// A limit of connections.
+    Connections => u32, "a whole number from 1 to 1048576", "integer",
+        |value, _| value.number(1, CONNECTIONS_MAX), |number| json!(number);
     /// A weight.
     Weight => u32, "a whole number from 0 to 4294967295", "integer",
         |value, _| value.number(0, u32::MAX), |number| json!(number);
@@ -127,13 +145,36 @@ form! {
             humantime::parse_duration(text).ok().filter(|time| *time <= DRAIN_MAX)
         }),
         duration;
-    /// The lifetime of a certificate.
-    Ttl => Duration, "a duration from 1m to 365d, such as `24h`", "string",
+    /// A time without a byte.
+    IdleTime => Duration, "a duration from 1s to 7d, such as `1h`", "string",
         |value, wanted| value.parsed(wanted, |text| {
-            let ttl = humantime::parse_duration(text).ok()?;
-            (TTL.0..=TTL.1).contains(&ttl).then_some(ttl)
+            let time = humantime::parse_duration(text).ok()?;
+            (IDLE.0..=IDLE.1).contains(&time).then_some(time)
         }),
         duration;
+    /// The lifetime of a certificate.
+    Ttl => Duration, "a duration from 1m to 365d, such as `24h`", "string",
+        |value, wanted| time_within(value, wanted, TTL), duration;
+    /// A number of tunnels, or a weight of which none is 0.
+    Positive => u32, "a whole number from 1 to 4294967295", "integer",
+        |value, _| value.number(1, u32::MAX), |number| json!(number);
+    /// A limit of time of open tunnels.
+    TunnelTime => Duration, "a duration from 1s to 365d, such as `5m`", "string",
+        |value, wanted| time_within(value, wanted, TUNNEL_TIME), duration;
+    /// A limit of time of dials.
+    ConnectTime => Duration, "a duration from 1ms to 10s, such as `2s`", "string",
+        |value, wanted| time_within(value, wanted, CONNECT_TIME), duration;
+}
+
+fn time_within(
+    value: Value<'_>,
+    wanted: &str,
+    (min, max): (Duration, Duration),
+) -> Option<Duration> {
+    value.parsed(wanted, |text| {
+        let time = humantime::parse_duration(text).ok()?;
+        (min..=max).contains(&time).then_some(time)
+    })
 }
 
 impl Hostname {

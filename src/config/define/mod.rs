@@ -80,6 +80,8 @@ pub(super) struct Key {
     pub shape: Shape,
     /// The meaning of its absence.
     pub absent: Absent,
+    /// JSON Schema of the maps that may lack the key; the reader requires it in all others.
+    pub unless: Option<Json>,
 }
 
 /// Meaning of a key's absence.
@@ -146,17 +148,15 @@ pub(super) fn joined(lines: &[&str]) -> String {
 }
 
 /// Reports every entry whose name an earlier one has.
-pub(super) fn repeated<'a>(named: impl Iterator<Item = (&'a str, Value<'a>)>) {
+pub(super) fn repeated<T>(entries: &[(T, Value<'_>)], name: impl Fn(&T) -> String) {
     let mut first = HashMap::new();
-    for (name, value) in named {
-        match first.get(name) {
-            Some(line) => {
-                let what = format!("has `{name}` twice, first on line {line}");
-                value.error(what, "each name once");
-            }
-            None => {
-                first.insert(name, value.line());
-            }
+    for (entry, value) in entries {
+        let name = name(entry);
+        if let Some(line) = first.get(&name) {
+            let what = format!("has `{name}` twice, first on line {line}");
+            value.error(what, "each name once");
+        } else {
+            first.insert(name, value.line());
         }
     }
 }
@@ -179,7 +179,7 @@ pub(super) fn repeated<'a>(named: impl Iterator<Item = (&'a str, Value<'a>)>) {
 /// - `aside(f)`: no key, but a fact about the map such as its line; `fact(f)` is shown in dumps.
 ///
 /// `since "VERSION"` after the presence names the first version, if it is not
-/// [`FIRST_VERSION`].
+/// [`FIRST_VERSION`]. `unless JSON` after that describes the maps that may lack the key.
 macro_rules! section {
     (@kind $ty:ty) => { $ty };
     (@kind $ty:ty, $kind:ty) => { $kind };
@@ -187,6 +187,9 @@ macro_rules! section {
     (@name $field:ident $name:literal) => { $name };
     (@since) => { $crate::config::define::FIRST_VERSION };
     (@since $since:literal) => { $since };
+
+    (@unless) => { None };
+    (@unless $unless:expr) => { Some($unless) };
 
     (@read required($example:expr) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
         $crate::config::define::Read::required::<section!(@kind $($kind)*)>(
@@ -206,7 +209,7 @@ macro_rules! section {
             $fields, section!(@name $($name)*))
     };
 
-    (@default default($value:expr $(, $said:literal)?)) => { $value };
+    (@default default($value:expr $(, $described:literal)?)) => { $value };
     (@default nested()) => { Default::default() };
     (@default $mode:ident($($arg:tt)*)) => { return None };
 
@@ -217,27 +220,28 @@ macro_rules! section {
         $crate::config::define::Absent::Value(
             <section!(@kind $($kind)*) as $crate::config::define::Type>::show(&$value))
     };
-    (@absent default($value:expr, $said:literal) [$($kind:tt)*]) => {
-        $crate::config::define::Absent::Otherwise($said)
+    (@absent default($value:expr, $described:literal) [$($kind:tt)*]) => {
+        $crate::config::define::Absent::Otherwise($described)
     };
     (@absent nested() [$($kind:tt)*]) => { $crate::config::define::Absent::Nested };
 
     (@describe flatten($read:path) $keys:ident [$($name:tt)*] [$($kind:tt)*] [$($doc:literal)*]
-        $($since:literal)?) => {
+        [$($unless:expr)?] $($since:literal)?) => {
         $keys.extend(<section!(@kind $($kind)*)>::keys());
     };
     (@describe aside($fact:expr) $keys:ident [$($name:tt)*] [$($kind:tt)*] [$($doc:literal)*]
-        $($since:literal)?) => {};
+        [$($unless:expr)?] $($since:literal)?) => {};
     (@describe fact($fact:expr) $keys:ident [$($name:tt)*] [$($kind:tt)*] [$($doc:literal)*]
-        $($since:literal)?) => {};
+        [$($unless:expr)?] $($since:literal)?) => {};
     (@describe $mode:ident($($arg:tt)*) $keys:ident [$($name:tt)*] [$($kind:tt)*]
-        [$($doc:literal)*] $($since:literal)?) => {
+        [$($doc:literal)*] [$($unless:expr)?] $($since:literal)?) => {
         $keys.push($crate::config::define::Key {
             name: section!(@name $($name)*),
             about: $crate::config::define::joined(&[$($doc),*]),
             since: section!(@since $($since)?),
             shape: <section!(@kind $($kind)*) as $crate::config::define::Type>::shape(),
             absent: section!(@absent $mode($($arg)*) [$($kind)*]),
+            unless: section!(@unless $($unless)?),
         });
     };
 
@@ -258,7 +262,7 @@ macro_rules! section {
         $(
             $(#[doc = $doc:literal])*
             $field:ident $([$rename:literal])? : $ty:ty $(as $kind:ty)?
-                = $mode:ident($($arg:tt)*) $(since $since:literal)? ;
+                = $mode:ident($($arg:tt)*) $(since $since:literal)? $(unless $unless:expr)? ;
         )*
     }) => {
         impl Default for $name {
@@ -288,12 +292,12 @@ macro_rules! section {
             $(, derive($($derive:ident),+))?
             $(, planned($($planned:literal),+))?
             $(, check($check:path))?
-            $(, compare($compare:path))?
+            $(, compare($compare:expr))?
         {
             $(
                 $(#[doc = $doc:literal])*
                 $field:ident $([$rename:literal])? : $ty:ty $(as $kind:ty)?
-                    = $mode:ident($($arg:tt)*) $(since $since:literal)? ;
+                    = $mode:ident($($arg:tt)*) $(since $since:literal)? $(unless $unless:expr)? ;
             )*
         }
     ) => {
@@ -333,7 +337,7 @@ macro_rules! section {
             fn describe(keys: &mut Vec<$crate::config::define::Key>) {
                 $(
                     section!(@describe $mode($($arg)*) keys [$field $($rename)?]
-                        [$ty $(, $kind)?] [$($doc)*] $($since)?);
+                        [$ty $(, $kind)?] [$($doc)*] [$($unless)?] $($since)?);
                 )*
             }
         }
@@ -364,7 +368,9 @@ macro_rules! section {
                     list: $crate::yaml::Value<'_>,
                     read: &[(Self, $crate::yaml::Value<'_>)],
                 ) {
-                    $compare(list, read);
+                    let compare: fn($crate::yaml::Value<'_>, &[(Self, $crate::yaml::Value<'_>)]) =
+                        $compare;
+                    compare(list, read);
                 }
             )?
         }

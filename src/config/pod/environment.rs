@@ -13,16 +13,24 @@ const PROXY_CONFIG: &str = "PROXY_CONFIG";
 /// Maximum bytes of labels: the API server's limit for annotations, which are longer.
 const LABELS_BYTES_MAX: u64 = 256 * 1024;
 
+/// Characters of a value that findings quote.
+const SHOWN_MAX: usize = 80;
+
 /// A value and its origin.
 #[derive(Clone, Debug)]
-pub(super) struct Said {
+pub(super) struct Setting {
     /// The value.
     pub value: String,
     /// The origin: a variable, a file, or a word for a default.
     pub by: String,
 }
 
-impl Said {
+impl Setting {
+    /// Returns the value as findings quote it.
+    pub(super) fn shown(&self) -> String {
+        self.value.chars().take(SHOWN_MAX).collect()
+    }
+
     /// Returns the items of a list with commas between them.
     pub(super) fn items(&self) -> impl Iterator<Item = Self> {
         let items = self.value.split(',').map(str::trim);
@@ -78,9 +86,9 @@ impl Environment {
 
     /// Returns the value of the first variable that is set, in the environment or in the
     /// `proxyMetadata` of `PROXY_CONFIG`.
-    pub(super) fn first(&self, names: &[&str]) -> Option<Said> {
+    pub(super) fn first(&self, names: &[&str]) -> Option<Setting> {
         names.iter().find_map(|name| {
-            let value = self.variables.get(*name).map(|value| Said {
+            let value = self.variables.get(*name).map(|value| Setting {
                 value: value.clone(),
                 by: (*name).to_owned(),
             });
@@ -97,11 +105,11 @@ impl Environment {
     }
 
     /// Returns a value of `PROXY_CONFIG` itself.
-    pub(super) fn proxy_config(&self, key: &str) -> Option<Said> {
+    pub(super) fn proxy_config(&self, key: &str) -> Option<Setting> {
         self.scalar(&self.proxy_config.as_ref()?.root, key, "")
     }
 
-    fn scalar(&self, map: &Node, key: &str, prefix: &str) -> Option<Said> {
+    fn scalar(&self, map: &Node, key: &str, prefix: &str) -> Option<Setting> {
         let node = map.get(key)?;
         let value = match &node.kind {
             Kind::Text(text) => text.to_string(),
@@ -110,7 +118,7 @@ impl Environment {
             }
             _ => return None,
         };
-        (!value.is_empty()).then(|| Said {
+        (!value.is_empty()).then(|| Setting {
             value,
             by: format!("{PROXY_CONFIG}.{prefix}{key}"),
         })
@@ -118,7 +126,7 @@ impl Environment {
 
     /// Returns the variables with a prefix, by the rest of their names, those of `proxyMetadata`
     /// included.
-    pub(super) fn prefixed(&self, prefix: &str) -> Vec<(&str, Said)> {
+    pub(super) fn prefixed(&self, prefix: &str) -> Vec<(&str, Setting)> {
         let metadata = self
             .proxy_config
             .as_ref()
@@ -130,16 +138,16 @@ impl Environment {
         let names = self.variables.keys().map(String::as_str);
         let names = names.chain(more.iter().map(|entry| &*entry.key));
         let names: BTreeSet<_> = names.filter(|name| name.starts_with(prefix)).collect();
-        let said = names.into_iter().filter_map(|name| {
-            let mut said = self.first(&[name])?;
-            said.by = said.by.escape_debug().to_string();
-            Some((name.strip_prefix(prefix)?, said))
+        let setting = names.into_iter().filter_map(|name| {
+            let mut setting = self.first(&[name])?;
+            setting.by = setting.by.escape_debug().to_string();
+            Some((name.strip_prefix(prefix)?, setting))
         });
-        said.collect()
+        setting.collect()
     }
 
     /// Returns a label of the pod, from a file of the downward API.
-    pub(super) fn label(&self, file: &str, key: &str) -> Option<Said> {
+    pub(super) fn label(&self, file: &str, key: &str) -> Option<Setting> {
         let by = self.path(file);
         let mut text = String::new();
         let opened = File::open(&by).ok()?;
@@ -151,7 +159,7 @@ impl Environment {
         let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
         // Values of labels have no characters that need escapes.
         let value = value.trim().trim_matches('"').to_owned();
-        (!value.is_empty()).then_some(Said { value, by })
+        (!value.is_empty()).then_some(Setting { value, by })
     }
 
     /// Returns whether a path relative to the working directory exists.

@@ -1,6 +1,6 @@
 //! Locality of a pod, from a variable or from labels in its podinfo.
 
-use super::environment::{Environment, Said};
+use super::environment::{Environment, Setting};
 use super::{Builder, LABELS};
 use crate::yaml::Node;
 
@@ -22,7 +22,7 @@ pub(super) fn locality(builder: &mut Builder<'_>) -> Option<Node> {
     let parts = parts(builder.environment);
     let by = parts.first()?.1.by.clone();
     let entries = parts.iter();
-    let entries = entries.map(|(key, said)| (*key, Some(builder.text(said))));
+    let entries = entries.map(|(key, setting)| (*key, Some(builder.text(setting))));
     let entries = entries.collect();
     let map = builder.map(entries);
     Some(builder.node(&by, map.kind))
@@ -30,12 +30,12 @@ pub(super) fn locality(builder: &mut Builder<'_>) -> Option<Node> {
 
 /// Returns the parts that the variable names, else those of a label of all parts, else those with
 /// a label each.
-fn parts(environment: &Environment) -> Vec<(&'static str, Said)> {
+fn parts(environment: &Environment) -> Vec<(&'static str, Setting)> {
     let label = |key: &str| {
-        let said = environment.label(LABELS, key)?;
-        Some(Said {
+        let setting = environment.label(LABELS, key)?;
+        Some(Setting {
             by: format!("label {key}"),
-            ..said
+            ..setting
         })
     };
     let all = environment.first(&[VARIABLE]);
@@ -51,7 +51,7 @@ fn parts(environment: &Environment) -> Vec<(&'static str, Said)> {
         .filter(|(_, value)| !value.is_empty());
     let part = |((key, _), value): (&(&'static str, _), &str)| {
         let (value, by) = (value.to_owned(), all.by.clone());
-        (*key, Said { value, by })
+        (*key, Setting { value, by })
     };
     named.map(part).collect()
 }

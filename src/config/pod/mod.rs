@@ -11,15 +11,15 @@ mod own;
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use super::{DRAIN_LAG, TRUST_DOMAIN};
-use crate::yaml::{Entry, Findings, Kind, Layer, Node, Position};
+use crate::yaml::{Entry, Findings, Kind, Layer, Node, Position, Report};
 
 pub use environment::Environment;
-use environment::Said;
-use flags::shown;
+use environment::Setting;
 pub use flags::truth;
 pub use own::{Pod, workload_api};
 
@@ -94,7 +94,7 @@ impl Defaults {
             ("listeners", Some(builder.listeners())),
             ("discovery", Some(builder.discovery())),
             ("workers", builder.workers()),
-            ("admin", Some(builder.bind("127.0.0.1", said("15000")))),
+            ("admin", Some(builder.admin())),
             ("metrics", Some(builder.metrics())),
             ("readiness", Some(builder.readiness())),
             ("drain", builder.drain()),
@@ -102,10 +102,10 @@ impl Defaults {
         ];
         let root = builder.map(entries);
         for (name, what) in UNHEARD {
-            let said = environment.first(&[name]);
-            if let Some(said) = said.filter(|said| truth(&said.value) != Some(false)) {
+            let setting = environment.first(&[name]);
+            if let Some(setting) = setting.filter(|setting| truth(&setting.value) != Some(false)) {
                 let what = format!("is set, and {what}");
-                builder.report(&said, |report| report.warning(Position::Line(0), what, ""));
+                builder.warn(&setting, what, "");
             }
         }
         Self {
@@ -156,8 +156,8 @@ fn own_cluster(root: &mut Node) -> Option<&mut Node> {
 }
 
 /// Makes a value that no variable sets.
-fn said(value: &str) -> Said {
-    Said {
+fn setting(value: &str) -> Setting {
+    Setting {
         value: value.to_owned(),
         by: DEFAULT.to_owned(),
     }
@@ -180,15 +180,33 @@ impl Builder<'_> {
         Node::made(index, kind)
     }
 
-    fn text(&mut self, said: &Said) -> Node {
-        self.node(&said.by, Kind::Text(said.value.as_str().into()))
+    /// Notes a warning about a value, once.
+    fn warn(&mut self, setting: &Setting, what: String, how: &str) {
+        self.report(setting, |report| {
+            report.warning(Position::Line(0), what, how)
+        });
+    }
+
+    /// Notes a finding about a value, once.
+    fn report(&mut self, setting: &Setting, note: impl FnOnce(&Report)) {
+        let report = Report::new(Path::new(&setting.by));
+        note(&report);
+        for finding in report.into_findings().0 {
+            if !self.findings.0.contains(&finding) {
+                self.findings.0.push(finding);
+            }
+        }
+    }
+
+    fn text(&mut self, setting: &Setting) -> Node {
+        self.node(&setting.by, Kind::Text(setting.value.as_str().into()))
     }
 
     /// Makes a whole number, or text, which the reader then reports.
-    fn number(&mut self, said: &Said) -> Node {
-        match said.value.parse() {
-            Ok(number) => self.node(&said.by, Kind::Int(number)),
-            Err(_) => self.text(said),
+    fn number(&mut self, setting: &Setting) -> Node {
+        match setting.value.parse() {
+            Ok(number) => self.node(&setting.by, Kind::Int(number)),
+            Err(_) => self.text(setting),
         }
     }
 
@@ -211,13 +229,13 @@ impl Builder<'_> {
 
     /// Makes the value of the first variable that is set.
     fn first(&mut self, names: &[&str]) -> Option<Node> {
-        let said = self.environment.first(names)?;
-        Some(self.text(&said))
+        let setting = self.environment.first(names)?;
+        Some(self.text(&setting))
     }
 
     fn path(&mut self, relative: &str) -> Node {
         let path = self.environment.path(relative);
-        self.text(&said(&path))
+        self.text(&setting(&path))
     }
 
     fn gateway(&mut self) -> Node {
@@ -238,11 +256,11 @@ impl Builder<'_> {
         ])
     }
 
-    fn cluster(&self) -> Said {
+    fn cluster(&self) -> Setting {
         let cluster = self
             .environment
             .first(&["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"]);
-        cluster.unwrap_or_else(|| said("Kubernetes"))
+        cluster.unwrap_or_else(|| setting("Kubernetes"))
     }
 
     /// Makes `identity`: certificates in files if there are any, else a SPIFFE Workload API if its
@@ -261,15 +279,15 @@ impl Builder<'_> {
             }
         }
         let socket = environment.first(&["WORKLOAD_IDENTITY_SOCKET_FILE"]);
-        let socket = socket.unwrap_or_else(|| said("socket"));
+        let socket = socket.unwrap_or_else(|| setting("socket"));
         let path = format!("{SOCKETS}/{}", socket.value);
         if environment.has(&path) {
             let value = format!("unix://{}", environment.absolute(&path));
-            let (kind, socket) = (self.text(&said("spiffe")), Said { value, ..socket });
+            let (kind, socket) = (self.text(&setting("spiffe")), Setting { value, ..socket });
             let socket = self.text(&socket);
             return self.map(vec![("kind", Some(kind)), ("socket", Some(socket))]);
         }
-        let kind = self.text(&said("istio-ca"));
+        let kind = self.text(&setting("istio-ca"));
         let address = self.address(&["CA_ADDR", "CA_ADDRESS"]);
         let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
         let san = ["ISTIOD_SAN", "ALT_CA_HOSTNAME"];
@@ -288,14 +306,14 @@ impl Builder<'_> {
     }
 
     fn files(&mut self, by: &str, folder: &str) -> Node {
-        let said = |value: &str| Said {
+        let setting = |value: &str| Setting {
             value: value.to_owned(),
             by: by.to_owned(),
         };
-        let mut entries = vec![("kind", Some(self.text(&said("files"))))];
+        let mut entries = vec![("kind", Some(self.text(&setting("files"))))];
         for (key, file) in ["chain", "key", "roots"].into_iter().zip(FILES) {
             let path = self.environment.path(&format!("{folder}/{file}"));
-            entries.push((key, Some(self.text(&said(&path)))));
+            entries.push((key, Some(self.text(&setting(&path)))));
         }
         self.map(entries)
     }
@@ -305,7 +323,7 @@ impl Builder<'_> {
         let environment = self.environment;
         let address = environment.first(names);
         let address = address.or_else(|| environment.proxy_config("discoveryAddress"));
-        let mut address = address.unwrap_or_else(|| said(ISTIOD));
+        let mut address = address.unwrap_or_else(|| setting(ISTIOD));
         if let Some(rest) = address.value.strip_prefix("https://") {
             address.value = rest.trim_end_matches('/').to_owned();
         }
@@ -324,13 +342,8 @@ impl Builder<'_> {
         let token = self.first(&["AUTH_TOKEN"]);
         let token = token.unwrap_or_else(|| self.path(TOKEN));
         let headers = self.environment.prefixed(headers);
-        let headers = headers
-            .into_iter()
-            .map(|(name, said)| (name, self.text(&said)));
-        let headers: Vec<_> = headers.collect();
-        let headers = headers
-            .iter()
-            .map(|(name, value)| (*name, Some(value.clone())));
+        let headers = headers.into_iter();
+        let headers = headers.map(|(name, setting)| (name, Some(self.text(&setting))));
         let headers: Vec<_> = headers.collect();
         let headers = (!headers.is_empty()).then(|| self.map(headers));
         vec![
@@ -343,10 +356,10 @@ impl Builder<'_> {
 
     fn discovery(&mut self) -> Node {
         if let Some(path) = self.first(&["LOCAL_XDS_PATH"]) {
-            let kind = self.text(&said("file"));
+            let kind = self.text(&setting("file"));
             return self.map(vec![("kind", Some(kind)), ("path", Some(path))]);
         }
-        let kind = self.text(&said("istio"));
+        let kind = self.text(&setting("istio"));
         let address = self.address(&["XDS_ADDRESS"]);
         let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
         let san = ["ISTIOD_SAN", "ALT_XDS_HOSTNAME"];
@@ -358,9 +371,9 @@ impl Builder<'_> {
         self.map(entries)
     }
 
-    fn trust_domain(&self) -> Said {
+    fn trust_domain(&self) -> Setting {
         let domain = self.environment.first(&["TRUST_DOMAIN"]);
-        domain.unwrap_or_else(|| said(TRUST_DOMAIN))
+        domain.unwrap_or_else(|| setting(TRUST_DOMAIN))
     }
 
     /// Makes `trust`: the pod's own domain, which stands for its cluster, and others, which stand
@@ -372,7 +385,7 @@ impl Builder<'_> {
         let mut domains = vec![self.map(own_entry)];
         let others = self.environment.first(&["TRUST_DOMAINS"]);
         let mut seen = vec![own.value];
-        for other in others.iter().flat_map(Said::items) {
+        for other in others.iter().flat_map(Setting::items) {
             if !seen.contains(&other.value) {
                 let name = self.text(&other);
                 domains.push(self.map(vec![("name", Some(name))]));
@@ -392,7 +405,7 @@ impl Builder<'_> {
     /// Makes `trust.crl` of `CRL_PATH`, as lenient as ztunnel is.
     fn crl(&mut self) -> Option<Node> {
         let file = self.environment.first(&["CRL_PATH"])?;
-        let accept = Said {
+        let accept = Setting {
             value: "accept".to_owned(),
             by: file.by.clone(),
         };
@@ -407,8 +420,8 @@ impl Builder<'_> {
     }
 
     fn listeners(&mut self) -> Node {
-        let name = self.text(&said("cross-network"));
-        let address = self.address_of(said("15008"));
+        let name = self.text(&setting("cross-network"));
+        let address = self.address_of(setting("15008"));
         let listener = self.map(vec![("name", Some(name)), ("bind", Some(address))]);
         self.list(vec![listener])
     }
@@ -417,7 +430,7 @@ impl Builder<'_> {
     /// which the pod declares. Monitoring may use either.
     fn metrics(&mut self) -> Node {
         let envoy = self.environment.first(&["ENVOY_PROMETHEUS_PORT"]);
-        let ports = [said("15020"), envoy.unwrap_or_else(|| said("15090"))];
+        let ports = [setting("15020"), envoy.unwrap_or_else(|| setting("15090"))];
         let addresses = ports.map(|port| self.address_of(port));
         let bind = self.list(addresses.into());
         self.map(vec![("bind", Some(bind))])
@@ -425,41 +438,36 @@ impl Builder<'_> {
 
     fn readiness(&mut self) -> Node {
         let port = self.environment.first(&["ENVOY_STATUS_PORT"]);
-        self.open(port.unwrap_or_else(|| said("15021")))
-    }
-
-    /// Makes a port that is open to other hosts.
-    fn open(&mut self, port: Said) -> Node {
-        let address = self.address_of(port);
+        let address = self.address_of(port.unwrap_or_else(|| setting("15021")));
         self.map(vec![("bind", Some(address))])
     }
 
-    fn address_of(&mut self, port: Said) -> Node {
+    /// Makes the address of a port that is open to other hosts.
+    fn address_of(&mut self, port: Setting) -> Node {
         let host = match self.flag("IPV6_ENABLED") {
             Some((false, _)) => "0.0.0.0",
             _ => "[::]",
         };
         let value = format!("{host}:{}", port.value);
-        self.text(&Said { value, ..port })
+        self.text(&Setting { value, ..port })
     }
 
-    fn bind(&mut self, host: &str, port: Said) -> Node {
-        let value = format!("{host}:{}", port.value);
-        let address = self.text(&Said { value, ..port });
+    fn admin(&mut self) -> Node {
+        let address = self.text(&setting("127.0.0.1:15000"));
         self.map(vec![("bind", Some(address))])
     }
 
     fn workers(&mut self) -> Option<Node> {
         let environment = self.environment;
-        let said = environment.proxy_config("concurrency");
-        let mut said = said.or_else(|| environment.first(&["ZTUNNEL_WORKER_THREADS"]))?;
-        let percent = said.value.strip_suffix('%');
+        let setting = environment.proxy_config("concurrency");
+        let mut setting = setting.or_else(|| environment.first(&["ZTUNNEL_WORKER_THREADS"]))?;
+        let percent = setting.value.strip_suffix('%');
         if let Some(percent) = percent.and_then(|percent| percent.trim().parse::<usize>().ok()) {
             let cores = thread::available_parallelism().map_or(1, usize::from);
             let workers = cores.saturating_mul(percent).div_ceil(100).max(1);
-            said.value = workers.to_string();
+            setting.value = workers.to_string();
         }
-        Some(self.number(&said))
+        Some(self.number(&setting))
     }
 
     /// Makes `drain`: the lag, and the rest of the grace period.
@@ -481,20 +489,15 @@ impl Builder<'_> {
     }
 
     /// Returns the time that the grace period leaves for open tunnels after the lag.
-    fn left_of_grace(&mut self, lag: Duration) -> Option<Said> {
+    fn left_of_grace(&mut self, lag: Duration) -> Option<Setting> {
         let grace = self
             .environment
             .first(&["TERMINATION_GRACE_PERIOD_SECONDS"])?;
         let spent = lag.saturating_add(END);
         let Ok(seconds) = grace.value.parse() else {
-            let what = format!("is `{}`", shown(&grace.value));
-            self.report(&grace, |report| {
-                report.error(
-                    Position::Line(0),
-                    what,
-                    "a whole number of seconds, such as `30`",
-                );
-            });
+            let what = format!("is `{}`", grace.shown());
+            let how = "a whole number of seconds, such as `30`";
+            self.report(&grace, |report| report.error(Position::Line(0), what, how));
             return None;
         };
         let left = Duration::from_secs(seconds).saturating_sub(spent);
@@ -505,19 +508,17 @@ impl Builder<'_> {
             );
             let how = "a longer one here and in the pod's terminationGracePeriodSeconds, or a \
                        shorter MINIMUM_DRAIN_DURATION";
-            self.report(&grace, |report| {
-                report.warning(Position::Line(0), what, how)
-            });
+            self.warn(&grace, what, how);
         }
         let value = humantime::format_duration(left).to_string();
-        Some(Said { value, ..grace })
+        Some(Setting { value, ..grace })
     }
 
     fn log(&mut self, flags: &Flags) -> Option<Node> {
         let level = self.environment.first(&["RUST_LOG"]).or_else(|| {
             let (value, by) = flags.level.clone()?;
             let by = by.to_owned();
-            Some(Said { value, by })
+            Some(Setting { value, by })
         });
         let format = self.log_format();
         let by = match (flags.json, format) {

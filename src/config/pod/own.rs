@@ -45,9 +45,10 @@ impl Pod {
             Identity::IstioCa(ca) => (ca.namespace.clone(), ca.service_account.clone()),
             Identity::Files(_) | Identity::Spiffe { .. } => (None, None),
         };
-        let or = |said: Option<String>, default: &str| said.unwrap_or_else(|| default.to_owned());
+        let or =
+            |setting: Option<String>, default: &str| setting.unwrap_or_else(|| default.to_owned());
         let gateway = environment.label(LABELS, GATEWAY_LABEL);
-        let gateway = gateway.map(|said| said.value);
+        let gateway = gateway.map(|setting| setting.value);
         let namespace = or(
             namespace.or_else(|| get(&["POD_NAMESPACE"])),
             "istio-system",
@@ -76,7 +77,7 @@ impl Pod {
 
 /// Returns the socket of the Workload API: the configured one, else that of the environment.
 pub fn workload_api(environment: &Environment, written: Option<&Path>) -> PathBuf {
-    let said = || unix_socket(&environment.first(&["SPIFFE_ENDPOINT_SOCKET"])?.value);
-    let socket = written.map(ToOwned::to_owned).or_else(said);
+    let setting = || unix_socket(&environment.first(&["SPIFFE_ENDPOINT_SOCKET"])?.value);
+    let socket = written.map(ToOwned::to_owned).or_else(setting);
     socket.unwrap_or_else(|| WORKLOAD_API.into())
 }

@@ -187,7 +187,7 @@ fn proxy_config_says_what_no_variable_does() {
 }
 
 #[test]
-fn a_mistake_is_told_of_the_variable_that_makes_it() {
+fn a_mistake_is_reported_of_the_variable_that_makes_it() {
     let cases = [
         (
             ("XDS_ADDRESS", "istiod"),
@@ -389,17 +389,17 @@ fn what_is_printed_says_who_says_so_and_reads_as_the_same_configuration() {
         assert!(text.lines().any(|line| line.starts_with(default)), "{text}");
     }
     let place = format!("{}/strait.yaml:1", folder.path().display());
-    for (said, by) in [
+    for (reported, by) in [
         ("  network: \"007\"", "ISTIO_META_NETWORK"),
         ("      cluster: \"e: #\\\"'st\"", "ISTIO_META_CLUSTER_ID"),
         ("  kind: istio", DEFAULT),
         ("workers: 3", &place),
     ] {
         let is_it = |line: &str| {
-            let rest = line.strip_prefix(said).map(str::trim_start);
+            let rest = line.strip_prefix(reported).map(str::trim_start);
             rest == Some(&format!("# {by}"))
         };
-        assert!(text.lines().any(is_it), "{said}\n{text}");
+        assert!(text.lines().any(is_it), "{reported}\n{text}");
     }
     let (printed, findings) = Config::parse(source.path(), &text);
     assert_eq!(findings.to_string(), "");
@@ -431,20 +431,23 @@ fn headers_are_not_printed() {
         (("POD_NAME", "a"), "identity: {headers: {x-key: [hunter2]}}"),
     ];
     for (variable, file) in wrong {
-        let said = findings(&[variable], file);
-        assert!(said.contains("headers"), "{variable:?} {file}: {said}");
-        assert!(!said.contains("hunter2"), "{said}");
+        let reported = findings(&[variable], file);
+        assert!(
+            reported.contains("headers"),
+            "{variable:?} {file}: {reported}"
+        );
+        assert!(!reported.contains("hunter2"), "{reported}");
     }
-    let said = findings(&[wrong[0].0], "");
+    let reported = findings(&[wrong[0].0], "");
     assert_eq!(
-        said,
+        reported,
         "XDS_HEADER_X-Key: error: `discovery.headers[]` has an invalid value, which is not shown \
          here; write the value of a header, in printable ASCII"
     );
 }
 
 #[test]
-fn the_control_plane_is_told_what_the_configuration_says() {
+fn the_control_plane_receives_what_the_configuration_says() {
     let account = |pod: &Pod| pod.service_account.clone();
     let who = |variables: &[(&str, &str)], file: &str| {
         let folder = folder();
@@ -518,9 +521,9 @@ fn our_trust_domain_stands_for_the_cluster_that_the_file_names() {
     assert_eq!(clusters("gateway: {cluster: 7}"), ["7", "west.local"]);
     let own = "gateway: {cluster: mine}\ntrust: {domains: [{name: a.local}]}";
     assert_eq!(clusters(own), ["a.local"]);
-    let said = findings(&variables, "gateway: {cluster: [mine]}");
+    let reported = findings(&variables, "gateway: {cluster: [mine]}");
     assert_eq!(
-        said,
+        reported,
         "strait.yaml:1: error: `gateway.cluster` is a list; write text"
     );
 }

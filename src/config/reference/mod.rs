@@ -219,10 +219,19 @@ fn map(keys: &[Key]) -> Json {
         .iter()
         .map(|one| (one.name.to_owned(), key(one)))
         .collect();
-    json!({
+    let mut map = json!({
         "type": "object",
         "properties": properties,
         "required": required,
         "additionalProperties": false,
-    })
+    });
+    let conditions = keys.iter().filter_map(|key| {
+        let unless = key.unless.as_ref()?;
+        Some(json!({"anyOf": [unless, {"required": [key.name]}]}))
+    });
+    let conditions: Vec<_> = conditions.collect();
+    if !conditions.is_empty() {
+        map["allOf"] = json!(conditions);
+    }
+    map
 }

@@ -53,7 +53,7 @@ fn keys() -> Vec<Found> {
     all
 }
 
-fn said(text: &str) -> String {
+fn reported(text: &str) -> String {
     let (config, findings) = Config::parse(Path::new("s.yaml"), text);
     assert!(config.is_none());
     findings.to_string()
@@ -63,10 +63,10 @@ fn said(text: &str) -> String {
 fn reader_schema_and_document_have_the_same_keys() {
     let keys = keys();
     for Found { path, name, text } in &keys {
-        let findings = said(text);
+        let findings = reported(text);
         let is_known = findings.contains(&format!("{name}` has no value"));
         assert!(is_known, "{path} by {text}: {findings}");
-        let unknown = said(&text.replace(&format!("{name}: ~"), &format!("{name}x: ~")));
+        let unknown = reported(&text.replace(&format!("{name}: ~"), &format!("{name}x: ~")));
         let refusal = format!("unknown key `{name}x`");
         // Only the keys of a known kind are judged.
         let is_refused = name == "kind" || unknown.contains(&refusal);
@@ -92,7 +92,7 @@ fn the_reader_and_the_schema_require_the_same_keys() {
             .collect()
     };
     let schema = schema();
-    let empty = said("{workers: 0}");
+    let empty = reported("{workers: 0}");
     for name in of_map(&schema) {
         assert!(
             empty.contains(&format!("the file has no `{name}`")),
@@ -107,7 +107,7 @@ fn the_reader_and_the_schema_require_the_same_keys() {
             let kind = branch["properties"]["kind"]["const"]
                 .as_str()
                 .expect("a kind");
-            let findings = said(&format!("{section}: {{kind: {kind}}}"));
+            let findings = reported(&format!("{section}: {{kind: {kind}}}"));
             for name in of_map(branch) {
                 let want = format!("`{section}` has no `{name}`");
                 assert!(
@@ -116,6 +116,69 @@ fn the_reader_and_the_schema_require_the_same_keys() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn the_schema_requires_the_keys_that_other_keys_require() {
+    let mut parts = schema();
+    parts["required"] = json!([]);
+    let (schemas, index) = compile(parts);
+    let is_valid = |text: &str| schemas.validate(&parsed(text), index).is_ok();
+    let auto = |rule: &str| format!("exposure: {{files: [src], auto: [{rule}]}}");
+    let hash = "0".repeat(64);
+    for (bad, good, want) in [
+        (
+            "trust: {}",
+            "trust: {skip_validation: true}",
+            "`trust` has no `domains`",
+        ),
+        (
+            "trust: {domains: [{name: a}], unknown_issuers: reject}",
+            &*format!(
+                "trust: {{domains: [{{name: a}}], unknown_issuers: reject, \
+                 clusters: [{{name: b, issuers: [\"{hash}\"]}}]}}"
+            ),
+            "`trust.clusters`, which is not set",
+        ),
+        (
+            "exposure: {auto: [{services: {matchLabels: {a: b}}}]}",
+            &auto("{services: {matchLabels: {a: b}}}"),
+            "selects Services of `exposure.files`, and there are none",
+        ),
+        (
+            &auto("{except: {matchLabels: {a: b}}}"),
+            &auto("{namespaces: {matchLabels: {a: b}}}"),
+            "selects no Service by itself",
+        ),
+        (
+            &auto("{services: {}}"),
+            &auto("{services: {matchExpressions: [{key: a, operator: Exists}]}}"),
+            "is empty, which would select everything",
+        ),
+        (
+            &auto("{services: {matchExpressions: [{key: a, operator: In}]}}"),
+            &auto("{services: {matchExpressions: [{key: a, operator: In, values: [b]}]}}"),
+            "has no `values`",
+        ),
+        (
+            "exposure: {services: [{service: a, to: [{}]}]}",
+            "exposure: {services: [{service: a, to: [{cluster: b}]}]}",
+            "admits nobody",
+        ),
+        (
+            "listeners: [{name: a, bind: \"[::]:1\", protocol: tls}]",
+            "listeners: [{name: a, bind: \"[::]:1\", protocol: tls, routing: istio}]",
+            "neither `routing` nor `routes`",
+        ),
+        (
+            "discovery: {kind: envoy, address: \"a:1\"}",
+            "discovery: {kind: envoy, address: \"a:1\", tls: \"off\"}",
+            "`discovery` has no `roots`",
+        ),
+    ] {
+        assert!(reported(bad).contains(want) && !is_valid(bad), "{bad}");
+        assert!(!reported(good).contains(want) && is_valid(good), "{good}");
     }
 }
 

@@ -20,12 +20,20 @@ pub struct Backlog {
 }
 
 impl Backlog {
+    /// Creates an empty backlog on this account, or on one of its own.
+    pub fn new(account: Option<&Arc<BufferAccount>>) -> Self {
+        Self {
+            bytes: BytesMut::new(),
+            account: account.map(Arc::clone),
+        }
+    }
+
     /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Returns the account, if bytes have ever waited.
+    /// Returns the account, if there is one: bytes have waited, or other memory is on it.
     pub fn account(&self) -> Option<&Arc<BufferAccount>> {
         self.account.as_ref()
     }

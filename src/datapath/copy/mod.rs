@@ -1,9 +1,11 @@
 //! Stage 10: copying of both directions of a tunnel, with exact TCP semantics.
 //!
-//! [`tcp`] copies the tunnels of TLS listeners. Those of streams are copied by
-//! [`tunnel_copy`](super::forward::tunnel_copy), which uses [`backlog`] and [`progress`].
+//! [`tcp`] copies the tunnels of TLS listeners, and [`local`] those of bindings. Those of streams
+//! are copied by [`tunnel_copy`](super::forward::tunnel_copy), which uses [`backlog`] and
+//! [`progress`].
 
 pub mod backlog;
+pub mod local;
 pub mod progress;
 pub mod tcp;
 

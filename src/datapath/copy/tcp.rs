@@ -10,6 +10,7 @@ use std::io;
 use std::net::Shutdown;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -71,7 +72,7 @@ fn poll_first_byte_timeout(
 }
 
 /// Copies until both directions have ended, one side broke, or the endpoint missed the deadline
-/// for its first byte.
+/// for its first byte. Keeps the number of bytes of both directions in `moved`.
 pub async fn run(
     downstream: &mut TcpStream,
     upstream: &mut TcpStream,
@@ -79,6 +80,7 @@ pub async fn run(
     account: &Arc<BufferAccount>,
     admission: &Admission,
     record: &mut Record,
+    moved: &AtomicU64,
 ) -> CopyOutcome {
     let (mut peer, to_peer) = downstream.split();
     let (mut endpoint, to_endpoint) = upstream.split();
@@ -102,15 +104,15 @@ pub async fn run(
         // the upload.
         let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.add_sent(bytes));
         let down = down.map_err(BrokenSide::download_reason)?;
-        let is_answered = down.is_ready() || record.sent_bytes() > 0;
-        if poll_first_byte_timeout(&mut silence, cx, is_answered) {
+        if poll_first_byte_timeout(&mut silence, cx, down.is_ready() || record.sent_bytes() > 0) {
             record.set_detail("the endpoint sent no byte within 10 s of the dial".to_owned());
             return Poll::Ready(Err(Reason::EndpointSilent));
         }
-        let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| {
-            record.add_received(bytes)
-        });
+        let count = |bytes| record.add_received(bytes);
+        let up = upload.poll(cx, &mut peer, to_endpoint, count);
         let up = up.map_err(BrokenSide::upload_reason)?;
+        let bytes = record.sent_bytes() + record.received_bytes();
+        moved.store(bytes, Ordering::Relaxed);
         if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
         }
@@ -125,9 +127,8 @@ pub async fn run(
     let deadline = Instant::now() + DELIVERY_DEADLINE;
     let gone = matches!(ended, Err(reason) if reason.blame() != Fault::Upstream);
     if gone && !upload.done && (end_unread || upload.ended) {
-        // Bytes that a peer sent before its FIN are delivered even if it reset the connection
-        // afterwards (docs/wire-contract.md 1.6). Without FIN this fails when everything has been
-        // read.
+        // Bytes before a FIN are delivered even if the peer reset the connection afterwards
+        // (docs/wire-contract.md 1.6). Without FIN this fails when everything has been read.
         let rest = poll_fn(|cx| {
             let count = |bytes| record.add_received(bytes);
             let rest = upload.poll(cx, &mut peer, to_endpoint, count);
@@ -174,7 +175,8 @@ impl BrokenSide {
     }
 }
 
-fn downstream_reason(kind: io::ErrorKind) -> Reason {
+/// Returns the reason of a failed read of or write to the client.
+pub(super) fn downstream_reason(kind: io::ErrorKind) -> Reason {
     match kind {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Reason::DownstreamReset,
         _ => Reason::DownstreamLost,
@@ -374,6 +376,7 @@ mod tests {
         let (mut client, mut downstream) = pair().await;
         let (mut upstream, mut server) = pair().await;
         let (budget, account, admission, mut record) = limits();
+        let moved = AtomicU64::new(0);
         let (all, hello) = (bytes(32 << 20), b"hello".to_vec());
         let copy = run(
             &mut downstream,
@@ -382,6 +385,7 @@ mod tests {
             &account,
             &admission,
             &mut record,
+            &moved,
         );
         let up = async {
             client.write_all(&all).await.expect("bytes");
@@ -407,6 +411,7 @@ mod tests {
         assert!(got == [hello, all].concat(), "every byte in its place");
         assert!(pipe::spares() > 0, "pipes were used");
         assert_eq!((record.sent_bytes(), budget.held()), (6, 0));
+        assert_eq!(moved.into_inner(), 6 + record.received_bytes());
     }
 
     #[tokio::test]
@@ -414,6 +419,7 @@ mod tests {
         let (mut client, mut downstream) = pair().await;
         let (mut upstream, server) = pair().await;
         let (budget, account, admission, mut record) = limits();
+        let moved = AtomicU64::new(0);
         let all = bytes(64 << 20);
         let copy = run(
             &mut downstream,
@@ -422,6 +428,7 @@ mod tests {
             &account,
             &admission,
             &mut record,
+            &moved,
         );
         let write = async {
             // More than the kernel buffers for connections that are not read.

@@ -102,7 +102,7 @@ pub async fn run(
                     let opened = Box::pin(remote::open(&pick, &target, (gateway, peer), deadline));
                     let opened = opened.await;
                     opened
-                        .map(|stream| EndpointStream::Outer(Box::new(stream)))
+                        .map(|stream| EndpointStream::outer(stream, gateway.budget.account()))
                         .map_err(|failure| (failure.reason, failure.detail))
                 }
             };

@@ -7,11 +7,12 @@ use tokio::time::Instant;
 
 use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, Snapshot};
+use crate::snapshot::{Endpoint, EndpointSet, Snapshot};
 use crate::wire::{HOPS_MAX, Via};
 
 use super::super::DataPath;
 use super::super::balance::{self, Pick};
+use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
 
@@ -43,13 +44,14 @@ pub fn target(endpoint: &Endpoint) -> Option<Target> {
     Some(Target { address, gateway })
 }
 
-/// Ejects the endpoint of the pick if its gateway is ejected, which another service has caused.
-/// Returns true if it was ejected now, and another endpoint should be picked. An ejected endpoint
-/// is only picked if no other is left, and is then dialled.
-pub fn avoid(gateway: &DataPath, pick: &Pick) -> bool {
-    let endpoint = pick.endpoint();
-    target(endpoint).is_some_and(|target| gateway.outer.is_ejected(&target))
-        && balance::eject_after_failure(pick.route().endpoints(), endpoint, &gateway.metrics)
+/// Ejects a picked endpoint if its gateway is ejected, which another service has caused, and if
+/// the service has another endpoint. Returns true if it was ejected now, and another endpoint
+/// should be picked. An ejected endpoint is only picked if no other is left, and is then dialled.
+pub fn avoid(gateway: &DataPath, endpoints: &EndpointSet, endpoint: &Endpoint) -> bool {
+    let is_out = target(endpoint).is_some_and(|target| {
+        gateway.outer.is_ejected(&target) && has_alternative(gateway, endpoints, &target)
+    });
+    is_out && balance::eject(endpoint, &gateway.metrics)
 }
 
 /// Opens a tunnel through the gateway of the picked endpoint.
@@ -64,31 +66,75 @@ pub(super) async fn open(
         let what = "endpoints of other networks are reached only from HBONE listeners";
         return Err(fail(Reason::DialDenied, what.to_owned()));
     }
-    if let Some(detail) = gateway.deny.explain(target.address) {
-        return Err(fail(Reason::DialDenied, detail));
-    }
     let request = request(gateway, peer, pick);
     let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
-    let opened = gateway.outer.open(target, &request, deadline).await;
+    send(
+        gateway,
+        pick.route().endpoints(),
+        target,
+        &request,
+        deadline,
+    )
+    .await
+}
+
+/// Opens a tunnel for the client of a binding through the gateway of an endpoint.
+pub async fn open_bound(
+    gateway: &DataPath,
+    endpoints: &EndpointSet,
+    endpoint: &Endpoint,
+    authority: &str,
+    deadline: Instant,
+) -> Result<Stream, Failure> {
+    let fail = |reason, detail: &str| Failure {
+        reason,
+        detail: detail.to_owned(),
+    };
+    let target = target(endpoint);
+    let target = target.ok_or_else(|| fail(Reason::NoEndpoint, "the endpoint has no gateway"))?;
+    let own = gateway.outer.own_hash(&gateway.reader.load());
+    let via = own.and_then(|own| Via::default().with(own));
+    let via = via.ok_or_else(|| fail(Reason::GatewayUnreachable, "no certificate yet"))?;
+    let request = Request::new(authority.to_owned(), &via);
+    send(gateway, endpoints, &target, &request, deadline).await
+}
+
+/// Sends a CONNECT to a gateway. Ejects the gateway if it has failed and there is another one. A
+/// tunnel whose own deadline was too short proves a failure only with an attempt that failed.
+async fn send(
+    gateway: &DataPath,
+    endpoints: &EndpointSet,
+    target: &Target,
+    request: &Request,
+    deadline: Instant,
+) -> Result<Stream, Failure> {
+    let mut addresses = target.addresses();
+    if let Some(detail) = addresses.find_map(|address| gateway.deny.explain(address)) {
+        let reason = Reason::DialDenied;
+        return Err(Failure { reason, detail });
+    }
+    let opened = gateway.outer.open(target, request, deadline).await;
     opened.inspect_err(|failure| {
         let is_gateway = matches!(
             failure.reason,
             Reason::GatewayUnreachable | Reason::GatewayUntrusted
         );
-        if is_gateway && has_alternative(gateway, pick, target) {
+        let is_proved = Instant::now() < deadline || gateway.outer.has_failed(target);
+        if is_gateway && is_proved && has_alternative(gateway, endpoints, target) {
             gateway.outer.eject(target);
         }
     })
 }
 
-/// Returns true if the service has another gateway of the same network that is not ejected.
-fn has_alternative(gateway: &DataPath, pick: &Pick, target: &Target) -> bool {
-    let endpoints = pick.route().endpoints().endpoints.iter();
-    let mut others = endpoints.filter_map(|endpoint| self::target(endpoint));
+/// Returns true if the service has another endpoint, here or behind a gateway, that is not ejected.
+pub fn has_alternative(gateway: &DataPath, endpoints: &EndpointSet, target: &Target) -> bool {
+    let now = Instant::now();
+    let mut others = endpoints.endpoints.iter();
     others.any(|other| {
-        other.gateway.network == target.gateway.network
-            && other != *target
-            && !gateway.outer.is_ejected(&other)
+        let through = self::target(other);
+        through.as_ref() != Some(target)
+            && !other.state.is_ejected(now)
+            && !through.is_some_and(|other| gateway.outer.is_ejected(&other))
     })
 }
 
@@ -107,11 +153,11 @@ fn request(gateway: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, Stri
     let authority = pick.endpoint().remote_authority();
     let authority = authority.ok_or("the endpoint names no service")?;
     let mut request = Request::new(authority, &via);
-    let is_gateway = snapshot.trust.is_gateway(&peer.source.principal);
-    let original = forwarded.and_then(|forwarded| forwarded.source.as_deref());
-    let original = original.filter(|_| is_gateway);
-    let source = original.unwrap_or(peer.source.principal.as_bytes());
-    request.set(SOURCE_HEADER, source);
+    let received = forwarded.and_then(|forwarded| forwarded.source.as_deref());
+    match received.filter(|_| pick.route().first_peer().is_some()) {
+        Some(trusted) => request.set(SOURCE_HEADER, trusted),
+        None => request.set(SOURCE_HEADER, FirstPeer::header(peer).as_bytes()),
+    }
     let traces = forwarded.map(|forwarded| {
         [
             ("baggage", forwarded.baggage.as_deref()),

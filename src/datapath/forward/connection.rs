@@ -292,6 +292,7 @@ impl Owner<'_> {
                 events.push_after(revoke_delay(), revoked);
             }
         }
+        turns.check_limits();
     }
 
     /// Records the end of the connection, and closes it.

@@ -62,7 +62,12 @@ impl NewTunnel {
         let snapshot = self.gateway.reader.load();
         let target = target?;
         dial::remote::check_loop(&self.gateway, &snapshot, target.forwarded())?;
-        let route = route::resolve(&snapshot, &self.peer, target)?;
+        let route = route::resolve(&snapshot, &self.peer, target).inspect_err(|reason| {
+            if *reason == Reason::NotForPeer {
+                let detail = "x-strait-source is no identity of a workload";
+                self.record.set_detail(detail.to_owned());
+            }
+        })?;
         record_service(&mut self.record, &route);
         let of = ServicePort {
             host: &route.service().hostname,
@@ -70,7 +75,9 @@ impl NewTunnel {
         };
         let own = snapshot.route_by(route.asked(), of, route.means());
         let route_by = own.unwrap_or_else(|| self.peer.listener.rules().route_by());
-        Ok((policy::run(&snapshot, &self.peer, route)?, route_by))
+        let mut permit = policy::run(&snapshot, &self.peer, route)?;
+        permit.take_place(&snapshot, &self.peer)?;
+        Ok((permit, route_by))
     }
 
     /// Resolves the target of a TLS listener and evaluates policy, unless the listener's own route
@@ -84,10 +91,11 @@ impl NewTunnel {
         let route = route::resolve_passthrough(&snapshot, &self.peer, target)?;
         record_service(&mut self.record, &route);
         if is_granted {
-            policy::permit_listener_route(&self.peer, route)
-        } else {
-            policy::run(&snapshot, &self.peer, route)
+            return policy::permit_listener_route(&self.peer, route);
         }
+        let mut permit = policy::run(&snapshot, &self.peer, route)?;
+        permit.take_place(&snapshot, &self.peer)?;
+        Ok(permit)
     }
 
     /// Fails if all tunnels together hold too much.
@@ -96,7 +104,8 @@ impl NewTunnel {
         has_room.then_some(()).ok_or(Reason::BuffersFull)
     }
 
-    /// Picks, authorizes and dials, unless `cancelled` completes or the drain ends before.
+    /// Picks, authorizes and dials, unless `cancelled` completes or the drain ends before. The
+    /// exposure of the service may limit the time.
     pub(super) async fn establish(
         &mut self,
         permit: Permit,
@@ -108,8 +117,19 @@ impl NewTunnel {
             record,
             ..
         } = self;
+        let limit = permit.connect_timeout();
+        let deadline = Instant::now() + limit.unwrap_or(TOTAL_DIAL_TIMEOUT);
+        let classify = |reason: Reason| {
+            let is_late = reason.is_retriable() && deadline <= Instant::now();
+            match limit {
+                Some(_) if is_late => Reason::ConnectTimeout,
+                _ => reason,
+            }
+        };
         tokio::select! {
-            upstream = pick_and_dial(gateway, peer, permit, record) => upstream,
+            upstream = pick_and_dial(gateway, peer, permit, record, deadline) => {
+                upstream.map_err(classify)
+            }
             reason = cancelled => Err(reason),
             () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
         }
@@ -137,14 +157,14 @@ impl NewTunnel {
     }
 }
 
-/// Picks and dials until an endpoint answers, none is left, or the time budget is used up.
+/// Picks and dials until an endpoint answers, none is left, or the deadline has passed.
 async fn pick_and_dial(
     gateway: &DataPath,
     peer: &Peer,
     mut permit: Permit,
     record: &mut Record,
+    deadline: Instant,
 ) -> Result<Upstream, Reason> {
-    let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     if let Some(category) = balance::draw_drop_category(permit.route()) {
         record.set_detail(format!(
             "dropped by drop_overloads of the control plane: {category:?}"
@@ -162,7 +182,7 @@ async fn pick_and_dial(
         let Ok(pick) = balance::pick(permit, &tried) else {
             break;
         };
-        if dial::remote::avoid(gateway, &pick) {
+        if dial::remote::avoid(gateway, pick.route().endpoints(), pick.endpoint()) {
             permit = pick.into_permit();
             continue;
         }
@@ -208,14 +228,17 @@ async fn pick_and_dial(
 
 fn record_service(record: &mut Record, route: &Route) {
     let service = route.service();
-    record.set_service(DestinationService {
+    let service = DestinationService {
         hostname: Arc::clone(&service.hostname),
         name: Arc::clone(&service.name),
         namespace: Arc::clone(&service.namespace),
-    });
+    };
+    let first_peer = route.first_peer().map(|first| &*first.principal);
+    record.set_service(service, first_peer);
 }
 
-fn destination(endpoint: &Endpoint) -> Destination {
+/// Returns the destination in logs and metrics.
+pub(super) fn destination(endpoint: &Endpoint) -> Destination {
     Destination {
         address: endpoint.address,
         pod: Arc::clone(&endpoint.definition) as _,

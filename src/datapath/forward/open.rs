@@ -114,12 +114,26 @@ impl End {
 }
 
 impl Open {
-    /// Checks the tunnel against a new snapshot.
+    /// Checks the tunnel against a new snapshot, and applies its limits.
     ///
     /// # Errors
     /// The change that revokes its grant.
-    pub fn reevaluate(&self, snapshot: &Snapshot) -> Result<(), String> {
-        authorize::reevaluate(snapshot, &self.gateway, &self.peer, &self.upstream.grant)
+    pub fn reevaluate(&mut self, snapshot: &Snapshot) -> Result<(), String> {
+        let Upstream { stream, grant, .. } = &mut self.upstream;
+        authorize::reevaluate(snapshot, &self.gateway, &self.peer, grant)?;
+        stream.check_gateway(grant.endpoint(), snapshot)
+    }
+
+    /// Checks the limits of time. Returns the time of the next check, if there is a limit.
+    ///
+    /// # Errors
+    /// The limit that the tunnel has reached.
+    pub fn check_limits(&mut self) -> Result<Option<Instant>, Reason> {
+        let bytes = self.record.received_bytes() + self.record.sent_bytes();
+        match self.upstream.grant.limits() {
+            Some(limits) => limits.check(self.since, bytes),
+            None => Ok(None),
+        }
     }
 
     /// Ends the tunnel of a stream. A task of its own delivers what the peer was promised.

@@ -3,10 +3,11 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::datapath::accept::ConnectionResources;
 use crate::datapath::client_hello;
@@ -68,6 +69,8 @@ struct PassthroughTunnel {
     open: Open,
     stream: TcpStream,
     account: Arc<BufferAccount>,
+    /// Number of bytes that the copy has moved.
+    moved: AtomicU64,
     guards: ConnectionGuards,
 }
 
@@ -92,6 +95,7 @@ async fn open(
                 account: tunnel.gateway.budget.account(),
                 open: tunnel.open(upstream, None),
                 stream,
+                moved: AtomicU64::new(0),
                 guards,
             };
             Some((Box::new(tunnel), Box::new(initial)))
@@ -137,8 +141,8 @@ async fn establish(
 }
 
 impl PassthroughTunnel {
-    /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked,
-    /// or memory runs short.
+    /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked, a
+    /// limit of time is reached, or memory runs short.
     async fn copy(&mut self, initial: Box<InitialState>) -> CopyOutcome {
         let Open {
             gateway,
@@ -146,6 +150,7 @@ impl PassthroughTunnel {
             generation,
             upstream,
             record,
+            since,
             ..
         } = &mut self.open;
         // Only HBONE listeners reach endpoints of other networks (`dial::remote`).
@@ -154,7 +159,15 @@ impl PassthroughTunnel {
         };
         let account = &self.account;
         account.open_gate();
-        let mut stop = pin!(wait_for_stop(gateway, peer, *generation, &upstream.grant));
+        let mut open = OpenPassthrough {
+            gateway,
+            peer,
+            generation,
+            grant: &mut upstream.grant,
+            since,
+            moved: &self.moved,
+        };
+        let mut stop = pin!(open.wait_for_stop());
         let stop = poll_fn(|cx| account.poll_gated(cx, |cx| stop.as_mut().poll(cx)));
         let copy = tcp::run(
             &mut self.stream,
@@ -163,6 +176,7 @@ impl PassthroughTunnel {
             account,
             &gateway.admission,
             record,
+            &self.moved,
         );
         let stopped = tokio::select! {
             biased;
@@ -183,6 +197,7 @@ impl PassthroughTunnel {
             stream,
             account,
             guards,
+            ..
         } = *self;
         if outcome.result.is_ok() {
             // FIN was received from and sent to both sides; the kernel delivers the rest.
@@ -196,41 +211,70 @@ impl PassthroughTunnel {
     }
 }
 
-/// Waits until an open tunnel has to be stopped. Returns the reason, and the change that revoked
-/// its grant.
-async fn wait_for_stop(
-    gateway: &DataPath,
-    peer: &Peer,
-    generation: u64,
-    grant: &Grant,
-) -> (Reason, Option<String>) {
-    tokio::select! {
-        () = peer.listener.drain.closing() => (Reason::DrainDeadline, None),
-        why = wait_for_revocation(gateway, peer, generation, grant) => (Reason::Revoked, Some(why)),
-    }
+/// Open tunnel, for the wait beside its copy.
+struct OpenPassthrough<'a> {
+    gateway: &'a DataPath,
+    peer: &'a Peer,
+    /// Generation of the snapshot that the tunnel was last checked against.
+    generation: &'a mut u64,
+    grant: &'a mut Grant,
+    since: &'a Instant,
+    /// Number of bytes that the copy has moved.
+    moved: &'a AtomicU64,
 }
 
-/// Waits until a change of trust, exposure or policy since `generation` revokes the grant. Returns
-/// the change.
-async fn wait_for_revocation(
-    gateway: &DataPath,
-    peer: &Peer,
-    mut generation: u64,
-    grant: &Grant,
-) -> String {
-    let mut changes = gateway.reader.generation();
-    loop {
-        let current = *changes.borrow_and_update();
-        if current != generation {
-            generation = current;
-            let revoked = authorize::reevaluate(&gateway.reader.load(), gateway, peer, grant);
-            if let Err(why) = revoked {
-                Box::pin(sleep(revoke_delay())).await;
-                return why;
+impl OpenPassthrough<'_> {
+    /// Waits until the tunnel has to be stopped. Returns the reason, and the change that revoked
+    /// its grant.
+    async fn wait_for_stop(&mut self) -> (Reason, Option<String>) {
+        tokio::select! {
+            () = self.peer.listener.drain.closing() => (Reason::DrainDeadline, None),
+            stopped = self.wait_for_end() => stopped,
+        }
+    }
+
+    /// Waits until a change of trust, exposure or policy revokes the grant, or a limit of time is
+    /// reached.
+    async fn wait_for_end(&mut self) -> (Reason, Option<String>) {
+        let mut changes = self.gateway.reader.generation();
+        loop {
+            let current = *changes.borrow_and_update();
+            if current != *self.generation {
+                *self.generation = current;
+                let snapshot = self.gateway.reader.snapshot();
+                let (gateway, peer) = (self.gateway, self.peer);
+                let revoked = authorize::reevaluate(&snapshot, gateway, peer, self.grant);
+                drop(snapshot);
+                if let Err(why) = revoked {
+                    Box::pin(sleep(revoke_delay())).await;
+                    return (Reason::Revoked, Some(why));
+                }
+            }
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() {
+                    std::future::pending::<()>().await;
+                },
+                reason = self.wait_for_limit() => return (reason, None),
             }
         }
-        if changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
+    }
+
+    /// Waits until a limit of time is reached. Takes memory only if there is one.
+    async fn wait_for_limit(&mut self) -> Reason {
+        if self.grant.limits().is_none() {
+            return std::future::pending().await;
         }
+        Box::pin(async {
+            loop {
+                let bytes = self.moved.load(Ordering::Relaxed);
+                let limits = self.grant.limits();
+                match limits.map_or(Ok(None), |limits| limits.check(*self.since, bytes)) {
+                    Ok(Some(next)) => sleep_until(next).await,
+                    Ok(None) => std::future::pending().await,
+                    Err(reason) => return reason,
+                }
+            }
+        })
+        .await
     }
 }

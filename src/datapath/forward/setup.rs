@@ -4,7 +4,7 @@
 //! task answers by commands, which the connection carries out in its next turn.
 
 use std::future::poll_fn;
-use std::mem::take;
+use std::mem::{swap, take};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -80,9 +80,9 @@ impl Mailbox {
         lock(&self.commands).take().unwrap_or_default()
     }
 
-    /// Takes the streams that were woken.
-    pub fn take_woken(&self) -> Vec<StreamKey> {
-        take(&mut *lock(&self.woken))
+    /// Exchanges the streams that were woken for an empty list, whose memory is used for the next.
+    pub fn swap_woken(&self, empty: &mut Vec<StreamKey>) {
+        swap(&mut *lock(&self.woken), empty);
     }
 }
 

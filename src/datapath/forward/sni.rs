@@ -38,7 +38,7 @@ pub(super) async fn establish(
     let forwarded = outer.route().forwarded().cloned().map(Box::new);
     let via_gateway = outer.route().via_gateway;
     drop(outer);
-    let target = name.and_then(|name| sni::authority_of(&name, port));
+    let target = name.map(|name| sni::authority_of(&name, port));
     let target = target.map(|authority| Target {
         authority,
         origin,

@@ -11,8 +11,10 @@ use std::task::{Context, Poll};
 
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 
 use super::downstream::{ConnectionEnd, Downstream};
+use super::limit_timer::LimitTimer;
 use super::open::{End, Open};
 use super::tunnel_copy::{Step, TunnelCopy};
 use crate::datapath::handshake::Transport;
@@ -35,7 +37,7 @@ const ROUNDS: usize = 4;
 const TUNNELS_PER_ROUND: usize = 16;
 /// Limit of slices in one write to an endpoint.
 const SLICES_MAX: usize = 32;
-/// Limit of events whose memory a connection keeps.
+/// Limit of events and wake-ups whose memory a connection keeps.
 const EVENTS_KEPT: usize = 64;
 
 /// New request for the connection's owner.
@@ -69,6 +71,8 @@ pub struct Turns<S> {
     /// By the slot of the stream.
     tunnels: Vec<Option<Tunnel>>,
     ready: VecDeque<StreamKey>,
+    /// Empty list, of which only the memory is kept.
+    woken: Vec<StreamKey>,
     events: Vec<Event>,
     requests: Vec<NewRequest>,
     /// Generation of the snapshot that the tunnels were last checked against.
@@ -78,6 +82,7 @@ pub struct Turns<S> {
     held: Option<Arc<BufferAccount>>,
     /// Bytes on that account.
     charged: usize,
+    limit_timer: LimitTimer,
     /// The bytes that came with the handshake were processed.
     is_started: bool,
     /// The peer has sent close_notify or FIN.
@@ -99,12 +104,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             mailbox: Arc::default(),
             tunnels: Vec::new(),
             ready: VecDeque::new(),
+            woken: Vec::new(),
             events: Vec::new(),
             requests: Vec::new(),
             generation: u64::MAX,
             budget: Arc::clone(budget),
             held: None,
             charged: 0,
+            limit_timer: LimitTimer::default(),
             is_started: false,
             is_read_closed: false,
         }
@@ -123,6 +130,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             Ok(true) => cx.waker().wake_by_ref(),
             Ok(false) => {}
             Err(end) => return Poll::Ready(end),
+        }
+        if self.limit_timer.poll(cx) {
+            self.check_limits();
+            cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
@@ -148,9 +159,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         let skips_read = self.downstream.is_stalled();
         let has_read = !skips_read && self.poll_read(cx)?;
         self.downstream.write_control()?;
-        for key in self.mailbox.take_woken() {
-            self.enqueue(key);
-        }
+        self.take_woken();
         for _ in 0..TUNNELS_PER_ROUND.min(self.ready.len()) {
             if !self.downstream.output.has_room()
                 && !self.downstream.poll_flush(cx, &mut self.socket)?
@@ -173,6 +182,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         Ok(has_read || is_flushed && (skips_read || !self.ready.is_empty()))
     }
 
+    /// Lists the tunnels that were woken.
+    fn take_woken(&mut self) {
+        let mut woken = std::mem::take(&mut self.woken);
+        self.mailbox.swap_woken(&mut woken);
+        for key in woken.drain(..) {
+            self.enqueue(key);
+        }
+        if woken.capacity() <= EVENTS_KEPT {
+            self.woken = woken;
+        }
+    }
+
     fn run_command(&mut self, command: Command) {
         match command {
             Command::Respond(key, status, outcome) => {
@@ -191,42 +212,45 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     }
 
     /// Starts the copy of a tunnel, with the bytes that the peer has sent so far.
-    fn open(&mut self, key: StreamKey, open: Box<Open>) {
+    fn open(&mut self, key: StreamKey, mut open: Box<Open>) {
         // The answer precedes DATA. While it cannot be written, the output has no room for DATA. An
         // error occurs again at the end of the round.
         let _ = self.downstream.write_control();
-        let setup = match self.tunnels.get_mut(key.slot).and_then(Option::take) {
+        let setup = match self.tunnels.get_mut(key.slot()).and_then(Option::take) {
             Some(Tunnel::Setup(setup)) if self.downstream.server.is_open(key) => setup,
             other => {
                 // The stream has ended meanwhile, and another may have its slot.
-                if let Some(slot) = self.tunnels.get_mut(key.slot) {
+                if let Some(slot) = self.tunnels.get_mut(key.slot()) {
                     *slot = other;
                 }
                 return open.end(End::before_copy(Reason::DownstreamLost));
             }
         };
-        if (open.generation != self.generation || open.peer.lost_trust().is_some())
-            && let Err(why) = open.reevaluate(&open.gateway.reader.load())
-        {
-            let mut open = open;
-            open.record.set_detail(why);
-            self.downstream
-                .server
-                .reset(key, Reason::Revoked.reset_code());
-            self.downstream.server.remove(key);
-            return open.end(End::before_copy(Reason::Revoked));
+        if open.generation != self.generation || open.peer.lost_trust().is_some() {
+            let snapshot = open.gateway.reader.snapshot();
+            if let Err(why) = open.reevaluate(&snapshot) {
+                open.record.set_detail(why);
+                let code = Reason::Revoked.reset_code();
+                self.downstream.server.reset(key, code);
+                self.downstream.server.remove(key);
+                return open.end(End::before_copy(Reason::Revoked));
+            }
         }
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
+        let limits = copy.tunnel().check_limits();
+        if let Ok(Some(due)) = limits {
+            self.limit_timer.set(due);
+        }
         let (early, has_ended) = setup.0.take_early();
-        let mut started = Ok(());
-        if !early.is_empty() {
+        let mut started = limits.map(drop);
+        if started.is_ok() && !early.is_empty() {
             started = copy.receive(&[IoSlice::new(&early)], &mut self.downstream);
         }
         if started.is_ok() && has_ended {
             started = copy.receive_end().map(|_| ());
         }
-        self.tunnels[key.slot] = Some(Tunnel::Open(copy));
+        self.tunnels[key.slot()] = Some(Tunnel::Open(copy));
         match started {
             Ok(()) => self.enqueue(key),
             Err(reason) => self.end(key, Err(reason)),
@@ -236,7 +260,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Lists an open tunnel for its next step, once.
     fn enqueue(&mut self, key: StreamKey) {
         if self.downstream.server.find(key.id) == Some(key)
-            && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot)
+            && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot())
             && !std::mem::replace(&mut copy.is_queued, true)
         {
             self.ready.push_back(key);
@@ -346,10 +370,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     }
 
     fn insert(&mut self, key: StreamKey, tunnel: Tunnel) {
-        if self.tunnels.len() <= key.slot {
-            self.tunnels.resize_with(key.slot + 1, || None);
+        if self.tunnels.len() <= key.slot() {
+            self.tunnels.resize_with(key.slot() + 1, || None);
         }
-        self.tunnels[key.slot] = Some(tunnel);
+        self.tunnels[key.slot()] = Some(tunnel);
     }
 
     /// Forwards DATA of a stream, together with its DATA in later events.
@@ -380,7 +404,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         if self.downstream.server.find(key.id) != Some(key) {
             return;
         }
-        match self.tunnels.get_mut(key.slot) {
+        match self.tunnels.get_mut(key.slot()) {
             Some(Some(Tunnel::Setup(setup))) => {
                 for slice in slices {
                     setup.0.receive(slice);
@@ -396,7 +420,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     }
 
     fn receive_end(&mut self, key: StreamKey) {
-        match self.tunnels.get_mut(key.slot) {
+        match self.tunnels.get_mut(key.slot()) {
             Some(Some(Tunnel::Setup(setup))) => setup.0.end(),
             Some(Some(Tunnel::Open(copy))) => match copy.receive_end() {
                 Ok(Step::Done) => self.end(key, Ok(())),
@@ -409,7 +433,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     /// Ends the tunnel of a stream that was reset.
     fn receive_reset(&mut self, key: StreamKey, reason: Reason) {
-        if let Some(Some(Tunnel::Setup(setup))) = self.tunnels.get(key.slot) {
+        if let Some(Some(Tunnel::Setup(setup))) = self.tunnels.get(key.slot()) {
             setup.0.fail(reason);
             self.forget(key);
         } else {
@@ -422,7 +446,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         if !self.downstream.server.is_open(key) {
             return;
         }
-        let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot) else {
+        let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot()) else {
             return;
         };
         copy.is_queued = false;
@@ -454,7 +478,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
             return None;
         }
         self.downstream.server.remove(key);
-        self.tunnels.get_mut(key.slot).and_then(Option::take)
+        self.tunnels.get_mut(key.slot()).and_then(Option::take)
     }
 
     /// Takes the requests that were received.
@@ -465,7 +489,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Ends all open tunnels by a reset.
     pub fn end_all(&mut self, reason: Reason) {
         for key in self.downstream.server.keys().to_vec() {
-            if matches!(self.tunnels.get(key.slot), Some(Some(Tunnel::Open(_)))) {
+            if matches!(self.tunnels.get(key.slot()), Some(Some(Tunnel::Open(_)))) {
                 self.end(key, Err(reason));
             }
         }
@@ -474,10 +498,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
     /// Ends a tunnel whose grant was revoked by the change `why`.
     pub fn revoke(&mut self, key: StreamKey, why: String) {
         if self.downstream.server.is_open(key)
-            && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot)
+            && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot())
         {
             copy.tunnel().record.set_detail(why);
             self.end(key, Err(Reason::Revoked));
+        }
+    }
+
+    /// Ends the tunnels that have reached a limit of time, and sets the next check.
+    pub fn check_limits(&mut self) {
+        let (mut ended, mut next) = (Vec::new(), None::<Instant>);
+        for copy in self.open_tunnels() {
+            match copy.tunnel().check_limits() {
+                Ok(due) => next = next.into_iter().chain(due).min(),
+                Err(reason) => ended.push((copy.key, reason)),
+            }
+        }
+        for (key, reason) in ended {
+            self.end(key, Err(reason));
+        }
+        if let Some(due) = next {
+            self.limit_timer.set(due);
         }
     }
 

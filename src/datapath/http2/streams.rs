@@ -22,8 +22,14 @@ const _: () = assert!(STREAMS_MAX * STREAM_WINDOW_MIN == CONNECTION_WINDOW);
 pub struct StreamKey {
     /// Identifier of the stream.
     pub id: u32,
-    /// Index that no other stream of the connection has at the same time.
-    pub slot: usize,
+    slot: u32,
+}
+
+impl StreamKey {
+    /// Returns an index that no other stream of the connection has at the same time.
+    pub const fn slot(self) -> usize {
+        self.slot as usize
+    }
 }
 
 /// State of one stream.
@@ -52,7 +58,7 @@ pub struct Stream {
 #[derive(Debug, Default)]
 pub struct Streams {
     slots: Vec<Option<Stream>>,
-    free: Vec<usize>,
+    free: Vec<u32>,
     /// Identifiers in ascending order, as peers open them, with their slots.
     index: Vec<StreamKey>,
 }
@@ -96,10 +102,11 @@ impl Streams {
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
-            self.slots.len() - 1
+            // A few more than STREAMS_MAX at most.
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        self.slots[slot] = Some(stream);
         let key = StreamKey { id, slot };
+        self.slots[key.slot()] = Some(stream);
         self.index.push(key);
         key
     }
@@ -109,7 +116,7 @@ impl Streams {
         if self.get(key).is_none() {
             return;
         }
-        self.slots[key.slot] = None;
+        self.slots[key.slot()] = None;
         self.free.push(key.slot);
         if let Ok(at) = self.index.binary_search_by_key(&key.id, |key| key.id) {
             self.index.remove(at);
@@ -124,13 +131,13 @@ impl Streams {
 
     /// Returns a stream.
     pub fn get(&self, key: StreamKey) -> Option<&Stream> {
-        let stream = self.slots.get(key.slot)?.as_ref();
+        let stream = self.slots.get(key.slot())?.as_ref();
         stream.filter(|stream| stream.id == key.id)
     }
 
     /// Returns a stream.
     pub fn get_mut(&mut self, key: StreamKey) -> Option<&mut Stream> {
-        let stream = self.slots.get_mut(key.slot)?.as_mut();
+        let stream = self.slots.get_mut(key.slot())?.as_mut();
         stream.filter(|stream| stream.id == key.id)
     }
 
@@ -153,7 +160,7 @@ impl Streams {
     /// Takes the streams that are blocked.
     pub fn take_blocked(&mut self) -> Vec<StreamKey> {
         let mut blocked = Vec::new();
-        for (slot, stream) in self.slots.iter_mut().enumerate() {
+        for (slot, stream) in (0..).zip(&mut self.slots) {
             if let Some(stream) = stream
                 && std::mem::take(&mut stream.is_blocked)
             {

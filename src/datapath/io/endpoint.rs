@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use socket2::SockRef;
@@ -9,7 +10,9 @@ use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::datapath::limits::budget::{BufferAccount, HeldBytes};
 use crate::outer;
+use crate::snapshot::{Endpoint, Snapshot};
 
 use super::linger;
 
@@ -19,21 +22,62 @@ pub enum EndpointStream {
     /// Socket with zero linger: every close that is not announced is an RST.
     Tcp(TcpStream),
     /// Tunnel through a gateway of another network.
-    Outer(Box<outer::Stream>),
+    Outer(Box<OuterStream>),
+}
+
+/// Tunnel through a gateway of another network, with the account of its bytes that wait for the
+/// socket.
+#[derive(Debug)]
+pub struct OuterStream {
+    stream: outer::Stream,
+    account: Arc<BufferAccount>,
+    /// Received bytes that were not read, on the account.
+    received: Option<HeldBytes>,
 }
 
 impl EndpointStream {
-    /// Returns the number of received bytes that this process holds.
-    pub const fn held(&self) -> usize {
+    /// Creates the stream of a tunnel whose memory is on `account`.
+    pub fn outer(stream: outer::Stream, account: Arc<BufferAccount>) -> Self {
+        Self::Outer(Box::new(OuterStream {
+            stream,
+            account,
+            received: None,
+        }))
+    }
+
+    /// Returns the account of the memory that a tunnel through another gateway takes.
+    pub const fn account(&self) -> Option<&Arc<BufferAccount>> {
         match self {
-            Self::Tcp(_) => 0,
-            Self::Outer(stream) => stream.held(),
+            Self::Tcp(_) => None,
+            Self::Outer(outer) => Some(&outer.account),
+        }
+    }
+
+    /// Charges the received bytes that this process holds. Those of a socket are in the kernel.
+    pub fn charge_received(&mut self) {
+        if let Self::Outer(outer) = self {
+            let held = outer.stream.held();
+            outer.received = (held > 0).then(|| outer.account.hold(held));
         }
     }
 
     /// Returns true if the far side has cancelled the tunnel.
     pub fn is_cancelled(&self) -> bool {
-        matches!(self, Self::Outer(stream) if stream.is_cancelled())
+        matches!(self, Self::Outer(outer) if outer.stream.is_cancelled())
+    }
+
+    /// Checks that a gateway of another network is still the one of the current records.
+    ///
+    /// # Errors
+    /// The difference.
+    pub fn check_gateway(&self, endpoint: &Endpoint, snapshot: &Snapshot) -> Result<(), String> {
+        match (self, &endpoint.remote) {
+            (Self::Outer(outer), Some(remote)) => {
+                let wanted = snapshot.current_gateway(remote, endpoint.address);
+                outer.stream.servers().check_gateway(&wanted, snapshot)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Polls whether a read succeeds.
@@ -43,7 +87,7 @@ impl EndpointStream {
     pub fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(cx),
-            Self::Outer(stream) => stream.poll_read_ready(cx),
+            Self::Outer(outer) => outer.stream.poll_read_ready(cx),
         }
     }
 
@@ -54,7 +98,7 @@ impl EndpointStream {
     pub fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_write_ready(cx),
-            Self::Outer(stream) => stream.poll_write_ready(cx),
+            Self::Outer(outer) => outer.stream.poll_write_ready(cx),
         }
     }
 
@@ -66,7 +110,12 @@ impl EndpointStream {
         match (self, slices) {
             (Self::Tcp(stream), [slice]) => stream.try_write(slice),
             (Self::Tcp(stream), slices) => stream.try_write_vectored(slices),
-            (Self::Outer(stream), slices) => stream.try_write(slices),
+            (Self::Outer(outer), slices) => {
+                let OuterStream {
+                    stream, account, ..
+                } = &mut **outer;
+                stream.try_write(slices, |bytes| account.share(bytes))
+            }
         }
     }
 
@@ -77,7 +126,7 @@ impl EndpointStream {
     pub fn try_read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => read_vectored(stream, slices),
-            Self::Outer(stream) => stream.try_read(slices),
+            Self::Outer(outer) => outer.stream.try_read(slices),
         }
     }
 
@@ -88,7 +137,12 @@ impl EndpointStream {
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.write(bytes).await,
-            Self::Outer(stream) => stream.write(bytes).await,
+            Self::Outer(outer) => {
+                let OuterStream {
+                    stream, account, ..
+                } = &mut **outer;
+                stream.write(bytes, |bytes| account.share(bytes)).await
+            }
         }
     }
 
@@ -99,14 +153,14 @@ impl EndpointStream {
     pub fn shut_down(&mut self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => SockRef::from(&*stream).shutdown(Shutdown::Write),
-            Self::Outer(stream) => stream.shut_down(),
+            Self::Outer(outer) => outer.stream.shut_down(),
         }
     }
 
     /// Makes a drop pass on that the peer has cancelled the tunnel.
     pub fn cancel_on_drop(&mut self) {
-        if let Self::Outer(stream) = self {
-            stream.cancel_on_drop();
+        if let Self::Outer(outer) = self {
+            outer.stream.cancel_on_drop();
         }
     }
 
@@ -122,7 +176,7 @@ impl EndpointStream {
     pub async fn deliver(self, deadline: Instant) {
         match self {
             Self::Tcp(stream) => linger::deliver(stream, deadline).await,
-            Self::Outer(stream) => stream.deliver(deadline).await,
+            Self::Outer(outer) => outer.stream.deliver(deadline).await,
         }
     }
 }

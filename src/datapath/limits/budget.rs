@@ -45,8 +45,8 @@ pub struct BufferBudget {
 
 /// Account of the bytes that one tunnel, or one connection, holds.
 ///
-/// A tunnel and its connection live on one thread. Only this thread writes the counters; others
-/// read them.
+/// A tunnel and its connection live on one thread. Only this thread writes the counters, except
+/// those of shared bytes; others read them.
 #[derive(Debug)]
 pub struct BufferAccount {
     budget: Arc<BufferBudget>,
@@ -55,6 +55,10 @@ pub struct BufferAccount {
     reported: AtomicUsize,
     /// Number of bytes given back so far; it wraps.
     released: AtomicUsize,
+    /// Bytes that other threads may give back, all reported to the budget.
+    shared: AtomicUsize,
+    /// Part of `shared` that was given back so far; it wraps.
+    shared_released: AtomicUsize,
     is_registered: AtomicBool,
     evicted: AtomicBool,
     /// True if the task waits until endpoints are read again.
@@ -66,6 +70,21 @@ pub struct BufferAccount {
 /// Memory that is held for a tunnel, on its account until it is dropped.
 #[derive(Debug)]
 pub struct HeldBytes {
+    account: Arc<BufferAccount>,
+    bytes: usize,
+}
+
+impl HeldBytes {
+    /// Returns the number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Memory on an account that another thread may give back, such as bytes that wait for a pooled
+/// connection.
+#[derive(Debug)]
+pub struct SharedBytes {
     account: Arc<BufferAccount>,
     bytes: usize,
 }
@@ -135,6 +154,8 @@ impl BufferBudget {
             held: AtomicUsize::new(0),
             reported: AtomicUsize::new(0),
             released: AtomicUsize::new(0),
+            shared: AtomicUsize::new(0),
+            shared_released: AtomicUsize::new(0),
             is_registered: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
             paused: AtomicBool::new(false),
@@ -204,7 +225,7 @@ impl BufferBudget {
         let alive = listed.iter().filter_map(Weak::upgrade);
         alive
             .map(|account| ProgressMark {
-                moved: account.released.load(Ordering::Relaxed),
+                moved: account.moved(),
                 account,
             })
             .collect()
@@ -221,11 +242,8 @@ impl BufferBudget {
         let mut order: Vec<_> = marks
             .iter()
             .map(|mark| {
-                (
-                    mark.is_stalled(),
-                    mark.account.held.load(Ordering::Relaxed),
-                    &mark.account,
-                )
+                let held = mark.account.held();
+                (mark.is_stalled(), held, &mark.account)
             })
             .filter(|&(stalled, held, _)| held > 0 && (stalled || urgent))
             .collect();
@@ -254,13 +272,23 @@ impl BufferBudget {
 impl ProgressMark {
     /// Returns true if the tunnel has moved less than it holds.
     fn is_stalled(&self) -> bool {
-        let held = self.account.held.load(Ordering::Relaxed);
-        let moved = self.account.released.load(Ordering::Relaxed);
-        moved.wrapping_sub(self.moved) < held
+        let account = &self.account;
+        account.moved().wrapping_sub(self.moved) < account.held()
     }
 }
 
 impl BufferAccount {
+    /// Returns the number of bytes that are held.
+    fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed) + self.shared.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of bytes given back so far; it wraps.
+    fn moved(&self) -> usize {
+        let shared = self.shared_released.load(Ordering::Relaxed);
+        self.released.load(Ordering::Relaxed).wrapping_add(shared)
+    }
+
     /// Adds bytes that the tunnel holds.
     pub fn charge(self: &Arc<Self>, bytes: usize) {
         let held = self.held.load(Ordering::Relaxed) + bytes;
@@ -317,6 +345,18 @@ impl BufferAccount {
         }
     }
 
+    /// Adds memory to the account until the result is dropped, by any thread.
+    pub fn share(self: &Arc<Self>, bytes: usize) -> SharedBytes {
+        self.shared.fetch_add(bytes, Ordering::Relaxed);
+        self.budget.held.inc_by(to_gauge(bytes));
+        self.register_once();
+        self.budget.notify_if_over_limit();
+        SharedBytes {
+            account: Arc::clone(self),
+            bytes,
+        }
+    }
+
     /// Opens the gate, so that a future that is new behind it is polled without a wake-up.
     pub fn open_gate(&self) {
         self.gate.open();
@@ -365,6 +405,15 @@ fn to_gauge(bytes: usize) -> i64 {
 impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.account.release(self.bytes);
+    }
+}
+
+impl Drop for SharedBytes {
+    fn drop(&mut self) {
+        let Self { account, bytes } = self;
+        account.shared.fetch_sub(*bytes, Ordering::Relaxed);
+        account.shared_released.fetch_add(*bytes, Ordering::Relaxed);
+        account.budget.held.dec_by(to_gauge(*bytes));
     }
 }
 
@@ -453,6 +502,21 @@ mod tests {
         account.charge(13 * UNIT_BYTES);
         sleep(STALL_PERIOD / 5).await;
         assert!(evicted(&account));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_another_thread_gives_back_count_like_the_tunnels_own() {
+        let budget = budget(10 * UNIT_BYTES);
+        let (account, small) = (budget.account(), budget.account());
+        small.charge(2 * UNIT_BYTES);
+        account.charge(UNIT_BYTES);
+        let shared: Vec<_> = (0..8).map(|_| account.share(UNIT_BYTES)).collect();
+        assert_eq!(budget.held(), 11 * UNIT_BYTES);
+        sleep(2 * STALL_PERIOD).await;
+        assert!(evicted(&account) && !evicted(&small));
+        let given_back = std::thread::spawn(move || drop(shared));
+        given_back.join().expect("no panic");
+        assert_eq!(budget.held(), 3 * UNIT_BYTES);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,9 @@
-//! Limits of the data path: handshakes, buffered bytes, descriptors, and route loops.
+//! Limits of the data path: handshakes, buffered bytes, descriptors, route loops, and tunnels to
+//! exposed services.
 
 pub mod admission;
 pub mod budget;
+pub mod clients;
 pub mod hellos;
 pub mod pool;
+pub mod service;

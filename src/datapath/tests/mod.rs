@@ -3,6 +3,7 @@
 pub(crate) mod chi_square;
 mod networks;
 mod shares;
+mod simulation;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -7,6 +7,9 @@ use std::time::{Duration, SystemTime};
 use fastrand::Rng;
 use tokio::time::Instant;
 
+use crate::datapath::http2::tunnel::Target;
+use crate::datapath::identity::Peer;
+use crate::datapath::listener::Listener;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template,
@@ -17,7 +20,7 @@ use crate::snapshot::{
     Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, NameTable, Snapshot, TrustSet,
 };
 use crate::tls::Identity;
-use crate::wire::{RegionPattern, Transit};
+use crate::wire::{Authority, RegionPattern, Transit};
 
 use super::super::Question;
 
@@ -25,7 +28,11 @@ const ECHO: &str = "echo.app.svc.cluster.local";
 const TWIN: &str = "twin.app.svc.cluster.local";
 const WAYPOINTS: [&str; 2] = ["one.edge.svc.cluster.local", "two.edge.svc.cluster.local"];
 const WORKLOADS_MAX: u8 = 24;
-const PEER: [&str; 3] = ["west.local", "shop", "checkout"];
+/// Peers: a workload, and a gateway of another network.
+const PEERS: [[&str; 3]; 2] = [
+    ["west.local", "shop", "checkout"],
+    ["west.local", "edge", "gateway"],
+];
 const PREFERENCES: [&[Scope]; 6] = [
     &[],
     &[Scope::Network, Scope::Region, Scope::Zone],
@@ -39,6 +46,9 @@ const PREFERENCES: [&[Scope]; 6] = [
 pub(super) struct Generated {
     pub(super) snapshot: Snapshot,
     pub(super) question: Question,
+    /// Limit of transit of the listener.
+    pub(super) transit: Transit,
+    peer: [&'static str; 3],
     _tunnels: Vec<InFlight>,
 }
 
@@ -59,10 +69,10 @@ impl Generated {
         let locality = locality(&mut rng);
         let change = Change {
             mesh: Some((Mesh::new(services, workloads), "east".into())),
-            trust: Some(TrustSet::new([
-                ("west.local", "west"),
-                ("east.local", "east"),
-            ])),
+            trust: Some(
+                TrustSet::new([("west.local", "west"), ("east.local", "east")])
+                    .with_gateways([&*uri(PEERS[1])]),
+            ),
             exposure: Some(exposure(&mut rng)),
             names: Some(names(&mut rng)),
             position: Some(Position {
@@ -76,10 +86,13 @@ impl Generated {
         };
         let snapshot = build(&Snapshot::default(), change);
         let tunnels = apply_history(&mut rng, &snapshot);
-        let [domain, namespace, account] = PEER;
+        let peer = PEERS[usize::from(one_in(&mut rng, 4))];
         Self {
+            // Half of the listeners do not limit transit.
+            transit: Transit::NAMES[2 - rng.usize(..4) % 3].1,
+            peer,
             question: Question {
-                from: Some(format!("spiffe://{domain}/ns/{namespace}/sa/{account}")),
+                from: Some(uri(peer)),
                 to: Some(target(&mut rng, count)),
                 all: true,
                 ..Question::default()
@@ -89,12 +102,25 @@ impl Generated {
         }
     }
 
-    pub(super) fn to(&self) -> &str {
-        self.question.to.as_deref().expect("a target")
+    pub(super) fn target(&self) -> Target {
+        let to = self.question.to.as_deref().expect("a target");
+        Target {
+            authority: Authority::parse(to).expect("an authority"),
+            origin: self.question.origin().expect("an origin"),
+            via_gateway: false,
+            forwarded: None,
+        }
     }
 
-    pub(super) fn identity(&self) -> Identity {
-        let [trust_domain, namespace, service_account] = PEER.map(Arc::from);
+    pub(super) fn peer(&self) -> Peer {
+        let address = ([0; 4], 0).into();
+        let listener = Arc::new(Listener::with_transit(self.transit));
+        let peer = Peer::authenticated(self.identity(), None, address, listener, &self.snapshot);
+        peer.expect("one of the set")
+    }
+
+    fn identity(&self) -> Identity {
+        let [trust_domain, namespace, service_account] = self.peer.map(Arc::from);
         Identity {
             uri: self.question.from.as_deref().expect("a peer").into(),
             trust_domain,
@@ -103,6 +129,10 @@ impl Generated {
             not_after: SystemTime::UNIX_EPOCH,
         }
     }
+}
+
+fn uri([domain, namespace, account]: [&str; 3]) -> String {
+    format!("spiffe://{domain}/ns/{namespace}/sa/{account}")
 }
 
 fn one_in(rng: &mut Rng, of: u8) -> bool {
@@ -151,16 +181,18 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
             _ => Vec::new(),
         },
         ports: [(80, 8080), (15008, 15008)].into(),
-        waypoints: match of_waypoints {
-            true => weights.into_iter().map(waypoint).collect(),
-            false => Vec::new(),
+        waypoints: if of_waypoints {
+            weights.into_iter().map(waypoint).collect()
+        } else {
+            Vec::new()
         },
         preferences: rng.choice(PREFERENCES).expect("preferences").into(),
         strict: one_in(rng, 8),
         allow_unhealthy: one_in(rng, 8),
-        assignments: match one_in(rng, 4) {
-            true => [(80, Arc::new(assignment))].into(),
-            false => BTreeMap::new(),
+        assignments: if one_in(rng, 4) {
+            [(80, Arc::new(assignment))].into()
+        } else {
+            BTreeMap::new()
         },
         ..Service::default()
     }
@@ -247,9 +279,10 @@ fn traffic(rng: &mut Rng) -> Traffic {
         TrafficRule {
             preferences: one_in(rng, 4).then(|| *rng.choice(&PREFERENCES).expect("some")),
             spill: one_in(rng, 3).then(|| Spill::below(rng.u8(1..=100))),
-            regions: match one_in(rng, 4) {
-                true => Regions::new(regions),
-                false => Regions::default(),
+            regions: if one_in(rng, 4) {
+                Regions::new(regions)
+            } else {
+                Regions::default()
             },
             by_latency: one_in(rng, 4).then_some(true),
         }

@@ -15,7 +15,9 @@ use crate::datapath::balance::choose;
 use crate::datapath::dial::DenyList;
 use crate::datapath::tests::chi_square::p_value;
 use crate::datapath::transit;
-use crate::snapshot::Endpoint;
+use crate::snapshot::builder::{self, Change};
+use crate::snapshot::{Endpoint, TrustSet};
+use crate::wire::Transit;
 
 use mesh::Generated;
 
@@ -37,18 +39,25 @@ enum Fault {
     Swapped,
 }
 
-fn explained(of: &Generated, now: Instant) -> Answer {
+fn explained(snapshot: &Snapshot, question: &Question, transit: Transit, now: Instant) -> Answer {
     let deny = DenyList::new(Vec::new(), Vec::new());
-    let listeners = [("cross-network".to_owned(), ListenerRules::default())];
+    let rules = ListenerRules::with_transit(transit);
+    let listeners = [("cross-network".to_owned(), rules)];
     let world = ExplainState {
-        snapshot: &of.snapshot,
+        snapshot,
         places: &ConfigPositions::default(),
         deny: &deny,
         listeners: &listeners,
         has_room: true,
         now,
     };
-    run(&world, &of.question).expect("a good question")
+    run(&world, question).expect("a good question")
+}
+
+/// Returns whether a tunnel can be picked for an endpoint of another network.
+fn reaches_other_network(answer: &Answer) -> bool {
+    let mut rows = answer.endpoints.iter();
+    rows.any(|row| row.network.is_some() && row.probability > 0.0)
 }
 
 fn distort(answer: &mut Answer, fault: Fault) {
@@ -57,14 +66,17 @@ fn distort(answer: &mut Answer, fault: Fault) {
     let sum: f64 = rows.iter().map(|row| f64::from(row.weight)).sum();
     match fault {
         Fault::Nothing => {}
-        Fault::Even => rows.iter_mut().for_each(|row| row.odds = 1.0 / count),
+        Fault::Even => rows
+            .iter_mut()
+            .for_each(|row| row.probability = 1.0 / count),
         Fault::ByWeight => {
             let weight = |row: &EndpointRow| f64::from(row.weight);
-            rows.iter_mut().for_each(|row| row.odds = weight(row) / sum);
+            rows.iter_mut()
+                .for_each(|row| row.probability = weight(row) / sum);
         }
         Fault::Swapped => {
             if let [first, .., last] = &mut rows[..] {
-                std::mem::swap(&mut first.odds, &mut last.odds);
+                std::mem::swap(&mut first.probability, &mut last.probability);
             }
         }
     }
@@ -72,20 +84,9 @@ fn distort(answer: &mut Answer, fault: Fault) {
 
 /// Counts the picks of each endpoint, by its workload and address.
 fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
-    let identity = of.identity();
-    let (address, listener) = (([0; 4], 0).into(), Arc::default());
-    let peer = Peer::authenticated(identity, None, address, listener, &of.snapshot);
-    let peer = peer.expect("one of the set");
+    let peer = of.peer();
     let route = || {
-        let authority = Authority::parse(of.to()).expect("an authority");
-        let origin = of.question.origin().expect("an origin");
-        let target = Target {
-            authority,
-            origin,
-            via_gateway: false,
-            forwarded: None,
-        };
-        let route = route::resolve(&of.snapshot, &peer, target)?;
+        let route = route::resolve(&of.snapshot, &peer, of.target())?;
         let transit = transit::evaluate(&of.snapshot, &peer, &route);
         Ok::<_, Reason>(route.permit_transit(transit))
     };
@@ -115,33 +116,33 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
 /// Returns the p-value of a mesh's picks; none if nothing is picked.
 fn fit(seed: u64, fault: Fault) -> Option<f64> {
     let of = Generated::new(seed);
-    let mut answer = explained(&of, Instant::now());
+    let mut answer = explained(&of.snapshot, &of.question, of.transit, Instant::now());
     fastrand::seed(seed);
     let counts = picked(&of);
     if answer.endpoints.is_empty() {
         assert!(counts.is_empty(), "seed {seed}: {answer:?}");
         return None;
     }
-    let sum: f64 = answer.endpoints.iter().map(|row| row.odds).sum();
+    let sum: f64 = answer.endpoints.iter().map(|row| row.probability).sum();
     assert!((sum - 1.0).abs() < 1e-9, "seed {seed}: {sum}");
     distort(&mut answer, fault);
     let bins = answer.endpoints.iter().map(|row| {
         let key = (Arc::clone(&row.workload), row.address.clone());
         let count = counts.get(&key).copied().unwrap_or(0);
-        (row.odds * f64::from(PICKS), f64::from(count))
+        (row.probability * f64::from(PICKS), f64::from(count))
     });
     let bins: Vec<_> = bins.collect();
-    let told: f64 = bins.iter().map(|(_, count)| count).sum();
+    let reported: f64 = bins.iter().map(|(_, count)| count).sum();
     assert_eq!(
-        told,
+        reported,
         f64::from(PICKS),
-        "seed {seed}: one was picked that is not told"
+        "seed {seed}: a pick that is not reported"
     );
     Some(p_value(&bins))
 }
 
 #[test]
-fn the_odds_fit_the_picks_of_a_thousand_meshes() {
+fn the_probabilities_fit_the_picks_of_a_thousand_meshes() {
     let (next, tested) = (AtomicU64::new(0), AtomicU64::new(0));
     let work = || {
         while tested.load(Ordering::Relaxed) < MESHES {
@@ -166,10 +167,55 @@ fn the_odds_fit_the_picks_of_a_thousand_meshes() {
 }
 
 #[test]
-fn odds_that_are_wrong_are_caught() {
+fn probabilities_that_are_wrong_are_caught() {
     for fault in [Fault::Even, Fault::ByWeight, Fault::Swapped] {
         let caught = (0..20).filter_map(|seed| fit(seed, fault));
         let caught = caught.filter(|p| *p <= P_MIN).count();
         assert!(caught >= 5, "{fault:?} is caught in {caught} of 20 meshes");
+    }
+}
+
+#[test]
+fn the_issuers_of_a_domain_refuse_others() {
+    let [east, west, nameless] = [1, 2, 3].map(|byte| {
+        let digits = format!("{byte:02x}").repeat(32);
+        SpkiHash::parse(&digits).expect("a hash")
+    });
+    let clusters = [(east, "east"), (west, "west")];
+    for (clusters, permitted, cluster, is_refused) in [
+        (&clusters[..], &[east][..], Some("east"), false),
+        (&clusters, &[east], Some("west"), true),
+        (&clusters, &[east, west], Some("west"), false),
+        (&clusters, &[east], None, true),
+        (&clusters, &[east, nameless], None, false),
+        (&[], &[east], None, false),
+    ] {
+        let permitted = Arc::new(permitted.iter().copied().collect());
+        let trust = TrustSet::new([("east.local", "east")])
+            .with_issuers(clusters.iter().copied(), false)
+            .with_domain_issuers([("east.local", permitted)]);
+        let change = Change {
+            trust: Some(trust),
+            ..Change::default()
+        };
+        let snapshot = builder::build(&Snapshot::default(), change);
+        let question = Question {
+            from: Some("spiffe://east.local/ns/a/sa/b".to_owned()),
+            to: Some("echo.app:80".to_owned()),
+            cluster: cluster.map(str::to_owned),
+            ..Question::default()
+        };
+        let answer = explained(&snapshot, &question, Transit::default(), Instant::now());
+        let refusal = HandshakeRefusal::UntrustedIssuer.label();
+        let is_label = answer.outcome.reason.as_deref() == Some(refusal);
+        let description = &answer.peer.description;
+        assert_eq!(is_label, is_refused, "{cluster:?}: {description}");
+        assert_eq!(
+            description.contains("the `issuers` of east.local"),
+            is_refused,
+            "{description}"
+        );
+        let is_assumed = clusters.is_empty();
+        assert_eq!(answer.notes.len(), usize::from(is_assumed), "{answer:?}");
     }
 }

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::datapath::balance;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
 use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
 use crate::wire::Transit;
+
+const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
+const GATEWAY: &str = "spiffe://west.local/ns/edge/sa/gateway";
 
 /// Returns a workload of network `west`.
 fn workload(uid: &str, last: u8) -> Workload {
@@ -27,6 +31,11 @@ fn workload(uid: &str, last: u8) -> Workload {
 
 /// Explains a tunnel to a service whose two instances are in network `west`.
 fn explained(transit: Transit, has_gateway: bool) -> Answer {
+    explained_with(transit, has_gateway, Question::default())
+}
+
+/// As [`explained`], with more of the question.
+fn explained_with(transit: Transit, has_gateway: bool, question: Question) -> Answer {
     let service = Service {
         namespace: "app".into(),
         hostname: "echo.app".into(),
@@ -51,7 +60,7 @@ fn explained(transit: Transit, has_gateway: bool) -> Answer {
     let workloads = instances.into_iter().chain(gateway);
     let change = Change {
         mesh: Some((Mesh::new([service], workloads), "east".into())),
-        trust: Some(TrustSet::new([("west.local", "west")])),
+        trust: Some(TrustSet::new([("west.local", "west")]).with_gateways([GATEWAY])),
         exposure: Some(exposure),
         ..Change::default()
     };
@@ -65,9 +74,9 @@ fn explained(transit: Transit, has_gateway: bool) -> Answer {
         now: Instant::now(),
     };
     let question = Question {
-        from: Some("spiffe://west.local/ns/shop/sa/checkout".to_owned()),
+        from: Some(question.from.unwrap_or_else(|| CLIENT.to_owned())),
         to: Some("echo.app:80".to_owned()),
-        ..Question::default()
+        ..question
     };
     run(&world, &question).expect("a good question")
 }
@@ -109,4 +118,89 @@ fn gateways_are_endpoints_with_the_network_behind_them() {
     assert_eq!((&*group.tier, group.ready), ("other network", 2));
     let unused: Vec<_> = answer.unused.iter().map(|row| &*row.why).collect();
     assert_eq!(unused, ["in network west, reached through its gateways"; 2]);
+}
+
+/// Returns the reason for which a real tunnel is rejected before the dial; none if it has an
+/// endpoint.
+fn rejection(of: &Generated) -> Option<Reason> {
+    let peer = of.peer();
+    let route = route::resolve(&of.snapshot, &peer, of.target());
+    match route.and_then(|route| policy::run(&of.snapshot, &peer, route)) {
+        Err(reason) => Some(reason),
+        Ok(permit) => {
+            let left = balance::pick(permit, &[]).err();
+            left.map(|permit| permit.route().reason_without_endpoint())
+        }
+    }
+}
+
+/// Listeners, entries and peers that are gateways limit transit; regions are drained.
+#[test]
+fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunnels() {
+    let (mut compared, mut rejected, mut drained) = (0, 0, 0);
+    for seed in 100_000.. {
+        let of = Generated::new(seed);
+        let answer = super::explained(&of.snapshot, &of.question, of.transit, Instant::now());
+        let Some(transit) = &answer.transit else {
+            continue;
+        };
+        let reason = rejection(&of).map(|reason| reason.label().to_owned());
+        let is_predicted = answer.outcome.all().any(|one| one.reason == reason);
+        let outcome = &answer.outcome;
+        assert!(is_predicted, "seed {seed}: {reason:?}, not {outcome:?}");
+        rejected += usize::from(transit.starts_with("off") && reason.is_some());
+        if reaches_other_network(&answer) {
+            let p = fit(seed, Fault::Nothing).expect("an endpoint");
+            assert!(p > P_MIN, "seed {seed}: p is {p}");
+            drained += usize::from(!of.snapshot.balancing.evacuated.is_empty());
+            compared += 1;
+        }
+        if compared == 300 {
+            break;
+        }
+    }
+    assert!(
+        rejected > 30,
+        "{rejected} are rejected because transit is off"
+    );
+    assert!(drained > 10, "{drained} have a drained region");
+}
+
+#[test]
+fn the_evaluation_of_a_first_peer_is_explained() {
+    for (from, source, is_opened, note) in [
+        (
+            GATEWAY,
+            Some(CLIENT),
+            true,
+            "rules are evaluated for the first peer",
+        ),
+        (GATEWAY, None, true, "only its own identity is evaluated"),
+        (CLIENT, Some(GATEWAY), true, "x-strait-source is ignored"),
+        (
+            GATEWAY,
+            Some("spiffe://foreign.local/ns/a/sa/b"),
+            false,
+            "rules are evaluated for the first peer",
+        ),
+        (
+            GATEWAY,
+            Some("nobody"),
+            false,
+            "rules are evaluated for the first peer",
+        ),
+    ] {
+        let question = Question {
+            from: Some(from.to_owned()),
+            source: source.map(str::to_owned),
+            ..Question::default()
+        };
+        let answer = explained_with(Transit::Always, true, question);
+        assert_eq!(answer.outcome.opened, is_opened, "{from} {source:?}");
+        let notes = answer.notes.join("\n");
+        assert!(notes.contains(note), "{notes}");
+        let rule = format!("{:?}", answer.legs[0].rule);
+        let is_first = rule.contains("first peer") || rule.contains("x-strait-source");
+        assert_eq!(is_first, !is_opened, "{rule}");
+    }
 }

@@ -11,6 +11,8 @@ use super::mesh::{self, Workload};
 use super::names::Alias;
 use super::{Caller, EndpointSet, ExposureVerdict, Service, Snapshot};
 
+mod limits;
+mod links;
 #[cfg(test)]
 mod tests;
 mod transit;
@@ -86,7 +88,7 @@ impl Snapshot {
         if let Some(alias) = self.names.alias(asked, self.cluster(caller)) {
             let (service, port) = match alias.single_target() {
                 Some((host, port)) => (self.service_by_name(host)?, port.unwrap_or(asked.port)),
-                None => (self.derived_services.get(alias.label())?, asked.port),
+                None => (self.derived_services.get(&alias.label)?, asked.port),
             };
             return Some((service, port, MatchedBy::Alias(Arc::clone(alias))));
         }
@@ -203,6 +205,9 @@ impl Snapshot {
         if self.is_cluster_local(host) {
             return ExposureVerdict::NotExposed;
         }
+        if self.is_exposed_by_link(caller, host) {
+            return ExposureVerdict::Allowed;
+        }
         let entry = self.exposure_host(host);
         if self.exposure.has_entry(&entry) {
             return self.exposure.evaluate(caller, &self.trust, &entry, port);
@@ -238,7 +243,7 @@ impl Snapshot {
         if judged.is_empty() {
             // An open tunnel can outlive all targets. The rules of their names alone then decide
             // about it.
-            let targets = alias.targets().iter();
+            let targets = alias.targets.iter();
             judged = targets
                 .map(|(host, port)| (&**host, port.unwrap_or(asked)))
                 .collect();
@@ -269,11 +274,11 @@ impl Snapshot {
         };
         let is_its = |target: &str| !served(target).is_empty();
         let is_meant = |(namespace, host): &(&str, &str)| self.may_answer(host, namespace);
-        let mut targets = alias.targets().iter().map(|(target, _)| served(target));
+        let mut targets = alias.targets.iter().map(|(target, _)| served(target));
         if targets.any(|served| !served.is_empty() && !served.iter().any(is_meant)) {
             return ExposureVerdict::NotExposed;
         }
-        let mut verdicts = alias.targets().iter().filter_map(|(target, port)| {
+        let mut verdicts = alias.targets.iter().filter_map(|(target, port)| {
             let (service, port) = (self.service_by_name(target), port.unwrap_or(asked.port));
             let is_there = service.is_some_and(|service| service.ports.contains_key(&port));
             let host = service.map_or(&**target, |service| &service.hostname);
@@ -286,7 +291,7 @@ impl Snapshot {
 
     /// Returns the existing services behind an alias, each with the port that is reached.
     pub fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
-        alias.targets().iter().filter_map(move |(host, port)| {
+        alias.targets.iter().filter_map(move |(host, port)| {
             let (service, port) = (self.service_by_name(host)?, port.unwrap_or(asked));
             let has_port = service.ports.contains_key(&port);
             has_port.then_some((&*service.hostname, port))
@@ -336,7 +341,7 @@ impl Snapshot {
                 match (exposed(), self.names.alias(asked, self.cluster(caller))) {
                     (Some((now, at)), _) => at == port && self.names.is_same_family(now, host),
                     (None, Some(alias)) => {
-                        let mut targets = alias.targets().iter();
+                        let mut targets = alias.targets.iter();
                         targets.any(|(target, _)| self.names.is_same_family(target, host))
                     }
                     (None, None) => {

@@ -1,9 +1,10 @@
 //! Permission of a tunnel to leave the network.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::{MatchedBy, ServicePort};
-use crate::snapshot::{Caller, EndpointSet, Service, Snapshot};
+use crate::snapshot::{Caller, EndpointSet, RemoteGateway, Service, Snapshot};
 use crate::wire::{Authority, Transit};
 
 impl Snapshot {
@@ -33,6 +34,23 @@ impl Snapshot {
             }
             MatchedBy::Workload(_) => Transit::Off,
         }
+    }
+
+    /// Returns the gateways of other networks, by the mesh and by the configuration, each with its
+    /// address.
+    pub fn remote_gateways(&self) -> impl Iterator<Item = (SocketAddr, Arc<RemoteGateway>)> {
+        let known = self.index.remote.known_gateways(&self.networks);
+        let known = known.into_iter();
+        known.map(|((address, _), gateway)| (address, gateway))
+    }
+
+    /// Returns the gateway at an address of another network as it has to confirm itself now.
+    pub fn current_gateway(
+        &self,
+        known: &RemoteGateway,
+        address: SocketAddr,
+    ) -> Arc<RemoteGateway> {
+        self.index.remote.current(known, address, &self.networks)
     }
 
     /// Returns whether an identity is that of a gateway of another network, by the mesh or by the

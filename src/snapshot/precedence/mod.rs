@@ -11,36 +11,13 @@ use std::sync::Arc;
 
 use derive_more::Display;
 
-use super::{Service, Shards, Snapshot, mesh};
-
+pub(super) mod claim;
 #[cfg(test)]
 mod tests;
 
-/// Claim of a service to a hostname.
-#[derive(Clone, Debug)]
-pub(super) struct Claim {
-    /// Service as `namespace/hostname`.
-    pub(super) name: Arc<str>,
-    pub(super) service: Arc<mesh::Service>,
-    /// Version of the snapshot since which the claim exists without interruption.
-    pub(super) since: u64,
-}
+use claim::{Claim, Rank, VipClaim};
 
-/// Claim to a VIP by a service that answers to its hostname.
-#[derive(Clone, Debug)]
-pub(super) struct VipClaim {
-    pub(super) host: Arc<str>,
-    pub(super) rank: Rank,
-}
-
-/// Rank of a claim; the lowest wins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    is_unconfigured: bool,
-    is_not_canonical: bool,
-    is_not_owner: bool,
-    pub(super) since: u64,
-}
+use super::{Service, Shards, Snapshot, mesh};
 
 /// Hostname or VIP of which at least one claimant does not answer.
 #[derive(Debug, PartialEq, Eq)]

@@ -129,9 +129,9 @@ fn nobody_but_its_owner_takes_a_name_of_a_family() {
         assert_eq!(namespace(&snapshot, "echo.app.mesh.internal"), want);
     }
     snapshot = next(&snapshot, &[other, own]);
-    let said = snapshot.collision("echo.app.mesh.internal");
+    let reported = snapshot.collision("echo.app.mesh.internal");
     assert_eq!(
-        said.expect("a collision").to_string(),
+        reported.expect("a collision").to_string(),
         "echo.app.mesh.internal is claimed by a/echo.app.mesh.internal, and none answers: \
          namespace app owns the name"
     );
@@ -149,8 +149,8 @@ fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
     let host = |name: &str| name.split_once('/').map(|(_, host)| host.to_owned());
     let both = next(&configured(&[]), &[own, other]);
     assert_eq!(by_vip(&both), None, "nothing decides");
-    let said = both.vip_collision(VIP).expect("a collision").to_string();
-    assert!(said.ends_with("add an entry to `exposure.services` for the intended service"));
+    let reported = both.vip_collision(VIP).expect("a collision").to_string();
+    assert!(reported.ends_with("add an entry to `exposure.services` for the intended service"));
     let first = next(&configured(&[]), &[own]);
     let second = next(&first, &[own, other]);
     assert_eq!(by_vip(&second), host(own));
@@ -260,14 +260,14 @@ fn an_entry_that_comes_gives_a_hostname_to_its_namespace_and_takes_it_from_other
     };
     let after = change(&["y/api.example"]);
     assert_eq!(namespace(&after, "api.example"), None);
-    let said = after.collision("api.example").expect("a collision");
-    assert!(!said.is_intended(), "none answers: {said}");
+    let reported = after.collision("api.example").expect("a collision");
+    assert!(!reported.is_intended(), "none answers: {reported}");
     assert!(!after.may_answer("api.example", "z") && after.may_answer("api.example", "y"));
     assert_eq!(after.collisions().count(), 1);
     let after = change(&["z/api.example"]);
     assert_eq!(namespace(&after, "api.example"), Some("z"));
     let both = next(&after, &["y/api.example", "z/api.example"]);
-    let said = both.collision("api.example").expect("a collision");
-    assert!(said.is_intended(), "{said}");
+    let reported = both.collision("api.example").expect("a collision");
+    assert!(reported.is_intended(), "{reported}");
     assert_eq!(after.collisions().count(), 1, "the VIP");
 }

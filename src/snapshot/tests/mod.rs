@@ -11,7 +11,7 @@ mod oracle;
 
 use super::builder::{Change, HBONE_PORT, build};
 use super::mesh::{
-    GatewayAddress, Locality, Mesh, Place, Protocol, Service, Template, Waypoint, Workload,
+    GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Waypoint, Workload,
 };
 use super::traffic::Override;
 use super::{EndpointState, Snapshot};
@@ -30,6 +30,18 @@ pub(crate) fn locality(text: &str) -> Locality {
         region: part(),
         zone: part(),
         subzone: part(),
+    }
+}
+
+/// Returns service `app/echo.app` with port 80.
+pub(crate) fn echo(preferences: &[Scope]) -> Service {
+    Service {
+        name: "echo".into(),
+        namespace: "app".into(),
+        hostname: "echo.app".into(),
+        ports: [(80, 8080)].into(),
+        preferences: preferences.into(),
+        ..Service::default()
     }
 }
 
@@ -132,14 +144,18 @@ fn answering<'a>(
 }
 
 /// Returns the expected services and VIPs of a mesh, computed in the simplest way.
-fn expected(mesh: &Mesh, said: &Inputs, ages: &mut Ages) -> (Services, BTreeMap<IpAddr, String>) {
+fn expected(
+    mesh: &Mesh,
+    reported: &Inputs,
+    ages: &mut Ages,
+) -> (Services, BTreeMap<IpAddr, String>) {
     let (answering, vips) = answering(mesh, ages);
     let mut services = Services::new();
     for (hostname, service) in answering {
         let sets = service.ports.keys().map(|port| {
             let ready = members(mesh, service, *port).into_iter();
             let ready = ready.filter(|(workload, ..)| is_ready(service, workload));
-            let ready = ready.filter(|(workload, ..)| said.is_endpoint(service, workload));
+            let ready = ready.filter(|(workload, ..)| reported.is_endpoint(service, workload));
             let endpoint = |(workload, address): (&Workload, SocketAddr)| {
                 (workload.uid.to_string(), address, workload.capacity)
             };
@@ -333,21 +349,21 @@ fn change(rng: &mut Rng, mesh: &mut Mesh) {
 }
 
 /// Randomly changes an input other than the mesh. Returns the operator's command, if it is one.
-fn change_inputs(rng: &mut Rng, said: &mut Inputs) -> Option<Override> {
+fn change_inputs(rng: &mut Rng, reported: &mut Inputs) -> Option<Override> {
     let host = match rng.u8(..4) {
         0 => "*".to_owned(),
         _ => hostname(rng),
     };
     match rng.u8(..6) {
-        0 => drop(said.traffic.insert(host, oracle::entry(rng))),
-        1 => drop(said.traffic.remove(&host)),
+        0 => drop(reported.traffic.insert(host, oracle::entry(rng))),
+        1 => drop(reported.traffic.remove(&host)),
         2 => {
             let place = rng.choice(&PLACES[1..]).expect("a place");
             let pattern = RegionPattern::parse(place).expect("a pattern");
-            return Some(if said.evacuated.remove(place) {
+            return Some(if reported.evacuated.remove(place) {
                 Override::Restore(pattern)
             } else {
-                said.evacuated.insert(place);
+                reported.evacuated.insert(place);
                 Override::Evacuate(pattern)
             });
         }
@@ -387,13 +403,13 @@ fn mesh_with_fault(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
 ///
 /// # Errors
 /// Returns a service with wrong groups or shares.
-fn check_groups(snapshot: &Snapshot, mesh: &Mesh, said: &Inputs) -> Result<(), String> {
+fn check_groups(snapshot: &Snapshot, mesh: &Mesh, reported: &Inputs) -> Result<(), String> {
     for (hostname, service) in snapshot.services.iter() {
         let definition = &service.definition;
         for (port, set) in &service.ports {
             let all = members(mesh, definition, *port).into_iter();
             let all = all.map(|(workload, _)| (workload, is_ready(definition, workload)));
-            let want = oracle::groups(definition, said, &all.collect::<Vec<_>>());
+            let want = oracle::groups(definition, reported, &all.collect::<Vec<_>>());
             if !oracle::has_groups(set, &want) {
                 let groups = set.groups();
                 return Err(format!("{hostname}:{port}: {groups:?} instead of {want:?}"));
@@ -413,10 +429,10 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
         hbone_only: rng.bool(),
         ..Mesh::default()
     };
-    let (mut snapshot, mut said) = (Snapshot::default(), Inputs::default());
+    let (mut snapshot, mut reported) = (Snapshot::default(), Inputs::default());
     let mut ages = Ages::default();
     for step in 0..STEPS {
-        let order = change_inputs(&mut rng, &mut said);
+        let order = change_inputs(&mut rng, &mut reported);
         // In some steps the mesh does not change.
         let has_mesh = rng.u8(..4) > 0 || fault == Fault::LosesStates;
         if has_mesh {
@@ -432,19 +448,19 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
         let mesh_of_fault = mesh_with_fault(fault, old, &mesh);
         let change = Change {
             mesh: has_mesh.then(|| (mesh_of_fault, NETWORK.into())),
-            traffic: (has_mesh || fault != Fault::MissesTraffic).then(|| said.traffic()),
+            traffic: (has_mesh || fault != Fault::MissesTraffic).then(|| reported.traffic()),
             position: Some(oracle::position()),
             overrides: order.filter(|_| fault != Fault::ForgetsOrders),
             ..Change::default()
         };
         let next = build(old, change);
         let (services, vips, states) = actual(&next);
-        let (want, want_vips) = expected(&mesh, &said, &mut ages);
+        let (want, want_vips) = expected(&mesh, &reported, &mut ages);
         let at = format!("seed {seed}, step {step}");
         if services != want {
             return Err(format!("{at}: {services:?} instead of {want:?}"));
         }
-        check_groups(&next, &mesh, &said).map_err(|error| format!("{at}: {error}"))?;
+        check_groups(&next, &mesh, &reported).map_err(|error| format!("{at}: {error}"))?;
         if vips != want_vips {
             return Err(format!("{at}: {vips:?} instead of {want_vips:?}"));
         }
@@ -478,15 +494,16 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
     let mut several = 0;
     for seed in 0..4_000 {
         let mut rng = Rng::with_seed(seed);
-        let (hostname, mut said) = ("host-0", Inputs::default());
+        let (hostname, mut reported) = ("host-0", Inputs::default());
         for host in [hostname, "*"] {
             if rng.u8(..3) == 0 {
-                said.traffic
+                reported
+                    .traffic
                     .insert(host.to_owned(), oracle::entry(&mut rng));
             }
         }
         let evacuated = rng.choice(&PLACES[1..]).filter(|_| rng.u8(..4) == 0);
-        said.evacuated.extend(evacuated);
+        reported.evacuated.extend(evacuated);
         let pattern = evacuated.and_then(|place| RegionPattern::parse(place));
         let mut of = service(&mut rng, ("ns-0", hostname));
         (of.ports, of.passthrough) = ([(80, 0)].into(), false);
@@ -498,13 +515,13 @@ fn any_service_is_shared_out_as_mesh_and_configuration_say() {
         let workloads: Vec<_> = (0..24).map(workload).collect();
         let change = Change {
             mesh: Some((Mesh::new([of], workloads), NETWORK.into())),
-            traffic: Some(said.traffic()),
+            traffic: Some(reported.traffic()),
             position: Some(oracle::position()),
             overrides: pattern.map(Override::Evacuate),
             ..Change::default()
         };
         let snapshot = build(&Snapshot::default(), change);
-        if let Err(error) = check_groups(&snapshot, &snapshot.mesh, &said) {
+        if let Err(error) = check_groups(&snapshot, &snapshot.mesh, &reported) {
             panic!("seed {seed}: {error}");
         }
         let set = &snapshot.services.get(hostname).expect("a service").ports[&80];

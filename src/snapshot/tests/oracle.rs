@@ -146,14 +146,14 @@ fn is_in(place: &str, locality: &Locality) -> bool {
 type Placement = (usize, String, String, u32);
 
 /// Returns `None` for an endpoint that is neither used nor counted.
-fn placement(service: &Service, said: &Inputs, workload: &Workload) -> Option<Placement> {
+fn placement(service: &Service, reported: &Inputs, workload: &Workload) -> Option<Placement> {
     let at = &*workload.locality;
-    if said.evacuated.iter().any(|place| is_in(place, at)) {
+    if reported.evacuated.iter().any(|place| is_in(place, at)) {
         return None;
     }
     let nothing = TrafficEntry::default();
-    let own = said.traffic.get(&*service.hostname).unwrap_or(&nothing);
-    let every = said.traffic.get("*").unwrap_or(&nothing);
+    let own = reported.traffic.get(&*service.hostname).unwrap_or(&nothing);
+    let every = reported.traffic.get("*").unwrap_or(&nothing);
     let is_split = |entry: &TrafficEntry| entry.regions.iter().any(|(_, weight)| *weight > 0);
     let by_own = own.preferences.is_some() || is_split(own);
     let assignment = service.assignments.values().next().filter(|_| !by_own);
@@ -184,8 +184,8 @@ fn placement(service: &Service, said: &Inputs, workload: &Workload) -> Option<Pl
         (Some((_, 0)), _) => return None,
         (Some((place, weight)), _) => ((*place).to_owned(), *weight),
         (None, _) if regions.iter().any(|(_, weight)| *weight > 0) => return None,
-        (None, Some(said)) if regions.is_empty() && said.by_locality => {
-            let of_tier = said
+        (None, Some(reported)) if regions.is_empty() && reported.by_locality => {
+            let of_tier = reported
                 .localities
                 .iter()
                 .filter(|(of, ..)| *of == workload.priority);
@@ -226,13 +226,17 @@ fn by_preference(of: &[Scope], strict: bool, workload: &Workload) -> Option<(usi
 }
 
 /// Returns the groups with ready endpoints. `all` has each endpoint with whether it is ready.
-pub(super) fn groups(service: &Service, said: &Inputs, all: &[(&Workload, bool)]) -> Vec<Group> {
+pub(super) fn groups(
+    service: &Service,
+    reported: &Inputs,
+    all: &[(&Workload, bool)],
+) -> Vec<Group> {
     /// Uids of ready endpoints, and the number of all.
     type Counted = (Vec<String>, usize);
     let mut tiers: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
     let mut spots: BTreeMap<(usize, String), (String, u32, Counted)> = BTreeMap::new();
     for (workload, ready) in all {
-        let Some((tier, name, place, weight)) = placement(service, said, workload) else {
+        let Some((tier, name, place, weight)) = placement(service, reported, workload) else {
             continue;
         };
         let counts = tiers.entry(tier).or_default();
@@ -242,7 +246,7 @@ pub(super) fn groups(service: &Service, said: &Inputs, all: &[(&Workload, bool)]
         counted.0.extend(ready.then(|| workload.uid.to_string()));
         counted.1 += 1;
     }
-    let (factor, of) = threshold(service, said);
+    let (factor, of) = threshold(service, reported);
     let able = |(ready, all): &(u64, u64)| (100 * ready * factor / (all * of)).min(100);
     let total = tiers.values().map(able).sum::<u64>().clamp(1, 100);
     let mut left = 100;
@@ -313,16 +317,16 @@ pub(super) fn has_groups(set: &EndpointSet, want: &[Group]) -> bool {
 }
 
 /// Returns the threshold as (factor, divisor): a tier can take its ready ratio × factor / divisor.
-fn threshold(service: &Service, said: &Inputs) -> (u64, u64) {
-    let own = said.traffic.get(&*service.hostname);
+fn threshold(service: &Service, reported: &Inputs) -> (u64, u64) {
+    let own = reported.traffic.get(&*service.hostname);
     let by_own = own.is_some_and(|own| {
         own.preferences.is_some() || own.regions.iter().any(|(_, weight)| *weight > 0)
     });
     let assigned = service.assignments.values().next().filter(|_| !by_own);
-    let every = said.traffic.get("*").and_then(|every| every.spill);
+    let every = reported.traffic.get("*").and_then(|every| every.spill);
     match (own.and_then(|own| own.spill), assigned, every) {
         (Some(percent), ..) | (None, None, Some(percent)) => (100, percent.into()),
-        (None, Some(said), _) => (said.overprovisioning.into(), 100),
+        (None, Some(reported), _) => (reported.overprovisioning.into(), 100),
         (None, None, None) => (100, 70),
     }
 }

@@ -18,7 +18,7 @@ use super::exclusion::{
 };
 use super::mesh::{Assignment, Locality, Scope, Service, Workload};
 use super::traffic::{Balancing, Count, Regions, Spill, matches_locality};
-use super::{Endpoint, EndpointSet, ExclusionReason, Snapshot};
+use super::{Endpoint, EndpointSet, ExclusionReason, Snapshot, Subset};
 
 /// Ranking of the endpoints of one service port.
 #[derive(Debug)]
@@ -44,6 +44,7 @@ enum Places<'a> {
     None,
     Regions(&'a Regions),
     Localities(&'a [(u32, Locality, u32)]),
+    Subsets(&'a Subset),
 }
 
 /// Tier and place of an endpoint.
@@ -112,7 +113,7 @@ impl<'a> Ranking<'a> {
             }
             _ => Places::None,
         };
-        let factor = by_priority.map(|said| Spill::by_factor(said.overprovisioning));
+        let factor = by_priority.map(|stated| Spill::by_factor(stated.overprovisioning));
         let spill = own.and_then(|own| own.spill).or(factor).or(every.spill);
         let is_own_network_first = match preferences {
             Some(preferences) => preferences.first() == Some(&Scope::Network),
@@ -129,6 +130,17 @@ impl<'a> Ranking<'a> {
             places,
             spill: spill.unwrap_or_default(),
             by_latency: own.and_then(|own| own.by_latency).or(every.by_latency) == Some(true),
+        }
+    }
+
+    /// Returns the ranking with the weights of the parts of a subset, if it has several.
+    pub(super) fn with_subset(self, subset: Option<&'a Subset>) -> Self {
+        match subset.filter(|subset| subset.parts.len() > 1) {
+            Some(subset) => Self {
+                places: Places::Subsets(subset),
+                ..self
+            },
+            None => self,
         }
     }
 
@@ -310,6 +322,10 @@ impl<'a> Ranking<'a> {
                     None => (None, 0),
                 }
             }
+            Places::Subsets(subset) => match subset.part_of(workload) {
+                Some((place, part)) => (Some(place), part.weight),
+                None => (None, 0),
+            },
         };
         Ok(Placement {
             order,
@@ -388,6 +404,7 @@ impl<'a> Ranking<'a> {
                 let parts = [&*of.region, &of.zone, &of.subzone];
                 Some(parts.join("/").trim_end_matches('/').into())
             }
+            Places::Subsets(subset) => Some(Arc::clone(&subset.parts.get(place)?.name)),
         }
     }
 }

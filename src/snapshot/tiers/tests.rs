@@ -2,7 +2,7 @@
 
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
-use crate::snapshot::tests::locality;
+use crate::snapshot::tests::{echo as service, locality};
 use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{Group, Snapshot};
 use crate::wire::RegionPattern;
@@ -35,17 +35,6 @@ fn workload(at: usize, (place, cluster, healthy): WorkloadSpec<'_>) -> Workload 
     }
 }
 
-fn service(preferences: &[Scope]) -> Service {
-    Service {
-        name: "echo".into(),
-        namespace: "app".into(),
-        hostname: "echo.app".into(),
-        ports: [(80, 8080)].into(),
-        preferences: preferences.into(),
-        ..Service::default()
-    }
-}
-
 /// Builds a snapshot for a gateway in `us-west/us-west-a` of cluster `west`.
 fn built(service: Service, workloads: Vec<Workload>, change: Change) -> Snapshot {
     let position = Position {
@@ -71,7 +60,7 @@ fn groups(snapshot: &Snapshot) -> Vec<String> {
     let Some(groups) = set.groups() else {
         return vec![format!("plain, {} ready", set.endpoints.len())];
     };
-    let said = |group: &Group| {
+    let reported = |group: &Group| {
         assert_eq!(set.of(group).len(), group.ready as usize);
         let place = group.place.as_ref().map(|(name, _)| format!(" {name}"));
         let place = place.unwrap_or_default();
@@ -81,12 +70,14 @@ fn groups(snapshot: &Snapshot) -> Vec<String> {
             group.tier, group.ready, group.all
         )
     };
-    groups.list().iter().map(said).collect()
+    groups.list().iter().map(reported).collect()
 }
 
 fn workloads(workloads: &[WorkloadSpec<'_>]) -> Vec<Workload> {
     let workloads = workloads.iter().enumerate();
-    workloads.map(|(at, told)| workload(at, *told)).collect()
+    workloads
+        .map(|(at, received)| workload(at, *received))
+        .collect()
 }
 
 const EVERYWHERE: [WorkloadSpec<'_>; 6] = [
@@ -275,7 +266,7 @@ fn weights_of_regions_share_out_what_is_ready_there() {
 #[test]
 fn the_own_entry_counts_before_the_source_and_that_before_every() {
     const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
-    let said = |preferences: Option<&'static [Scope]>, weights: &[(&str, u32)]| TrafficRule {
+    let reported = |preferences: Option<&'static [Scope]>, weights: &[(&str, u32)]| TrafficRule {
         preferences,
         regions: regions(weights),
         ..TrafficRule::default()
@@ -289,13 +280,23 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
     ];
     let region = ["same region 100% 3/3", "elsewhere 0% 3/3"];
     let table: [(&[Scope], TrafficRule, TrafficRule, &[&str]); 8] = [
-        (&[], said(Some(CLOSE), &[]), nothing(), &zones),
-        (&[], nothing(), said(Some(CLOSE), &[]), &zones),
-        (&[Scope::Region], nothing(), said(Some(CLOSE), &[]), &region),
-        (&[Scope::Region], said(Some(CLOSE), &[]), nothing(), &zones),
+        (&[], reported(Some(CLOSE), &[]), nothing(), &zones),
+        (&[], nothing(), reported(Some(CLOSE), &[]), &zones),
         (
             &[Scope::Region],
-            said(Some(&[]), &[]),
+            nothing(),
+            reported(Some(CLOSE), &[]),
+            &region,
+        ),
+        (
+            &[Scope::Region],
+            reported(Some(CLOSE), &[]),
+            nothing(),
+            &zones,
+        ),
+        (
+            &[Scope::Region],
+            reported(Some(&[]), &[]),
             nothing(),
             &["plain, 6 ready"],
         ),
@@ -303,20 +304,20 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
         // only the rule for every service has weights.
         (
             &[Scope::Region],
-            said(None, split),
+            reported(None, split),
             nothing(),
             &["all us-west 50% 3/3", "all us-east 50% 2/2"],
         ),
         (
             &[Scope::Region],
             nothing(),
-            said(None, split),
+            reported(None, split),
             &["same region us-west 100% 3/3", "elsewhere us-east 0% 2/2"],
         ),
         (
             &[Scope::Region],
-            said(None, &[("us-west", 0)]),
-            said(None, split),
+            reported(None, &[("us-west", 0)]),
+            reported(None, split),
             &["elsewhere 100% 3/3"],
         ),
     ];

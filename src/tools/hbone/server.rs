@@ -73,6 +73,8 @@ where
         }
         while tunnels.try_join_next().is_some() {}
     }
+    // The peer may close after its last byte, which a tunnel has not read yet.
+    while tunnels.join_next().await.is_some() {}
     Ok(())
 }
 

@@ -5,12 +5,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use derive_more::{Deref, Display};
 use rustls::NamedGroup;
+use serde::Serialize;
 
 use super::units;
 
-/// Kind of work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Kind of work, of a run or of one stream.
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Serialize)]
+#[display(rename_all = "lowercase")]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Work {
     Up,
     Down,
@@ -19,24 +23,29 @@ pub(super) enum Work {
     Handshake,
     Idle,
     Stall,
+    /// Requests, with one stream of each of the next two kinds on every connection.
     Mixed,
+    /// Sends to an echo and reads back, as fast as possible.
+    FullDuplex,
+    /// Sends two windows to an echo and never reads.
+    StalledEcho,
 }
 
 /// Arguments of every kind of work.
 #[derive(Clone, Debug, clap::Args)]
-struct Common {
+pub(super) struct Common {
     /// Address of the gateway.
     #[arg(long, value_name = "HOST:PORT")]
-    to: String,
+    pub(super) to: String,
     /// Authority of the tunnels; if repeated, each tunnel takes the next one.
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "sni")]
-    authority: Vec<String>,
+    pub(super) authority: Vec<String>,
     /// Use bare connections instead of tunnels, each beginning with a ClientHello of this name.
     ///
     /// For TLS listeners, with endpoints by `serve --after-hello`. If repeated, each connection
     /// takes the next name. The ALPN protocol is `istio`.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["authority", "double"])]
-    sni: Vec<String>,
+    pub(super) sni: Vec<String>,
     /// Certificate chain of the client.
     #[arg(long, value_name = "FILE", required_unless_present = "sni")]
     chain: Option<PathBuf>,
@@ -48,10 +57,10 @@ struct Common {
     roots: Option<PathBuf>,
     /// Carry the streams in a second mTLS connection, one through each connection's tunnel.
     #[arg(long)]
-    double: bool,
+    pub(super) double: bool,
     /// Authority of the inner tunnels, if not that of the outer one.
     #[arg(long, value_name = "HOST:PORT", requires = "double")]
-    inner_authority: Vec<String>,
+    pub(super) inner_authority: Vec<String>,
     /// Certificate chain of the inner connections, if not that of the outer ones.
     #[arg(long, value_name = "FILE", requires_all = ["double", "inner_key"])]
     inner_chain: Option<PathBuf>,
@@ -63,10 +72,10 @@ struct Common {
     inner_roots: Option<PathBuf>,
     /// Number of connections to the gateway.
     #[arg(long, value_name = "N", default_value = "1")]
-    connections: NonZeroUsize,
+    pub(super) connections: NonZeroUsize,
     /// Duration, from when everything is open.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::seconds)]
-    seconds: Duration,
+    pub(super) seconds: Duration,
     /// Window of each HTTP/2 stream [default: 4MiB, stall: 64KiB].
     #[arg(long, value_name = "SIZE", value_parser = units::window)]
     window: Option<NonZeroU32>,
@@ -75,7 +84,7 @@ struct Common {
     key_exchange: Option<KeyExchange>,
     /// Print one JSON object instead of text.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// TLS key exchange. Gateways negotiate different ones by default, and their costs differ.
@@ -164,40 +173,17 @@ pub(super) struct HeldArgs {
 }
 
 /// Complete parameters of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deref)]
 pub(super) struct Plan {
     pub(super) work: Work,
-    pub(super) gateway: String,
-    pub(super) authorities: Vec<String>,
-    /// Server names for bare connections; empty for tunnels.
-    pub(super) server_names: Vec<String>,
-    /// None for bare connections.
-    pub(super) files: Option<TlsFiles>,
-    /// Files and authorities of the inner connections, if there are any. An empty list of
-    /// authorities means the outer one.
-    pub(super) inner: Option<(TlsFiles, Vec<String>)>,
-    pub(super) connections: usize,
+    #[deref]
+    common: Common,
     /// Number of streams of each connection, without the two extra ones of `mixed`.
     pub(super) streams: usize,
     /// Bytes of an operation or a burst; none if the work has neither.
     pub(super) size: Option<NonZeroU64>,
     /// Operations per second, over all streams; none means a closed loop.
     pub(super) rate: Option<NonZeroU64>,
-    pub(super) time: Duration,
-    /// Window of each stream, in bytes, if not the default.
-    window: Option<NonZeroU32>,
-    /// The only key exchange to offer.
-    pub(super) key_exchange: Option<NamedGroup>,
-    pub(super) json: bool,
-}
-
-impl KeyExchange {
-    fn group(self) -> NamedGroup {
-        match self {
-            Self::X25519 => NamedGroup::X25519,
-            Self::X25519MlKem768 => NamedGroup::X25519MLKEM768,
-        }
-    }
 }
 
 impl Common {
@@ -208,6 +194,30 @@ impl Common {
         size: Option<NonZeroU64>,
         rate: Option<NonZeroU64>,
     ) -> Plan {
+        Plan {
+            work,
+            common: self.clone(),
+            streams: streams.get(),
+            size,
+            rate,
+        }
+    }
+
+    /// Returns the only key exchange to offer, if there is one.
+    pub(super) fn key_exchange(&self) -> Option<NamedGroup> {
+        self.key_exchange.map(|only| match only {
+            KeyExchange::X25519 => NamedGroup::X25519,
+            KeyExchange::X25519MlKem768 => NamedGroup::X25519MLKEM768,
+        })
+    }
+
+    /// Returns the files of the connections to the gateway; none for bare connections.
+    pub(super) fn files(&self) -> Option<TlsFiles> {
+        files(self.chain.clone(), self.key.clone(), self.roots.clone())
+    }
+
+    /// Returns the files of the inner connections, if there are any.
+    pub(super) fn inner_files(&self) -> Option<TlsFiles> {
         let or_outer = |own: &Option<PathBuf>, outer: &Option<PathBuf>| {
             own.as_ref().or(outer.as_ref()).cloned()
         };
@@ -216,24 +226,7 @@ impl Common {
             or_outer(&self.inner_key, &self.key),
             or_outer(&self.inner_roots, &self.roots),
         );
-        Plan {
-            work,
-            gateway: self.to.clone(),
-            authorities: self.authority.clone(),
-            server_names: self.sni.clone(),
-            files: files(self.chain.clone(), self.key.clone(), self.roots.clone()),
-            inner: inner
-                .filter(|_| self.double)
-                .map(|inner| (inner, self.inner_authority.clone())),
-            connections: self.connections.get(),
-            streams: streams.get(),
-            size,
-            rate,
-            time: self.seconds,
-            window: self.window,
-            key_exchange: self.key_exchange.map(KeyExchange::group),
-            json: self.json,
-        }
+        inner.filter(|_| self.double)
     }
 }
 
@@ -311,21 +304,6 @@ impl Plan {
             .stream_window()
             .saturating_mul(streams.saturating_add(2));
         all.clamp(CONNECTION_WINDOW_MIN, CONNECTION_WINDOW_MAX)
-    }
-}
-
-impl Work {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Up => "up",
-            Self::Down => "down",
-            Self::Rr => "rr",
-            Self::Churn => "churn",
-            Self::Handshake => "handshake",
-            Self::Idle => "idle",
-            Self::Stall => "stall",
-            Self::Mixed => "mixed",
-        }
     }
 }
 

@@ -1,42 +1,27 @@
 //! Run of a plan, from its first connection to its report.
 
-use std::cell::Cell;
-use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::bail;
-use bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::tools::stop::StopSignals;
 
-use super::args::Plan;
-use super::pace::{PreciseTimer, Schedule};
+use super::args::{Plan, Work};
+use super::pace::PreciseTimer;
 use super::progress;
 use super::report::Report;
-use super::slot::{Job, RunState, Worker};
-use super::tally::Counters;
-use super::target::{ReconnectingConnection, Target};
+use super::run::{RunCost, RunState};
+use super::slot::Worker;
+use super::target::ReconnectingConnection;
 
 /// Number of connections that are opened concurrently: gateways limit the handshakes of one source.
 const CONCURRENT_OPENS: usize = 32;
-/// Bytes of a chunk: four TLS records, and the most that a tunnel takes at once.
-const CHUNK_BYTES: usize = 64 * 1024;
 /// Deadline for closing a connection in order.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
-
-/// Duration and cost of a run.
-pub(super) struct RunCost {
-    /// Time from when everything was open until the last operation ended.
-    pub(super) time: Duration,
-    /// CPU time of this process in that time.
-    pub(super) cpu: Duration,
-    /// True if a signal ended the run early.
-    pub(super) interrupted: bool,
-}
 
 /// Runs the plan.
 ///
@@ -46,7 +31,7 @@ pub(super) struct RunCost {
 pub(super) async fn run_plan(plan: Plan) -> anyhow::Result<Report> {
     let mut stop = StopSignals::new()?;
     let run = Rc::new(RunState::new(plan).await?);
-    let lines: Vec<_> = (0..run.plan.connections)
+    let lines: Vec<_> = (0..run.plan.connections.get())
         .map(|_| Rc::new(ReconnectingConnection::new(&run.target)))
         .collect();
     let slots = tokio::select! {
@@ -56,7 +41,7 @@ pub(super) async fn run_plan(plan: Plan) -> anyhow::Result<Report> {
     // Figures for a smaller load than requested would mislead.
     let (slots, took) = match run.tally.failures.get() {
         0 => run_slots(&run, slots, &mut stop).await?,
-        _ => (slots, RunCost::nothing()),
+        _ => (slots, RunCost::default()),
     };
     let report = Report::new(&run, &took);
     tokio::select! {
@@ -64,42 +49,6 @@ pub(super) async fn run_plan(plan: Plan) -> anyhow::Result<Report> {
         () = stop.recv() => {}
     }
     Ok(report)
-}
-
-impl RunState {
-    async fn new(plan: Plan) -> anyhow::Result<Self> {
-        let size = plan.size.map_or(0, NonZeroU64::get);
-        let request = match Job::of_connection(&plan).first() {
-            Some(Job::Rr | Job::Churn | Job::Handshake | Job::Idle) => usize::try_from(size)?,
-            _ => 0,
-        };
-        Ok(Self {
-            target: Rc::new(Target::new(&plan).await?),
-            pace: Schedule::new(plan.time, plan.rate),
-            tally: Counters::new()?,
-            request: incompressible_bytes(request),
-            chunk: incompressible_bytes(CHUNK_BYTES),
-            idle: Cell::default(),
-            plan,
-        })
-    }
-}
-
-impl RunCost {
-    fn nothing() -> Self {
-        Self {
-            time: Duration::ZERO,
-            cpu: Duration::ZERO,
-            interrupted: false,
-        }
-    }
-}
-
-/// Returns incompressible bytes that are the same in every run.
-fn incompressible_bytes(count: usize) -> Bytes {
-    let mut bytes = vec![0; count];
-    fastrand::Rng::with_seed(0).fill(&mut bytes);
-    bytes.into()
 }
 
 /// Opens all connections, and the tunnels that are not part of an operation. Each one that cannot
@@ -127,8 +76,18 @@ async fn open(run: &Rc<RunState>, lines: &[Rc<ReconnectingConnection>]) -> Vec<W
     slots
 }
 
+/// Returns the work of the streams of one connection.
+fn jobs(plan: &Plan) -> Vec<Work> {
+    if plan.work != Work::Mixed {
+        return vec![plan.work; plan.streams];
+    }
+    let mut jobs = vec![Work::Rr; plan.streams];
+    jobs.extend([Work::FullDuplex, Work::StalledEcho]);
+    jobs
+}
+
 async fn open_line(run: Rc<RunState>, line: Rc<ReconnectingConnection>) -> Vec<Worker> {
-    let jobs = Job::of_connection(&run.plan);
+    let jobs = jobs(&run.plan);
     let count = jobs.len();
     let mut waiting = jobs.into_iter().map(|job| Worker::new(&run, &line, job));
     let mut slots = Vec::new();

@@ -14,6 +14,7 @@ mod ops;
 mod pace;
 mod progress;
 mod report;
+mod run;
 mod serve;
 mod slot;
 mod streams;

@@ -8,24 +8,24 @@ use std::task::{Poll, ready};
 use anyhow::{anyhow, ensure};
 use bytes::Bytes;
 
-use super::args::Plan;
+use super::args::{Plan, Work};
 use super::flow::LoadStream;
+use super::run::RunState;
 use super::serve;
-use super::slot::{Job, RunState};
 use super::target::{OpenTunnel, ReconnectingConnection, add};
 
 /// Returns true if the job consists of operations.
-pub(super) fn is_operation(job: Job, plan: &Plan) -> bool {
+pub(super) fn is_operation(job: Work, plan: &Plan) -> bool {
     match job {
-        Job::Rr | Job::Churn | Job::Handshake => true,
-        Job::Up | Job::Down => plan.size.is_some(),
-        Job::Idle | Job::Stall | Job::FullDuplex | Job::StalledEcho => false,
+        Work::Rr | Work::Churn | Work::Handshake => true,
+        Work::Up | Work::Down => plan.size.is_some(),
+        Work::Idle | Work::Stall | Work::Mixed | Work::FullDuplex | Work::StalledEcho => false,
     }
 }
 
 /// Returns true if each operation of the job opens a tunnel.
-pub(super) fn opens_tunnels(job: Job, plan: &Plan) -> bool {
-    is_operation(job, plan) && job != Job::Rr
+pub(super) fn opens_tunnels(job: Work, plan: &Plan) -> bool {
+    is_operation(job, plan) && job != Work::Rr
 }
 
 /// Runs one operation. A tunnel that it leaves in `open` is for the next operation, or for the
@@ -36,29 +36,29 @@ pub(super) fn opens_tunnels(job: Job, plan: &Plan) -> bool {
 pub(super) async fn run_operation(
     run: &RunState,
     line: &ReconnectingConnection,
-    job: Job,
+    job: Work,
     open: &mut Option<OpenTunnel>,
 ) -> anyhow::Result<()> {
     match job {
-        Job::Rr => {
+        Work::Rr => {
             let open = match open {
                 Some(open) => open,
                 None => open.insert(line.open().await?),
             };
             exchange(run, &mut open.tunnel).await
         }
-        Job::Handshake => {
+        Work::Handshake => {
             let open = open.insert(line.open_on_new_connection().await?);
             exchange(run, &mut open.tunnel).await
         }
-        Job::Churn => {
+        Work::Churn => {
             let mut open = line.open().await?;
             exchange(run, &mut open.tunnel).await?;
             close_both_directions(&mut open.tunnel).await
         }
-        Job::Up => upload(run, &mut line.open().await?.tunnel).await,
-        Job::Down => download(run, &mut line.open().await?.tunnel).await,
-        Job::Idle | Job::Stall | Job::FullDuplex | Job::StalledEcho => Ok(()),
+        Work::Up => upload(run, &mut line.open().await?.tunnel).await,
+        Work::Down => download(run, &mut line.open().await?.tunnel).await,
+        Work::Idle | Work::Stall | Work::Mixed | Work::FullDuplex | Work::StalledEcho => Ok(()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::slot::RunState;
+use super::run::RunState;
 use super::units;
 
 const TERMINAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ pub(super) async fn show(run: Rc<RunState>) {
     let mut last = Counts::now(&run);
     loop {
         ticks.tick().await;
-        if begun.elapsed() >= run.plan.time {
+        if begun.elapsed() >= run.plan.seconds {
             return;
         }
         let now = Counts::now(&run);
@@ -74,9 +74,9 @@ fn line(run: &RunState, since: Duration, last: &Counts, now: &Counts) -> String 
     let rate = |now: u64, last: u64| (now - last) as f64 / seconds;
     let mut line = format!(
         "{}: {:.0} of {:.0} s",
-        run.plan.work.name(),
+        run.plan.work,
         since.as_secs_f64(),
-        run.plan.time.as_secs_f64(),
+        run.plan.seconds.as_secs_f64(),
     );
     if run.plan.size.is_some() {
         let rate = units::three_digits(rate(now.operations, last.operations));

@@ -8,14 +8,13 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::args::Work;
-use super::drive::RunCost;
-use super::slot::RunState;
+use super::run::{RunCost, RunState};
 use super::units::{bytes, three_digits};
 
 /// Results of a run. docs/load-testing.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    work: &'static str,
+    work: Work,
     to: String,
     authorities: Vec<String>,
     server_names: Vec<String>,
@@ -69,12 +68,12 @@ impl Report {
         let received = tally.received.get();
         let agreed = counts.negotiated.get();
         Self {
-            work: plan.work.name(),
-            to: plan.gateway.clone(),
-            authorities: plan.authorities.clone(),
-            server_names: plan.server_names.clone(),
-            double: plan.inner.is_some(),
-            connections: plan.connections,
+            work: plan.work,
+            to: plan.to.clone(),
+            authorities: plan.authority.clone(),
+            server_names: plan.sni.clone(),
+            double: plan.double,
+            connections: plan.connections.get(),
             streams: plan.streams,
             size_bytes: plan.size,
             rate_per_second: plan.rate,

@@ -1,16 +1,13 @@
 //! Worker that repeats one kind of operation, or moves one stream.
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::time::{sleep, timeout};
 
-use super::args::{Plan, Work};
-use super::pace::Schedule;
-use super::tally::Counters;
-use super::target::{OpenTunnel, ReconnectingConnection, Target};
+use super::args::Work;
+use super::run::RunState;
+use super::target::{OpenTunnel, ReconnectingConnection};
 use super::watchdog::DeadlineGuard;
 use super::{ops, streams};
 
@@ -23,67 +20,17 @@ const END_DEADLINE: Duration = Duration::from_secs(1);
 /// Time in which bytes of a tunnel still arrive after its reset.
 const RESET_GRACE: Duration = Duration::from_millis(100);
 
-/// State that every slot of a run shares.
-pub(super) struct RunState {
-    pub(super) plan: Plan,
-    pub(super) target: Rc<Target>,
-    pub(super) pace: Schedule,
-    pub(super) tally: Counters,
-    /// Bytes of one request.
-    pub(super) request: Bytes,
-    /// Bytes that endless streams send repeatedly.
-    pub(super) chunk: Bytes,
-    /// Number of idle streams that have begun.
-    pub(super) idle: Cell<u64>,
-}
-
-/// Work of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Job {
-    Up,
-    Down,
-    Rr,
-    Churn,
-    Handshake,
-    Idle,
-    Stall,
-    /// Sends to an echo and reads back, as fast as possible.
-    FullDuplex,
-    /// Sends two windows to an echo and never reads.
-    StalledEcho,
-}
-
-impl Job {
-    /// Returns the jobs of one connection.
-    pub(super) fn of_connection(plan: &Plan) -> Vec<Self> {
-        let each = match plan.work {
-            Work::Up => Self::Up,
-            Work::Down => Self::Down,
-            Work::Rr | Work::Mixed => Self::Rr,
-            Work::Churn => Self::Churn,
-            Work::Handshake => Self::Handshake,
-            Work::Idle => Self::Idle,
-            Work::Stall => Self::Stall,
-        };
-        let mut jobs = vec![each; plan.streams];
-        if plan.work == Work::Mixed {
-            jobs.extend([Self::FullDuplex, Self::StalledEcho]);
-        }
-        jobs
-    }
-}
-
-/// Job, with the tunnel that it uses.
+/// Work of one stream, with the tunnel that it uses.
 pub(super) struct Worker {
     run: Rc<RunState>,
     line: Rc<ReconnectingConnection>,
-    job: Job,
+    job: Work,
     open: Option<OpenTunnel>,
     watchdog: DeadlineGuard,
 }
 
 impl Worker {
-    pub(super) fn new(run: &Rc<RunState>, line: &Rc<ReconnectingConnection>, job: Job) -> Self {
+    pub(super) fn new(run: &Rc<RunState>, line: &Rc<ReconnectingConnection>, job: Work) -> Self {
         Self {
             run: Rc::clone(run),
             line: Rc::clone(line),
@@ -98,7 +45,7 @@ impl Worker {
     /// # Errors
     /// The connection or tunnel failed, or the server allows fewer streams.
     pub(super) async fn prepare(&mut self, streams: usize) -> anyhow::Result<()> {
-        if self.job == Job::Handshake {
+        if self.job == Work::Handshake {
             return Ok(());
         }
         if ops::opens_tunnels(self.job, &self.run.plan) {
@@ -142,7 +89,7 @@ impl Worker {
                 Ok(()) => {
                     self.run.tally.count_success(due.elapsed());
                     in_a_row = 0;
-                    if self.job == Job::Handshake {
+                    if self.job == Work::Handshake {
                         self.close().await;
                     }
                 }
@@ -171,16 +118,16 @@ impl Worker {
         };
         if matches!(
             self.job,
-            Job::Rr | Job::Handshake | Job::Idle | Job::FullDuplex
+            Work::Rr | Work::Handshake | Work::Idle | Work::FullDuplex
         ) {
             let _ = timeout(END_DEADLINE, ops::close_both_directions(&mut tunnel)).await;
         }
         drop(tunnel);
-        if matches!(self.job, Job::Down | Job::Stall | Job::StalledEcho) {
+        if matches!(self.job, Work::Down | Work::Stall | Work::StalledEcho) {
             // Bytes under way have to be read, or closing would reset the connection.
             sleep(RESET_GRACE).await;
         }
-        if self.job == Job::Handshake
+        if self.job == Work::Handshake
             && let Some(connection) = connection.and_then(Rc::into_inner)
         {
             let _ = timeout(END_DEADLINE, connection.close()).await;

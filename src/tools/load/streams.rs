@@ -8,10 +8,11 @@ use std::task::{Context, Poll, Waker};
 use anyhow::bail;
 use bytes::Bytes;
 
+use super::args::Work;
 use super::flow::LoadStream;
 use super::ops;
+use super::run::RunState;
 use super::serve;
-use super::slot::{Job, RunState};
 use super::target::add;
 use super::watchdog::DeadlineGuard;
 
@@ -27,18 +28,18 @@ type UntilError = anyhow::Result<Infallible>;
 /// The stream broke, ended, or made no progress.
 pub(super) async fn run_stream(
     run: &RunState,
-    job: Job,
+    job: Work,
     tunnel: &mut LoadStream,
     watchdog: &mut DeadlineGuard,
 ) -> anyhow::Result<()> {
     let mut left = Bytes::new();
     let flow = async {
         match job {
-            Job::Up => up(run, tunnel, watchdog, &mut left).await,
-            Job::Down => down(run, tunnel, watchdog).await,
-            Job::FullDuplex => full_duplex(run, tunnel, watchdog, &mut left).await,
-            Job::Stall => stall(tunnel).await,
-            Job::StalledEcho => stalled_echo(run, tunnel).await,
+            Work::Up => up(run, tunnel, watchdog, &mut left).await,
+            Work::Down => down(run, tunnel, watchdog).await,
+            Work::FullDuplex => full_duplex(run, tunnel, watchdog, &mut left).await,
+            Work::Stall => stall(tunnel).await,
+            Work::StalledEcho => stalled_echo(run, tunnel).await,
             _ => idle(run, tunnel).await,
         }
     };
@@ -48,11 +49,11 @@ pub(super) async fn run_stream(
         broken = flow => return broken.map(|never| match never {}),
     }
     match job {
-        Job::Up => {
+        Work::Up => {
             // The sink ends when it has all bytes. Only then they count as delivered.
             watchdog.guard(ops::close_both_directions(tunnel)).await
         }
-        Job::Stall => {
+        Work::Stall => {
             add(&run.tally.received, drain_received(tunnel));
             Ok(())
         }

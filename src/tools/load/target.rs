@@ -113,20 +113,19 @@ impl Target {
     /// # Errors
     /// A file cannot be used, or the name has no address.
     pub(super) async fn new(plan: &Plan) -> anyhow::Result<Self> {
-        let resolved = tokio::net::lookup_host(&plan.gateway).await;
+        let resolved = tokio::net::lookup_host(&plan.to).await;
         let mut resolved = resolved
-            .with_context(|| format!("cannot resolve `{}`; write --to HOST:PORT", plan.gateway))?;
+            .with_context(|| format!("cannot resolve `{}`; write --to HOST:PORT", plan.to))?;
         let address = resolved.next();
-        let way = match &plan.files {
-            Some(files) => Transport::Hbone(Hbone::new(plan, files)?),
+        let way = match plan.files() {
+            Some(files) => Transport::Hbone(Hbone::new(plan, &files)?),
             None => {
-                let hellos: anyhow::Result<Vec<_>> =
-                    plan.server_names.iter().map(client_hello).collect();
+                let hellos: anyhow::Result<Vec<_>> = plan.sni.iter().map(client_hello).collect();
                 Transport::Bare(RoundRobin::new(hellos?).context("no server name")?)
             }
         };
         Ok(Self {
-            address: address.with_context(|| format!("`{}` has no address", plan.gateway))?,
+            address: address.with_context(|| format!("`{}` has no address", plan.to))?,
             way,
             counts: Counts::default(),
         })
@@ -211,22 +210,21 @@ impl Target {
 
 impl Hbone {
     fn new(plan: &Plan, files: &TlsFiles) -> anyhow::Result<Self> {
-        let inner = match &plan.inner {
-            Some((files, authorities)) => Some(Inner {
-                tls: client_tls(files, plan.key_exchange)?,
-                authorities: RoundRobin::new(authorities.clone()),
-            }),
-            None => None,
-        };
+        let inner = plan.inner_files().map(|files| {
+            anyhow::Ok(Inner {
+                tls: client_tls(&files, plan.key_exchange())?,
+                authorities: RoundRobin::new(plan.inner_authority.clone()),
+            })
+        });
         let mut settings = Builder::new();
         settings
             .initial_window_size(plan.stream_window())
             .initial_connection_window_size(plan.connection_window())
             .max_frame_size(FRAME_BYTES);
         Ok(Self {
-            tls: client_tls(files, plan.key_exchange)?,
-            authorities: RoundRobin::new(plan.authorities.clone()).context("no authority")?,
-            inner,
+            tls: client_tls(files, plan.key_exchange())?,
+            authorities: RoundRobin::new(plan.authority.clone()).context("no authority")?,
+            inner: inner.transpose()?,
             settings,
         })
     }

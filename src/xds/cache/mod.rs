@@ -11,10 +11,11 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
@@ -62,7 +63,7 @@ pub struct Recorder {
 struct Kept {
     cache: Cache,
     state: Mutex<State>,
-    told: Notify,
+    write_requested: Notify,
 }
 
 /// Encoded resources by type and name; the encoding leaves these two out.
@@ -106,7 +107,7 @@ impl Recorder {
             kept: Some(Arc::new(Kept {
                 cache,
                 state: Mutex::default(),
-                told: Notify::new(),
+                write_requested: Notify::new(),
             })),
             ..Self::new(store)
         };
@@ -202,7 +203,7 @@ impl Recorder {
         if let Some(kept) = &self.kept
             && kept.state().changed
         {
-            kept.told.notify_one();
+            kept.write_requested.notify_one();
         }
     }
 
@@ -341,7 +342,7 @@ impl Kept {
     async fn run(self: Arc<Self>, saved: impl Fn(SystemTime)) {
         let (mut next, mut failed) = (Instant::now(), None);
         loop {
-            self.told.notified().await;
+            self.write_requested.notified().await;
             sleep_until(next.max(Instant::now() + SETTLE)).await;
             let (kept, began) = (Arc::clone(&self), Instant::now());
             // The task fails only while the process exits.
@@ -354,7 +355,7 @@ impl Kept {
             }
             let error = written.err();
             if let Some(error) = &error {
-                self.told.notify_one();
+                self.write_requested.notify_one();
                 if failed != Some(error.kind()) {
                     let file = self.cache.file.display();
                     warn!(%file, %error, "cannot save the state; the old file stays");
@@ -390,9 +391,7 @@ impl Kept {
         written.map(|()| Some(now))
     }
 
-    /// Locks the state. Poisoning is ignored, because each critical section leaves the state
-    /// consistent.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -156,9 +156,10 @@ impl TypeState {
         resources: &mut impl ResourceStore,
     ) -> Option<String> {
         let fresh = mem::take(&mut self.awaits_first_response);
-        match fresh {
-            true => self.rejected.clear_all(),
-            false => self.rejected.remove_unnamed(),
+        if fresh {
+            self.rejected.clear_all()
+        } else {
+            self.rejected.remove_unnamed()
         }
         // Rejected resources that cannot be held are not in the initial versions, so the first
         // response of a stream contains them again.

@@ -53,37 +53,6 @@ pub struct Request {
     pub with_node: bool,
 }
 
-impl Request {
-    /// Builds the answer to a response: an ACK, or a NACK if there is an error.
-    pub(super) fn ack_or_nack(
-        type_url: Cow<'static, str>,
-        nonce: String,
-        error: Option<String>,
-    ) -> Self {
-        Self {
-            type_url,
-            nonce,
-            error,
-            ..Self::default()
-        }
-    }
-
-    /// Builds a change of the subscription. It never answers a response, because a server treats
-    /// names in an answer as an error (docs/wire-contract.md 3.1).
-    pub(super) fn subscription_change(
-        type_url: &'static str,
-        subscribe: Vec<String>,
-        unsubscribe: Vec<String>,
-    ) -> Self {
-        Self {
-            type_url: Cow::Borrowed(type_url),
-            subscribe,
-            unsubscribe,
-            ..Self::default()
-        }
-    }
-}
-
 /// Resource as received from the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resource {

@@ -117,7 +117,12 @@ impl Client {
         if response.nonce.is_empty() {
             return Vec::new();
         }
-        vec![Request::ack_or_nack(type_url, response.nonce, error)]
+        vec![Request {
+            type_url,
+            nonce: response.nonce,
+            error,
+            ..Request::default()
+        }]
     }
 
     /// Replaces the wanted names of an on-demand type. Returns the changes of the subscription.
@@ -140,14 +145,21 @@ impl Client {
         if !self.connected {
             return Vec::new();
         }
-        let type_url = known.subscription.type_url;
-        let new = new.chunks(NAMES_PER_CHANGE_MAX);
-        let new =
-            new.map(|names| Request::subscription_change(type_url, names.to_vec(), Vec::new()));
-        let gone = gone.chunks(NAMES_PER_CHANGE_MAX);
-        let gone =
-            gone.map(|names| Request::subscription_change(type_url, Vec::new(), names.to_vec()));
-        new.chain(gone).collect()
+        // A change never answers a response, because a server treats names in an answer as an
+        // error (docs/wire-contract.md 3.1).
+        let change = || Request {
+            type_url: Cow::Borrowed(known.subscription.type_url),
+            ..Request::default()
+        };
+        let subscribe = new.chunks(NAMES_PER_CHANGE_MAX).map(|names| Request {
+            subscribe: names.to_vec(),
+            ..change()
+        });
+        let unsubscribe = gone.chunks(NAMES_PER_CHANGE_MAX).map(|names| Request {
+            unsubscribe: names.to_vec(),
+            ..change()
+        });
+        subscribe.chain(unsubscribe).collect()
     }
 
     /// Ends the stream, or reports that it could not be opened. Held resources stay. Returns the

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_of_both_families_are_used_and_only_a_change_is_told() {
+    fn all_addresses_of_both_families_are_used_and_only_a_change_is_reported() {
         let mut one = One::new();
         let both = [found(&[ip(2), ip(1), ip(2)], 1), found(&[v6(1)], 1)];
         let (outcome, _) = one.look_up(both);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubt_is_looked_up_at_once_and_once_a_second_at_most() {
+    fn a_refresh_is_looked_up_at_once_and_once_a_second_at_most() {
         let mut one = One::new();
         one.look_up([found(&[ip(1)], 300), found(&[], 0)]);
         one.wait(400);

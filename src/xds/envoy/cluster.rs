@@ -132,9 +132,10 @@ fn eds_name(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, Str
             "cluster.eds_cluster_config.eds_config: {other}, want `ads` or `self`"
         ));
     }
-    Ok(match service_name.is_empty() {
-        true => cluster.to_owned(),
-        false => service_name,
+    Ok(if service_name.is_empty() {
+        cluster.to_owned()
+    } else {
+        service_name
     })
 }
 
@@ -155,12 +156,15 @@ fn has_weights(Any { type_url, value }: &Any) -> Option<bool> {
     let (_, own) = LOCALITIES.into_iter().find(|(known, _)| *known == kind)?;
     let mut weighted = false;
     // Bytes that are not a valid message set no field.
-    let _ = for_each_field(value, |number, _, inner| match number == own {
-        true => for_each_field(inner, |number, _, _| {
-            weighted |= number == WEIGHTED;
+    let _ = for_each_field(value, |number, _, inner| {
+        if number == own {
+            for_each_field(inner, |number, _, _| {
+                weighted |= number == WEIGHTED;
+                Ok(())
+            })
+        } else {
             Ok(())
-        }),
-        false => Ok(()),
+        }
     });
     Some(weighted)
 }

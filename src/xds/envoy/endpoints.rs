@@ -170,7 +170,7 @@ impl Endpoints {
         let locality = from.locality.unwrap_or_default();
         let locality = words.share_locality(&locality.region, &locality.zone, &locality.sub_zone);
         if let Some(weight) = from.load_balancing_weight {
-            self.set_locality_weight((priority, Arc::clone(&locality)), weight, sums)
+            self.set_locality_weight(priority, &locality, weight, sums)
                 .at(".load_balancing_weight")?;
         }
         let mut sum = 0_u32;
@@ -197,7 +197,7 @@ impl Endpoints {
             set_health(one.health_status, &mut workload);
             let metadata = one.metadata.unwrap_or_default();
             set_names(&metadata, &mut workload, words);
-            self.add(one.host_identifier, &metadata, workload, (seen, words))
+            self.add(one.host_identifier, &metadata, workload, seen, words)
         })?;
         Ok(())
     }
@@ -205,18 +205,20 @@ impl Endpoints {
     /// Records the weight of a locality. As in Envoy, the last of several weights counts.
     fn set_locality_weight(
         &mut self,
-        of: (u32, Arc<Locality>),
+        priority: u32,
+        locality: &Arc<Locality>,
         weight: u32,
         sums: &mut HashMap<u32, u32>,
     ) -> Result<(), String> {
         if weight == 0 {
             return Err("0, want at least 1".to_owned());
         }
-        let sum = sums.entry(of.0).or_default();
+        let sum = sums.entry(priority).or_default();
         *sum = sum
             .checked_add(weight)
             .ok_or_else(|| format!("{weight}, and the sum of its priority is over {}", u32::MAX))?;
-        self.localities.insert(of, weight);
+        self.localities
+            .insert((priority, Arc::clone(locality)), weight);
         Ok(())
     }
 
@@ -225,7 +227,8 @@ impl Endpoints {
         from: Option<HostIdentifier>,
         metadata: &Metadata,
         mut workload: Workload,
-        (seen, words): (&mut HashSet<String>, &mut Interner),
+        seen: &mut HashSet<String>,
+        words: &mut Interner,
     ) -> Result<(), String> {
         let endpoint = match from {
             Some(HostIdentifier::Endpoint(endpoint)) => endpoint,

@@ -87,11 +87,11 @@ struct ServingCluster {
 }
 
 impl ClusterStore {
-    /// Creates an empty state. `said` maps cluster names to the targets that the configuration
-    /// gives them.
-    pub fn new(said: impl IntoIterator<Item = (String, (String, u16))>) -> Self {
+    /// Creates an empty state. `configured` maps cluster names to the targets that the
+    /// configuration gives them.
+    pub fn new(configured: impl IntoIterator<Item = (String, (String, u16))>) -> Self {
         Self {
-            configured_targets: said.into_iter().collect(),
+            configured_targets: configured.into_iter().collect(),
             wanted_changed: true,
             ..Self::default()
         }
@@ -105,11 +105,11 @@ impl ClusterStore {
 
     fn upsert_cluster(&mut self, resource: &Resource) -> Result<(), String> {
         let name = &resource.name;
-        let (target, is_said) = match cluster_target(name, &self.configured_targets) {
+        let (target, is_configured) = match cluster_target(name, &self.configured_targets) {
             ClusterTarget::Serves {
                 target,
-                is_configured: is_said,
-            } => (target, is_said),
+                is_configured,
+            } => (target, is_configured),
             ClusterTarget::Subset => return Ok(()),
             ClusterTarget::Unknown => {
                 self.without_service.insert(Arc::clone(name));
@@ -124,7 +124,7 @@ impl ClusterStore {
         let message = cds::Cluster::decode(body).map_err(|error| error.to_string())?;
         is_named(resource, "cluster.name", &message.name)?;
         let read = cluster::cluster(message, &mut self.interner)?;
-        self.check_port_limits(&target, &(!is_said, Arc::clone(name)))?;
+        self.check_port_limits(&target, &(!is_configured, Arc::clone(name)))?;
         let old = self.clusters.get(name);
         let (eds, endpoints) = match read.source {
             EndpointSource::Eds(eds) => {
@@ -144,7 +144,7 @@ impl ClusterStore {
         let old = self.clusters.remove(name);
         self.set_eds_user(name, old.as_ref().and_then(|old| old.eds.clone()), false);
         self.set_eds_user(name, eds.clone(), true);
-        let rank = (!is_said, Arc::clone(name));
+        let rank = (!is_configured, Arc::clone(name));
         let serving = ServingCluster {
             target: target.clone(),
             rank: rank.clone(),
@@ -216,9 +216,10 @@ impl ClusterStore {
             .clusters_by_eds_name
             .entry(Arc::clone(&eds))
             .or_default();
-        match does {
-            true => users.insert(cluster.into()),
-            false => users.remove(cluster),
+        if does {
+            users.insert(cluster.into())
+        } else {
+            users.remove(cluster)
         };
         if users.is_empty() {
             self.clusters_by_eds_name.remove(&eds);

@@ -19,11 +19,11 @@ pub(super) enum ClusterTarget {
     Unknown,
 }
 
-/// Returns the target of a cluster. An entry of `said` for the cluster's name takes precedence.
+/// Returns the target of a cluster. An entry of `configured` for the name takes precedence.
 /// Otherwise the name is parsed in Istio's forms (docs/wire-contract.md 2.2), `outbound|PORT||HOST`
 /// and `inbound-vip|PORT|tcp|HOST`, or as `HOST:PORT`.
-pub(super) fn cluster_target(name: &str, said: &BTreeMap<String, Target>) -> ClusterTarget {
-    if let Some(target) = said.get(name) {
+pub(super) fn cluster_target(name: &str, configured: &BTreeMap<String, Target>) -> ClusterTarget {
+    if let Some(target) = configured.get(name) {
         let target = target.clone();
         return ClusterTarget::Serves {
             target,
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_cluster_is_the_service_that_its_name_or_the_configuration_says() {
-        let said = [("legacy".to_owned(), ("old.app".to_owned(), 70))].into();
+        let configured = [("legacy".to_owned(), ("old.app".to_owned(), 70))].into();
         for (name, want) in [
             (
                 "outbound|80||echo.app.svc.cluster.local",
@@ -99,10 +99,10 @@ mod tests {
                     is_configured: name == "legacy",
                 }
             });
-            assert_eq!(cluster_target(name, &said), want, "{name}");
+            assert_eq!(cluster_target(name, &configured), want, "{name}");
         }
         assert_eq!(
-            cluster_target("outbound|80|v1|echo.app", &said),
+            cluster_target("outbound|80|v1|echo.app", &configured),
             ClusterTarget::Subset
         );
     }

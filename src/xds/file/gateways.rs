@@ -2,31 +2,14 @@
 
 use std::collections::HashSet;
 
-use super::{Located, all, ip, need, or};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::gateway_record;
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint, Workload};
+use crate::xds::convert::unicast;
 use crate::yaml::{Fields, Value};
 
-/// Load balancing settings of a service.
-#[derive(Debug, Default)]
-pub(super) struct LoadBalancer {
-    pub(super) preferences: Vec<Scope>,
-    pub(super) strict: bool,
-    pub(super) allow_unhealthy: bool,
-    pub(super) passthrough: bool,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Mode {
-    Standard,
-    Strict,
-    Failover,
-    Passthrough,
-}
-
-/// Reads `{routingPreferences, mode, healthPolicy}`.
-pub(super) fn balancer(value: Value<'_>) -> Option<LoadBalancer> {
+/// Reads `{routingPreferences, mode, healthPolicy}` into a service.
+pub(super) fn balancer(value: Value<'_>, service: Service) -> Option<Service> {
     let mut fields = value.fields("services[].loadBalancer")?;
     let scopes = [
         ("Region", Scope::Region),
@@ -36,77 +19,57 @@ pub(super) fn balancer(value: Value<'_>) -> Option<LoadBalancer> {
         ("Cluster", Scope::Cluster),
         ("Network", Scope::Network),
     ];
-    let list = |list| all(list, |v: Value<'_>| v.choice(&scopes));
-    let preferences = or(&mut fields, "routingPreferences", Vec::new(), list);
-    let modes = [
-        ("Standard", Mode::Standard),
-        ("Strict", Mode::Strict),
-        ("Failover", Mode::Failover),
-        ("Passthrough", Mode::Passthrough),
-    ];
-    let mode = or(&mut fields, "mode", Mode::Standard, |v| v.choice(&modes));
+    let scopes = |list: Value<'_>| list.all(|value| value.choice(&scopes));
+    let preferences = fields.optional("routingPreferences", Vec::new(), scopes);
+    let modes = ["Standard", "Strict", "Failover", "Passthrough"].map(|mode| (mode, mode));
+    let mode = fields.optional("mode", "Standard", |v| v.choice(&modes));
     let policies = [("OnlyHealthy", false), ("AllowAll", true)];
-    let allow_unhealthy = or(&mut fields, "healthPolicy", false, |v| v.choice(&policies));
-    fields.finish();
-    let (mode, mut preferences) = (mode?, preferences?);
+    let allow_unhealthy = fields.optional("healthPolicy", false, |v| v.choice(&policies));
     // The other modes rank nothing (docs/wire-contract.md 7).
-    if !matches!(mode, Mode::Strict | Mode::Failover) {
-        preferences.clear();
-    }
-    Some(LoadBalancer {
-        preferences,
-        strict: mode == Mode::Strict,
-        allow_unhealthy: allow_unhealthy?,
-        passthrough: mode == Mode::Passthrough,
+    let is_ranked = matches!(mode, "Strict" | "Failover");
+    fields.complete(Service {
+        preferences: if is_ranked { preferences } else { Vec::new() },
+        strict: mode == "Strict",
+        allow_unhealthy,
+        passthrough: mode == "Passthrough",
+        ..service
     })
 }
 
 /// Reads the waypoints of a service. As in WDS, weighted waypoints override the single one.
-pub(super) fn waypoints(fields: &mut Fields<'_>) -> Option<Vec<Waypoint>> {
-    let one = or(fields, "waypoint", Vec::new(), |value| {
+pub(super) fn waypoints(fields: &mut Fields<'_>) -> Vec<Waypoint> {
+    let one = fields.optional("waypoint", Vec::new(), |value| {
         let gateway = address(value, "services[].waypoint")?;
         Some(vec![Waypoint { gateway, weight: 1 }])
     });
-    let weighted = |list| all(list, weighted_waypoint);
-    let weighted = or(fields, "weightedWaypoints", Vec::new(), weighted);
-    let (one, weighted) = (one?, weighted?);
-    Some(if weighted.is_empty() { one } else { weighted })
+    let weighted = |list: Value<'_>| list.all(weighted_waypoint);
+    let weighted = fields.optional("weightedWaypoints", Vec::new(), weighted);
+    if weighted.is_empty() { one } else { weighted }
 }
 
 fn weighted_waypoint(value: Value<'_>) -> Option<Waypoint> {
     let mut fields = value.fields("services[].weightedWaypoints[]")?;
-    let gateway = need(
-        &mut fields,
-        "destination",
-        "{destination: app/waypoint}",
-        |v| address(v, "services[].weightedWaypoints[].destination"),
-    );
-    let weight = or(&mut fields, "weight", 1, |v| v.number(0, u32::MAX));
-    fields.finish();
-    Some(Waypoint {
-        gateway: gateway?,
-        weight: weight?,
-    })
+    let gateway = fields.need("destination", "{destination: app/waypoint}");
+    let gateway = gateway.and_then(|v| address(v, "services[].weightedWaypoints[].destination"));
+    let weight = fields.optional("weight", 1, |v| v.number(0, u32::MAX));
+    let gateway = fields.complete(gateway)??;
+    Some(Waypoint { gateway, weight })
 }
 
 /// Reads `{destination: NETWORK/IP or NAMESPACE/HOSTNAME, hboneMtlsPort: PORT}`.
 pub(super) fn address(value: Value<'_>, place: &'static str) -> Option<GatewayAddress> {
     let mut fields = value.fields(place)?;
     let wanted = "`NETWORK/IP` or `NAMESPACE/HOSTNAME`";
-    let destination = need(&mut fields, "destination", "east/10.0.0.1", |v| {
-        v.parsed(wanted, destination)
-    });
-    let port = or(&mut fields, "hboneMtlsPort", HBONE_PORT, Value::port);
-    fields.finish();
-    Some(GatewayAddress {
-        place: destination?,
-        port: port?,
-    })
+    let place = fields.need("destination", "east/10.0.0.1");
+    let place = place.and_then(|v| v.parsed(wanted, destination));
+    let port = fields.optional("hboneMtlsPort", HBONE_PORT, Value::port);
+    let place = fields.complete(place)??;
+    Some(GatewayAddress { place, port })
 }
 
 fn destination(text: &str) -> Option<Place> {
     let (first, second) = text.split_once('/')?;
-    Some(match (ip(second), second.is_empty()) {
+    Some(match (unicast(second), second.is_empty()) {
         (Some(ip), _) => Place::Address(first.to_owned(), ip),
         (None, false) => Place::Name(text.to_owned()),
         (None, true) => return None,
@@ -127,7 +90,7 @@ pub(super) fn named_gateway(workload: &Workload) -> Option<Workload> {
 /// Warns of services whose waypoints are all missing from the file, because their tunnels are
 /// refused. `declared` has the names of the file's services.
 pub(super) fn warn_of_missing_waypoints(
-    services: &[Located<'_, Service>],
+    services: &[(Service, Value<'_>)],
     declared: &HashSet<String>,
 ) {
     let vips = services.iter().flat_map(|(service, _)| &service.vips);

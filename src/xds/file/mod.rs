@@ -15,16 +15,15 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use self::gateways::LoadBalancer;
-use super::convert::normal_hostname;
+use super::convert::{normal_hostname, unicast};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
     Derived, Locality, Mesh, Ports, Protocol, Service, Services, Sorted, Template, Workload,
 };
 use crate::yaml::{Document, Fields, Findings, Report, Value};
 
-/// Service or workload with its position in the file.
-type Located<'a, T> = (T, Value<'a>);
+/// Service with its position in the file.
+type Located<'a> = (Service, Value<'a>);
 
 /// Reads and validates a mesh file. Returns the mesh and its authorization policies, with the
 /// warnings.
@@ -92,87 +91,66 @@ fn workload(value: Value<'_>) -> (Option<Workload>, Vec<ServiceReference<'_>>) {
         return (None, Vec::new());
     };
     let mut claims = Vec::new();
-    let services = need(&mut fields, "services", "{}", |value| {
+    let services = fields.required("services", "{}", |value| {
         read_service_references(value, &mut claims)
     });
     let workload = workload_fields(&mut fields, services);
-    fields.finish();
-    (workload, claims)
+    (fields.complete(workload), claims)
 }
 
-fn workload_fields(
-    fields: &mut Fields<'_>,
-    services: Option<Sorted<Arc<str>, Ports>>,
-) -> Option<Workload> {
-    let uid = need(fields, "uid", "\"east//Pod/app/echo-1\"", Value::text);
-    let addresses = need(fields, "workloadIps", "[\"10.0.0.1\"]", |v| all(v, address));
-    let namespace = need(fields, "namespace", "default", segment);
-    let name = or(fields, "name", "", Value::text);
-    let mut text = |key, default| text_or(fields, key, default);
-    let service_account = text("serviceAccount", "default");
-    let trust_domain = text("trustDomain", "cluster.local");
-    let cluster = text("clusterId", "Kubernetes");
-    let (network, node) = (text("network", ""), text("node", ""));
-    let (workload_name, workload_type) = (text("workloadName", ""), text("workloadType", ""));
-    let canonical_name = text("canonicalName", "");
-    let canonical_revision = text("canonicalRevision", "");
-    let hostname = hostname_or_none(fields);
+fn workload_fields(fields: &mut Fields<'_>, services: Sorted<Arc<str>, Ports>) -> Workload {
+    let uid: Arc<str> = fields.required("uid", "\"east//Pod/app/echo-1\"", shared);
     let protocols = [("TCP", Protocol::Tcp), ("HBONE", Protocol::Hbone)];
-    let protocol = or(fields, "protocol", Protocol::Tcp, |v| v.choice(&protocols));
     let modes = [("Standard", false), ("HostNetwork", true)];
-    let host_network = or(fields, "networkMode", false, |v| v.choice(&modes));
     let states = [("Healthy", true), ("Unhealthy", false)];
-    let healthy = or(fields, "status", true, |v| v.choice(&states));
-    let capacity = or(fields, "capacity", 1, |v| v.number(0, u32::MAX));
-    let locality = or(fields, "locality", Locality::default(), locality);
-    let gateway = or(fields, "networkGateway", None, |v| {
+    let (policies, has_waypoint) = read_policies_and_ignored_keys(fields);
+    let mut text = |key, default| text_or(fields, key, default);
+    let template = Template {
+        service_account: text("serviceAccount", "default"),
+        trust_domain: text("trustDomain", "cluster.local"),
+        cluster: text("clusterId", "Kubernetes"),
+        network: text("network", ""),
+        workload_name: text("workloadName", ""),
+        workload_type: text("workloadType", ""),
+        canonical_name: text("canonicalName", ""),
+        canonical_revision: text("canonicalRevision", ""),
+        namespace: fields.required("namespace", "default", segment).into(),
+        hostname: fields.optional("hostname", Arc::default(), hostname_or_none),
+        protocol: fields.optional("protocol", Protocol::Tcp, |v| v.choice(&protocols)),
+        host_network: fields.optional("networkMode", false, |v| v.choice(&modes)),
+        locality: fields
+            .optional("locality", Locality::default(), locality)
+            .into(),
+        has_waypoint,
+        policies,
+        labels: Derived::default(),
+    };
+    let gateway = fields.optional("networkGateway", None, |v| {
         gateways::address(v, "workloads[].networkGateway").map(Some)
     });
-    let (policies, has_waypoint) = read_policies_and_ignored_keys(fields);
-    let uid = uid?.into();
-    Some(Workload {
-        own_name: Workload::own_name(&uid, name?),
+    Workload {
+        own_name: Workload::own_name(&uid, fields.optional("name", "", Value::text)),
         uid,
-        node: node?,
-        addresses: addresses?.into(),
-        healthy: healthy?,
-        capacity: capacity?,
+        node: text_or(fields, "node", ""),
+        addresses: fields.required("workloadIps", "[\"10.0.0.1\"]", addresses),
+        healthy: fields.optional("status", true, |v| v.choice(&states)),
+        capacity: fields.optional("capacity", 1, |v| v.number(0, u32::MAX)),
         priority: 0,
         degraded: false,
-        network_gateway: gateway?.map(Arc::new),
-        services: Services(Arc::new(services?)),
-        template: Template {
-            namespace: namespace?.into(),
-            service_account: service_account?,
-            trust_domain: trust_domain?,
-            cluster: cluster?,
-            network: network?,
-            hostname: hostname?.into(),
-            protocol: protocol?,
-            locality: locality?.into(),
-            workload_name: workload_name?,
-            workload_type: workload_type?,
-            canonical_name: canonical_name?,
-            canonical_revision: canonical_revision?,
-            host_network: host_network?,
-            has_waypoint,
-            policies: policies?.into(),
-            labels: Derived::default(),
-        }
-        .into(),
-    })
+        network_gateway: gateway.map(Arc::new),
+        services: Services(Arc::new(services)),
+        template: template.into(),
+    }
 }
 
 /// Reads the policies that select a workload, and whether it has a waypoint. Also validates the
 /// keys that a gateway does not use.
-fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Option<Vec<Arc<str>>>, bool) {
+fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Box<[Arc<str>]>, bool) {
     let waypoint = fields
         .get("waypoint")
         .map(|v| gateways::address(v, "workloads[].waypoint"));
     fields.get("nativeTunnel").map(Value::flag);
-    let policies = or(fields, "authorizationPolicies", Vec::new(), |list| {
-        all(list, |name| name.text().map(Arc::from))
-    });
+    let policies = fields.optional("authorizationPolicies", Vec::new(), |list| list.all(shared));
     if let Some(mut tunnel) = fields
         .get("applicationTunnel")
         .and_then(|v| v.fields("workloads[].applicationTunnel"))
@@ -183,7 +161,7 @@ fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Option<Vec<Arc<st
         tunnel.get("port").map(Value::port);
         tunnel.finish();
     }
-    (policies, waypoint.is_some())
+    (policies.into(), waypoint.is_some())
 }
 
 /// Reads `{"namespace/hostname": {servicePort: targetPort}}`.
@@ -191,15 +169,12 @@ fn read_service_references<'a>(
     value: Value<'a>,
     claims: &mut Vec<ServiceReference<'a>>,
 ) -> Option<Sorted<Arc<str>, Ports>> {
-    let form = (
-        "is not a map",
-        "`{\"app/echo.app.svc.cluster.local\": {80: 8080}}`",
-    );
+    let example = "`{\"app/echo.app.svc.cluster.local\": {80: 8080}}`";
     let twice = |key: &String| {
         let what = format!("names the service `{key}` twice");
         (what, "all its ports in one entry")
     };
-    let services = data_map(value, form, twice, |text, value| {
+    let services = data_map(value, "is not a map", example, twice, |text, value| {
         let Some(key) = normalize_service_key(text) else {
             let what = format!("names a service `{text}`");
             value.error(what, "`NAMESPACE/HOSTNAME`");
@@ -221,7 +196,8 @@ fn read_service_references<'a>(
 /// Reads a map whose keys are data. Every invalid entry has reported its finding.
 fn data_map<'a, K: Ord + Clone, T>(
     value: Value<'a>,
-    (wrong, example): (&str, &str),
+    wrong: &str,
+    example: &str,
     twice: impl Fn(&K) -> (String, &'static str),
     mut read: impl FnMut(&str, Value<'a>) -> Option<(K, T)>,
 ) -> Option<BTreeMap<K, T>> {
@@ -255,7 +231,7 @@ fn normalize_service_key(text: &str) -> Option<String> {
 /// below `target_min` is an error. Target 0 means a port that each workload names, so only a
 /// service may have it.
 fn ports(value: Value<'_>, target_min: u16) -> Option<BTreeMap<u16, (u16, Value<'_>)>> {
-    let form = (
+    let (wrong, example) = (
         "is not a map of ports",
         "`{80: 8080}`, service port to target port",
     );
@@ -265,7 +241,7 @@ fn ports(value: Value<'_>, target_min: u16) -> Option<BTreeMap<u16, (u16, Value<
             "each port once",
         )
     };
-    data_map(value, form, twice, |text, value| {
+    data_map(value, wrong, example, twice, |text, value| {
         let port = text.parse().ok().filter(|port: &u16| *port > 0);
         let target = value.number(target_min, u16::MAX);
         if port.is_none() {
@@ -277,107 +253,66 @@ fn ports(value: Value<'_>, target_min: u16) -> Option<BTreeMap<u16, (u16, Value<
 }
 
 fn service(value: Value<'_>) -> Option<Service> {
-    let mut top = value.fields("services[]")?;
-    let fields = &mut top;
-    let name = need(fields, "name", "echo", segment);
-    let namespace = need(fields, "namespace", "app", segment);
-    let hostname = need(fields, "hostname", "echo.app.svc.cluster.local", hostname);
-    let vips = need(fields, "vips", "[\"east/10.1.0.1\"]", |v| {
-        all(v, network_address)
-    });
-    let ports = need(fields, "ports", "{80: 8080}", |v| ports(v, 0));
-    let text = |v: Value<'_>| v.text().map(str::to_owned);
-    let sans = or(fields, "subjectAltNames", Vec::new(), |list| {
-        all(list, text)
-    });
-    let waypoints = gateways::waypoints(fields);
-    let balancer = or(
-        fields,
-        "loadBalancer",
-        LoadBalancer::default(),
-        gateways::balancer,
+    let mut fields = value.fields("services[]")?;
+    let (name, namespace) = (
+        fields.required("name", "echo", segment),
+        fields.required("namespace", "app", segment),
     );
+    let visibilities = [("Public", false), ("Namespace", true)];
+    let text = |v: Value<'_>| v.text().map(str::to_owned);
+    let ports = |v| {
+        let ports = ports(v, 0)?.into_iter();
+        Some(ports.map(|(port, (target, _))| (port, target)).collect())
+    };
+    let own = Service {
+        name: name.into(),
+        namespace: namespace.into(),
+        hostname: fields
+            .required("hostname", "echo.app.svc.cluster.local", hostname)
+            .into(),
+        vips: fields.required("vips", "[\"east/10.1.0.1\"]", |v| v.all(network_address)),
+        ports: fields.required("ports", "{80: 8080}", ports),
+        subject_alt_names: fields.optional("subjectAltNames", Vec::new(), |list| list.all(text)),
+        waypoints: gateways::waypoints(&mut fields),
+        private: fields.optional("visibility", false, |v| v.choice(&visibilities)),
+        canonical: fields.optional("canonical", false, Value::flag),
+        ..Service::default()
+    };
+    let service = fields.optional("loadBalancer", own.clone(), |v| gateways::balancer(v, own));
     fields
         .get("cidrVips")
-        .map(|list| all(list, |v| v.text().map(drop)));
+        .map(|list| list.all(|v| v.text().map(drop)));
     fields.get("endpoints");
     fields
         .get("ipFamilies")
         .map(|v| v.choice(&[("IPv4", ()), ("IPv6", ()), ("Dual", ())]));
-    let visibilities = [("Public", false), ("Namespace", true)];
-    let private = or(fields, "visibility", false, |v| v.choice(&visibilities));
-    let canonical = or(fields, "canonical", false, Value::flag);
-    top.finish();
-    let balancer = balancer?;
-    let ports = ports?
-        .into_iter()
-        .map(|(port, (target, _))| (port, target))
-        .collect();
-    Some(Service {
-        name: name?.into(),
-        namespace: namespace?.into(),
-        hostname: hostname?.into(),
-        vips: vips?,
-        ports,
-        subject_alt_names: sans?,
-        waypoints: waypoints?,
-        ingress_use_waypoint: false,
-        preferences: balancer.preferences,
-        strict: balancer.strict,
-        allow_unhealthy: balancer.allow_unhealthy,
-        passthrough: balancer.passthrough,
-        canonical: canonical?,
-        private: private?,
-        assignments: BTreeMap::new(),
-    })
+    fields.complete(service)
 }
 
 fn locality(value: Value<'_>) -> Option<Locality> {
     let mut fields = value.fields("workloads[].locality")?;
-    let mut part = |key| text_or(&mut fields, key, "");
-    let (region, zone, subzone) = (part("region"), part("zone"), part("subzone"));
-    fields.finish();
-    Some(Locality {
-        region: region?,
-        zone: zone?,
-        subzone: subzone?,
-    })
+    let locality = Locality {
+        region: text_or(&mut fields, "region", ""),
+        zone: text_or(&mut fields, "zone", ""),
+        subzone: text_or(&mut fields, "subzone", ""),
+    };
+    fields.complete(locality)
 }
 
 /// Reads a text. As in WDS, an empty value means absent.
-fn text_or(fields: &mut Fields<'_>, key: &'static str, default: &str) -> Option<Arc<str>> {
-    let text = or(fields, key, "", Value::text_or_empty)?;
-    Some(if text.is_empty() { default } else { text }.into())
+fn text_or(fields: &mut Fields<'_>, key: &'static str, default: &str) -> Arc<str> {
+    let text = fields.optional(key, "", Value::text_or_empty);
+    if text.is_empty() { default } else { text }.into()
 }
 
-/// Reads a required key.
-fn need<'a, T>(
-    fields: &mut Fields<'a>,
-    key: &'static str,
-    example: &str,
-    read: impl FnOnce(Value<'a>) -> Option<T>,
-) -> Option<T> {
-    fields.need(key, example).and_then(read)
+fn shared(value: Value<'_>) -> Option<Arc<str>> {
+    value.text().map(Arc::from)
 }
 
-/// Reads an optional key.
-fn or<'a, T>(
-    fields: &mut Fields<'a>,
-    key: &'static str,
-    default: T,
-    read: impl FnOnce(Value<'a>) -> Option<T>,
-) -> Option<T> {
-    fields.get(key).map_or(Some(default), read)
-}
-
-/// Reads all entries of a list. Each invalid entry has reported its finding.
-fn all<'a, T>(list: Value<'a>, read: impl Fn(Value<'a>) -> Option<T>) -> Option<Vec<T>> {
-    let read: Vec<_> = list.items().map(read).collect();
-    read.into_iter().collect()
-}
-
-fn address(value: Value<'_>) -> Option<IpAddr> {
-    value.parsed("an IP address that can be dialled, such as `10.0.0.1`", ip)
+fn addresses(list: Value<'_>) -> Option<Box<[IpAddr]>> {
+    let wanted = "an IP address that can be dialled, such as `10.0.0.1`";
+    list.all(|value| value.parsed(wanted, unicast))
+        .map(Into::into)
 }
 
 fn network_address(value: Value<'_>) -> Option<(String, IpAddr)> {
@@ -385,16 +320,9 @@ fn network_address(value: Value<'_>) -> Option<(String, IpAddr)> {
         "`NETWORK/IP`, or `/IP` for the network without name",
         |text| {
             let (network, address) = text.rsplit_once('/')?;
-            Some((network.to_owned(), ip(address)?))
+            Some((network.to_owned(), unicast(address)?))
         },
     )
-}
-
-/// Parses a unicast address. An IPv4-mapped IPv6 address becomes IPv4, as lookups use the
-/// canonical form.
-pub(in crate::xds) fn ip(text: &str) -> Option<IpAddr> {
-    let ip = text.parse::<IpAddr>().ok()?.to_canonical();
-    (!ip.is_unspecified() && !ip.is_multicast()).then_some(ip)
 }
 
 /// Reads a name that is part of a key such as `namespace/hostname`.
@@ -413,10 +341,10 @@ fn hostname(value: Value<'_>) -> Option<String> {
 }
 
 /// Reads the hostname of a workload; empty if it has none.
-fn hostname_or_none(fields: &mut Fields<'_>) -> Option<String> {
-    match fields.get("hostname") {
-        Some(value) if value.text_or_empty() != Some("") => hostname(value),
-        _ => Some(String::new()),
+fn hostname_or_none(value: Value<'_>) -> Option<Arc<str>> {
+    match value.text_or_empty()? {
+        "" => Some(Arc::default()),
+        _ => hostname(value).map(Arc::from),
     }
 }
 
@@ -443,7 +371,7 @@ fn check_unique_uids(workloads: &[Value<'_>]) {
 /// Resolves services with the same hostname: the canonical one wins. Others of its namespace
 /// are dropped. Those of other namespaces stay, because workloads refer to services by
 /// namespace and hostname, and lookups by hostname take the canonical one.
-fn resolve_canonical_services(services: Vec<Located<'_, Service>>) -> Vec<Located<'_, Service>> {
+fn resolve_canonical_services(services: Vec<Located<'_>>) -> Vec<Located<'_>> {
     let mut by_hostname: HashMap<&str, Vec<usize>> = HashMap::new();
     for (index, (service, _)) in services.iter().enumerate() {
         by_hostname
@@ -486,8 +414,8 @@ fn resolve_canonical_services(services: Vec<Located<'_, Service>>) -> Vec<Locate
 
 /// Reports virtual addresses of several services. Services with the same hostname may share
 /// theirs. An address without a network is in every network.
-fn check_unique_vips(services: &[Located<'_, Service>]) {
-    let mut by_address: HashMap<IpAddr, Vec<(&str, &Located<'_, Service>)>> = HashMap::new();
+fn check_unique_vips(services: &[Located<'_>]) {
+    let mut by_address: HashMap<IpAddr, Vec<(&str, &Located<'_>)>> = HashMap::new();
     for placed @ (service, value) in services {
         for (network, ip) in &service.vips {
             let others = by_address.entry(*ip).or_default();
@@ -512,7 +440,7 @@ fn check_unique_vips(services: &[Located<'_, Service>]) {
 /// get no traffic. `declared` has all services in the file, including invalid ones.
 fn check_service_references<'a>(
     claims: impl Iterator<Item = &'a ServiceReference<'a>>,
-    services: &[Located<'_, Service>],
+    services: &[Located<'_>],
     declared: &HashSet<String>,
 ) {
     let key = |service: &Service| format!("{}/{}", service.namespace, service.hostname);

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 
-use super::{all, need, or, segment};
+use super::segment;
 use crate::snapshot::authorization::{
     Action, Clause, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
 };
@@ -10,64 +10,55 @@ use crate::yaml::{Fields, Value};
 
 /// Reads a policy. The levels of `rules[][][]` are rules, clauses and matches.
 pub(super) fn policy(value: Value<'_>) -> Option<Policy> {
-    let mut top = value.fields("policies[]")?;
-    let fields = &mut top;
-    let name = need(fields, "name", "allow-shop", segment);
-    let namespace = need(fields, "namespace", "app", segment);
+    let mut fields = value.fields("policies[]")?;
+    let name = fields.required("name", "allow-shop", segment);
+    let namespace = fields.required("namespace", "app", segment);
     let scopes = [
         ("Global", PolicyScope::Global),
         ("Namespace", PolicyScope::Namespace),
         ("WorkloadSelector", PolicyScope::Selected),
     ];
-    let scope = need(fields, "scope", "Namespace", |v| v.choice(&scopes));
+    let scope = fields.need("scope", "Namespace");
+    let scope = scope.and_then(|v| v.choice(&scopes));
     let actions = [("Allow", Action::Allow), ("Deny", Action::Deny)];
-    let action = need(fields, "action", "Allow", |v| v.choice(&actions));
+    let action = fields.need("action", "Allow");
+    let action = action.and_then(|v| v.choice(&actions));
     let example = "[[[{namespaces: [{Exact: shop}]}]]]";
-    let rules = need(fields, "rules", example, |list| all(list, rule));
-    let dry_run = or(fields, "dryRun", false, Value::flag);
-    top.finish();
-    Some(Policy {
-        name: name?,
-        namespace: namespace?,
-        scope: scope?,
-        action: action?,
-        rules: rules?,
-        dry_run: dry_run?,
+    let rules = fields.required("rules", example, |list| list.all(rule));
+    let dry_run = fields.optional("dryRun", false, Value::flag);
+    let policy = scope.zip(action).map(|(scope, action)| Policy {
+        name,
+        namespace,
+        scope,
+        action,
+        rules,
+        dry_run,
         unreadable: false,
-    })
+    });
+    fields.complete(policy).flatten()
 }
 
 fn rule(value: Value<'_>) -> Option<Rule> {
-    let clauses = all(value, |value| {
-        let matches = all(value, one_match)?;
+    let clause = |value: Value<'_>| {
+        let matches = value.all(one_match)?;
         Some(Clause { matches })
-    })?;
+    };
+    let clauses = value.all(clause)?;
     Some(Rule { clauses })
 }
 
 fn one_match(value: Value<'_>) -> Option<Match> {
     let mut fields = value.fields("policies[].rules[][][]")?;
-    let namespaces = condition(&mut fields, "namespaces", "notNamespaces", string_match);
-    let principals = condition(&mut fields, "principals", "notPrincipals", string_match);
-    let accounts = condition(
-        &mut fields,
-        "serviceAccounts",
-        "notServiceAccounts",
-        account,
-    );
-    let sources = condition(&mut fields, "sourceIps", "notSourceIps", network);
-    let destinations = condition(&mut fields, "destinationIps", "notDestinationIps", network);
-    let (any, none) = ("destinationPorts", "notDestinationPorts");
-    let ports = condition(&mut fields, any, none, Value::port);
-    fields.finish();
-    Some(Match {
-        namespaces: namespaces?,
-        principals: principals?,
-        service_accounts: accounts?,
-        source_ips: sources?,
-        destination_ips: destinations?,
-        destination_ports: ports?,
-    })
+    let own = &mut fields;
+    let one = Match {
+        namespaces: condition(own, "namespaces", "notNamespaces", string_match),
+        principals: condition(own, "principals", "notPrincipals", string_match),
+        service_accounts: condition(own, "serviceAccounts", "notServiceAccounts", account),
+        source_ips: condition(own, "sourceIps", "notSourceIps", network),
+        destination_ips: condition(own, "destinationIps", "notDestinationIps", network),
+        destination_ports: condition(own, "destinationPorts", "notDestinationPorts", Value::port),
+    };
+    fields.complete(one)
 }
 
 /// Reads the two lists of an attribute. A missing key is an empty list.
@@ -76,13 +67,12 @@ fn condition<'a, T>(
     any: &'static str,
     none: &'static str,
     read: impl Fn(Value<'a>) -> Option<T>,
-) -> Option<Condition<T>> {
-    let mut list = |key| or(fields, key, Vec::new(), |list| all(list, &read));
-    let (any, none) = (list(any), list(none));
-    Some(Condition {
-        any: any?,
-        none: none?,
-    })
+) -> Condition<T> {
+    let mut list = |key| fields.optional(key, Vec::new(), |list| list.all(&read));
+    Condition {
+        any: list(any),
+        none: list(none),
+    }
 }
 
 fn network(value: Value<'_>) -> Option<IpNet> {
@@ -121,8 +111,8 @@ fn string_match(value: Value<'_>) -> Option<StringMatch> {
 
 fn account(value: Value<'_>) -> Option<(String, String)> {
     let mut fields = value.fields("policies[].rules[][][].serviceAccounts[]")?;
-    let namespace = need(&mut fields, "namespace", "shop", Value::text);
-    let name = need(&mut fields, "serviceAccount", "checkout", Value::text);
-    fields.finish();
-    Some((namespace?.to_owned(), name?.to_owned()))
+    let text = |value: Value<'_>| value.text().map(str::to_owned);
+    let namespace = fields.required("namespace", "shop", text);
+    let name = fields.required("serviceAccount", "checkout", text);
+    fields.complete((namespace, name))
 }

@@ -458,12 +458,12 @@ fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
             ),
             format!(
                 "{m}:12: error: unknown key `capacitty` in `workloads[]` (did you mean \
-                 `capacity`?); write one of `services`, `uid`, `workloadIps`, \
-                 `namespace`, `name`, `serviceAccount`, `trustDomain`, `clusterId`, `network`, \
-                 `node`, `workloadName`, `workloadType`, \
-                 `canonicalName`, `canonicalRevision`, `hostname`, `protocol`, `networkMode`, \
-                 `status`, `capacity`, `locality`, `networkGateway`, `waypoint`, `nativeTunnel`, \
-                 `authorizationPolicies`, `applicationTunnel`"
+                 `capacity`?); write one of `services`, `uid`, `waypoint`, `nativeTunnel`, \
+                 `authorizationPolicies`, `applicationTunnel`, `serviceAccount`, `trustDomain`, \
+                 `clusterId`, `network`, `workloadName`, `workloadType`, `canonicalName`, \
+                 `canonicalRevision`, `namespace`, `hostname`, `protocol`, `networkMode`, \
+                 `locality`, `networkGateway`, `name`, `node`, `workloadIps`, `status`, \
+                 `capacity`"
             ),
             format!(
                 "{m}:14: error: `workloads[].services[]` names `app/ehco.app`, which is not in \

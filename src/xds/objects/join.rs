@@ -14,16 +14,14 @@ use super::owners::AddressOwners;
 use super::ports::Ports;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::view::{Key, ObjectIndex};
+use super::view::{Key, LOCAL_SUFFIX, ObjectIndex, host, name};
 use super::vips::VipClaims;
 use super::waypoints::{self, NamedWaypoint};
-use super::{Objects, limit_findings, warning};
+use super::{Objects, limit_findings};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 use crate::yaml::{Finding, Findings};
 
-/// Suffix of a service in its own cluster.
-pub(super) const LOCAL_SUFFIX: &str = "svc.cluster.local";
 /// Suffixes of a global service: MCS's, which has the addresses of the import, and that of
 /// Istio's ambient mode.
 const GLOBAL_SUFFIXES: [&str; 2] = ["svc.clusterset.local", "mesh.internal"];
@@ -148,12 +146,16 @@ impl<'a> Joiner<'a> {
                 "the export of {namespace}/{service} has no effect: the Service stays in its \
                  cluster"
             );
-            self.warnings
-                .push(warning(place, what, "the Service without that label"));
+            self.warnings.push(Finding::warning(
+                place,
+                what,
+                "the Service without that label",
+            ));
         } else if !is_known && matches!(self.view.config.discovery, Discovery::File { .. }) {
             let what =
                 format!("the export of {namespace}/{service} has no effect: no such Service");
-            self.warnings.push(warning(place, what, "the name of one"));
+            self.warnings
+                .push(Finding::warning(place, what, "the name of one"));
             exporters.retain(|cluster| *cluster != own);
         }
     }
@@ -162,11 +164,8 @@ impl<'a> Joiner<'a> {
     fn add_local_service(&mut self, key: Key<'a>, service: &'a Service) {
         let mut ports = Ports::default();
         let host = host(key, LOCAL_SUFFIX);
-        ports.add(
-            &service.ports,
-            (&host, &service.meta.place),
-            &mut self.warnings,
-        );
+        let (listed, place) = (&service.ports, &service.meta.place);
+        ports.add(listed, &host, place, &mut self.warnings);
         let preferences = service.preferences.clone().unwrap_or_default();
         let ips = self.vips.of_service(key, service);
         self.add_service(key, LOCAL_SUFFIX, &ports, preferences, &ips);
@@ -189,20 +188,14 @@ impl<'a> Joiner<'a> {
             let Some(service) = self.view.service(key, cluster) else {
                 continue;
             };
-            ports.add(
-                &service.ports,
-                (&shown, &service.meta.place),
-                &mut self.warnings,
-            );
+            let (listed, place) = (&service.ports, &service.meta.place);
+            ports.add(listed, &shown, place, &mut self.warnings);
             preferences = preferences.or_else(|| service.preferences.clone());
         }
         let import = self.view.import(key);
         if let Some(import) = import {
-            ports.add(
-                &import.ports,
-                (&shown, &import.meta.place),
-                &mut self.warnings,
-            );
+            let (listed, place) = (&import.ports, &import.meta.place);
+            ports.add(listed, &shown, place, &mut self.warnings);
         }
         if own.is_none() && exporters.contains(&self.view.own_cluster()) {
             // The Service of this cluster is in the mesh file, which has no port names.
@@ -238,7 +231,7 @@ impl<'a> Joiner<'a> {
                  ServiceImport defines its ports",
                 key.0, key.1
             );
-            self.warnings.push(warning(
+            self.warnings.push(Finding::warning(
                 &slice.place,
                 what,
                 "a Service or a ServiceImport with its ports",
@@ -257,7 +250,8 @@ impl<'a> Joiner<'a> {
              name of one of its ports"
         );
         let how = "the Service's names into `ports[].name`";
-        self.warnings.push(warning(&slice.place, what, how));
+        self.warnings
+            .push(Finding::warning(&slice.place, what, how));
     }
 
     /// Adds a service, or adds ports and addresses to an existing one.
@@ -319,18 +313,20 @@ impl<'a> Joiner<'a> {
             if !clusters.contains(cluster) {
                 continue;
             }
-            let own_region = match cluster == view.own_cluster() {
-                true => &*view.config.gateway.locality.region,
-                false => "",
+            let own_region = if cluster == view.own_cluster() {
+                &*view.config.gateway.locality.region
+            } else {
+                ""
             };
             let site = Site {
                 cluster,
                 network: view.network(cluster, slice),
                 namespace: &slice.namespace,
                 region: slice.region.as_deref().unwrap_or(own_region),
-                protocol: match view.is_ambient(cluster, slice) {
-                    true => Protocol::Hbone,
-                    false => Protocol::Tcp,
+                protocol: if view.is_ambient(cluster, slice) {
+                    Protocol::Hbone
+                } else {
+                    Protocol::Tcp
                 },
             };
             let ports = ports.of_slice(&slice.ports);
@@ -347,7 +343,7 @@ impl<'a> Joiner<'a> {
                 if own.is_empty() && !backend.addresses.is_empty() {
                     continue;
                 }
-                self.members.add(site, (backend, &own), services, &ports);
+                self.members.add(site, backend, &own, services, &ports);
             }
         }
     }
@@ -383,7 +379,7 @@ impl<'a> Joiner<'a> {
             };
             let host = &entry.service.host;
             let what = format!("{host} is exposed to nobody: its Service stays in its cluster");
-            warning(&place, what, "the file without the entry")
+            Finding::warning(&place, what, "the file without the entry")
         });
         kept.collect()
     }
@@ -414,12 +410,4 @@ impl<'a> Joiner<'a> {
             self.mesh.workloads.insert(uid, Arc::new(workload));
         }
     }
-}
-
-fn host((namespace, name): Key<'_>, suffix: &str) -> String {
-    format!("{name}.{namespace}.{suffix}")
-}
-
-pub(super) fn name(key: Key<'_>, suffix: &str) -> Arc<str> {
-    format!("{}/{}", key.0, host(key, suffix)).into()
 }

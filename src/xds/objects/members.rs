@@ -73,12 +73,13 @@ impl<'a> WorkloadMerger<'a> {
     pub(super) fn add(
         &mut self,
         site: Site<'a>,
-        (backend, own): (&'a SliceEndpoint, &[IpAddr]),
+        backend: &'a SliceEndpoint,
+        own: &[IpAddr],
         services: &[Arc<str>],
         ports: &[(u16, u16)],
     ) {
         let own = own.get(..ADDRESSES_MAX).unwrap_or(own);
-        let index = self.index_of(site, (backend, own));
+        let index = self.index_of(site, backend, own);
         let Some(member) = self.members.get_mut(index) else {
             return;
         };
@@ -139,24 +140,19 @@ impl<'a> WorkloadMerger<'a> {
     /// Returns the index of an endpoint's workload, which may be new. Endpoints at one place
     /// are merged, except pods that are known to differ and share the address of their node. A
     /// pod with a known name is found by its uid.
-    fn index_of(
-        &mut self,
-        site: Site<'a>,
-        (backend, own): (&'a SliceEndpoint, &[IpAddr]),
-    ) -> usize {
-        let uid: Arc<str> = uid(site, (backend, own)).into();
+    fn index_of(&mut self, site: Site<'a>, backend: &'a SliceEndpoint, own: &[IpAddr]) -> usize {
+        let uid: Arc<str> = uid(site, backend, own).into();
         if let Some(index) = self.by_uid.get(&uid) {
             return *index;
         }
         let is_pod = backend.own_pod(site.namespace).is_some();
         let there = places(site, own);
         let mut there = there.filter_map(|place| self.by_place.get(&place));
-        let same = match is_pod {
-            true => {
-                let mut unnamed = there.filter_map(|there| there.first_without_pod);
-                unnamed.find(|index| self.is_without_pod(*index))
-            }
-            false => there.next().map(|there| there.first),
+        let same = if is_pod {
+            let mut unnamed = there.filter_map(|there| there.first_without_pod);
+            unnamed.find(|index| self.is_without_pod(*index))
+        } else {
+            there.next().map(|there| there.first)
         };
         let new = member(site, backend, &uid);
         let index = same.unwrap_or(self.members.len());
@@ -188,9 +184,10 @@ impl<'a> WorkloadMerger<'a> {
         let mut known: HashMap<_, Vec<_>> = HashMap::new();
         for (uid, workload) in mesh.workloads.iter() {
             for address in &workload.addresses {
-                let network = match workload.network.is_empty() {
-                    true => own_network,
-                    false => &workload.network,
+                let network = if workload.network.is_empty() {
+                    own_network
+                } else {
+                    &workload.network
                 };
                 let there = known.entry((network.to_owned(), *address)).or_default();
                 there.push(Arc::clone(uid));
@@ -290,7 +287,7 @@ fn member(site: Site<'_>, backend: &SliceEndpoint, uid: &Arc<str>) -> MergedWork
 
 /// Returns the uid of an endpoint. A pod has the uid that Istio would build. Any other endpoint
 /// is identified by its location, so that its uid does not depend on the service that lists it.
-fn uid(site: Site<'_>, (backend, own): (&SliceEndpoint, &[IpAddr])) -> String {
+fn uid(site: Site<'_>, backend: &SliceEndpoint, own: &[IpAddr]) -> String {
     let Site {
         cluster,
         network,

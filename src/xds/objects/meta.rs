@@ -70,8 +70,12 @@ impl Meta {
 
     /// Returns whether its pods use HBONE; none if unspecified.
     pub(super) fn is_ambient(&self) -> Option<bool> {
-        let said = self.label(DATAPLANE).map(|mode| mode == "ambient");
-        if self.is_waypoint() { Some(true) } else { said }
+        let stated = self.label(DATAPLANE).map(|mode| mode == "ambient");
+        if self.is_waypoint() {
+            Some(true)
+        } else {
+            stated
+        }
     }
 
     /// Returns whether its labels declare a waypoint.

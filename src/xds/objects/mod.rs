@@ -23,7 +23,7 @@ mod waypoints;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::yaml::{Finding, Findings, Place, Severity};
+use crate::yaml::{Finding, Findings, Severity};
 
 pub use files::object_files;
 pub use join::{JoinResult, join};
@@ -87,9 +87,10 @@ pub fn load(paths: &[PathBuf]) -> Result<(Objects, Findings), Findings> {
     let mut objects = Objects::default();
     let findings = files::read_each(paths, |file| read::file(file, &mut objects));
     let findings = Findings(limit_findings(findings.0));
-    match findings.has_errors() {
-        true => Err(findings),
-        false => Ok((objects, findings)),
+    if findings.has_errors() {
+        Err(findings)
+    } else {
+        Ok((objects, findings))
     }
 }
 
@@ -100,9 +101,10 @@ pub fn load(paths: &[PathBuf]) -> Result<(Objects, Findings), Findings> {
 pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
     let mut objects = Objects::default();
     let findings = read::text(path, text, &mut objects);
-    match findings.has_errors() {
-        true => Err(findings),
-        false => Ok(objects),
+    if findings.has_errors() {
+        Err(findings)
+    } else {
+        Ok(objects)
     }
 }
 
@@ -133,14 +135,4 @@ fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
         }));
     }
     kept
-}
-
-/// Builds a warning about an object.
-fn warning(place: &Place, what: String, how: &str) -> Finding {
-    Finding {
-        place: place.clone(),
-        severity: Severity::Warning,
-        what,
-        how: how.to_owned(),
-    }
 }

@@ -10,9 +10,9 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
+use super::limit_findings;
 use super::slice::{Pod, Slice};
 use super::view::{Key, ObjectIndex};
-use super::{limit_findings, warning};
 use crate::config::DefaultExposure;
 use crate::snapshot::mesh::{Mesh, Workload};
 use crate::yaml::{Finding, Place};
@@ -151,9 +151,10 @@ impl<'a> AddressOwners<'a> {
             return other.copied().map(Refusal::Unproven);
         }
         let mut owners = claims.iter().filter(|one| one.evidence == best);
-        match owners.clone().any(|one| one.namespace == namespace) {
-            true => None,
-            false => owners.next().copied().map(Refusal::Owned),
+        if owners.clone().any(|one| one.namespace == namespace) {
+            None
+        } else {
+            owners.next().copied().map(Refusal::Owned)
         }
     }
 
@@ -211,7 +212,7 @@ impl<'a> AddressOwners<'a> {
         let what = format!("the address {ip}{others} of {namespace}/{name} is not used: {why}");
         let how = "addresses of pods of the slice's namespace that Kubernetes keeps up to date, or \
                    a workload of the mesh file";
-        Some(warning(&listed.slice.place, what, how))
+        Some(Finding::warning(&listed.slice.place, what, how))
     }
 }
 
@@ -283,7 +284,11 @@ fn foreign_pod(listed: &SliceEntry<'_>) -> Option<Finding> {
         "an endpoint of {namespace}/{name} names the pod {of}/{pod}, which is ignored: a slice \
          names pods of its own namespace only"
     );
-    Some(warning(&listed.slice.place, what, "no such `targetRef`"))
+    Some(Finding::warning(
+        &listed.slice.place,
+        what,
+        "no such `targetRef`",
+    ))
 }
 
 fn host_name(listed: &SliceEntry<'_>) -> Option<Finding> {
@@ -298,5 +303,5 @@ fn host_name(listed: &SliceEntry<'_>) -> Option<Finding> {
          an address of another namespace"
     );
     let how = "a workload with this `hostname` into the mesh file, which an operator writes";
-    Some(warning(&listed.slice.place, what, how))
+    Some(Finding::warning(&listed.slice.place, what, how))
 }

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Place, warning};
-use crate::yaml::{Finding, Value};
+use crate::yaml::{Finding, Place, Value};
 
 /// TCP port.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +59,8 @@ impl<'a> Ports<'a> {
     pub(super) fn add(
         &mut self,
         ports: &'a [Port],
-        (service, place): (&str, &Place),
+        service: &str,
+        place: &Place,
         warnings: &mut Vec<Finding>,
     ) {
         for port in ports {
@@ -75,7 +75,11 @@ impl<'a> Ports<'a> {
                          which takes precedence",
                         port.number
                     );
-                    warnings.push(warning(place, what, "the same number in all clusters"));
+                    warnings.push(Finding::warning(
+                        place,
+                        what,
+                        "the same number in all clusters",
+                    ));
                 }
                 Some(_) => {}
                 None => {

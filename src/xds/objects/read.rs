@@ -8,7 +8,7 @@ use super::meta::{self, Meta, label_name};
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
 use super::{Export, Import, Objects, ports, service, slice};
-use crate::xds::file::ip;
+use crate::xds::convert::unicast;
 use crate::yaml::{Document, Fields, Findings, Position, Report, Severity, Value};
 
 /// Ignored kinds, with the position of the first object of each.
@@ -187,7 +187,7 @@ fn import_fields(fields: &mut Fields<'_>, meta: Meta) -> Import {
         meta,
         ports: ports.unwrap_or_default(),
         ips: ips
-            .filter_map(|item| item.parsed("an IP address", ip))
+            .filter_map(|item| item.parsed("an IP address", unicast))
             .collect(),
     }
 }

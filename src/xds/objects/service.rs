@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::meta::Meta;
 use super::ports::{self, Port};
 use crate::snapshot::mesh::Scope;
-use crate::xds::file::ip;
+use crate::xds::convert::unicast;
 use crate::yaml::{Fields, Value};
 
 /// Solo's label: `global` or `global-only`, or `cluster`, which is neither.
@@ -72,7 +72,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
     let all = spec.get("clusterIPs").into_iter().flat_map(Value::items);
     let all: Vec<_> = all.filter_map(cluster_ip).collect();
     let selector = spec.get("selector");
-    let said = spec.get("trafficDistribution");
+    let stated = spec.get("trafficDistribution");
     let kind = spec.get("type").and_then(Value::text);
     spec.finish();
     if kind == Some("ExternalName") {
@@ -82,11 +82,12 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
     }
     Some(Service {
         declared: declared(&meta, value),
-        preferences: preferences(&meta, said, value),
+        preferences: preferences(&meta, stated, value),
         ports: ports.unwrap_or_default(),
-        ips: match all.is_empty() {
-            true => one.into_iter().collect(),
-            false => all,
+        ips: if all.is_empty() {
+            one.into_iter().collect()
+        } else {
+            all
         },
         has_selector: selector.is_some_and(|labels| labels.pairs().next().is_some()),
         meta,
@@ -97,7 +98,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
 fn cluster_ip(value: Value<'_>) -> Option<IpAddr> {
     match value.text_or_empty()? {
         "" | "None" => None,
-        _ => value.parsed("an IP address, or `None`", ip),
+        _ => value.parsed("an IP address, or `None`", unicast),
     }
 }
 
@@ -146,8 +147,8 @@ fn declared(meta: &Meta, value: Value<'_>) -> DeclaredScope {
 /// Returns the scopes within which endpoints are preferred, by the names of Kubernetes, Istio
 /// and Solo. As in Istio, the field of the Service precedes its annotation. Node preferences
 /// have no meaning at a gateway and count as zone preferences.
-fn preferences(meta: &Meta, said: Option<Value<'_>>, value: Value<'_>) -> Option<Vec<Scope>> {
-    let field = said.and_then(Value::text);
+fn preferences(meta: &Meta, stated: Option<Value<'_>>, value: Value<'_>) -> Option<Vec<Scope>> {
+    let field = stated.and_then(Value::text);
     let annotation = meta.annotations.get(DISTRIBUTION).map(|value| &**value);
     let word = field.or_else(|| annotation.filter(|word| !word.is_empty()))?;
     let scopes: &[Scope] = match &*word.to_ascii_lowercase() {

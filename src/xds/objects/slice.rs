@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use super::meta::{self, Meta};
 use super::ports::{self, Port};
-use crate::xds::convert::normal_hostname;
-use crate::xds::file::ip;
+use crate::xds::convert::{normal_hostname, unicast};
 use crate::yaml::{Fields, Place, Value};
 
 /// Label of a slice of this cluster: the Service of its endpoints.
@@ -80,9 +79,10 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
     let endpoints: Vec<_> = endpoints
         .filter_map(|item| backend(item, is_named))
         .collect();
-    let key = match meta.is_copy() {
-        true => COPIED_SERVICE_NAME,
-        false => SERVICE_NAME,
+    let key = if meta.is_copy() {
+        COPIED_SERVICE_NAME
+    } else {
+        SERVICE_NAME
     };
     let Some(service) = meta.label(key).filter(|name| !name.is_empty()) else {
         let what = format!("has no label {key}, and is ignored");
@@ -117,7 +117,7 @@ fn backend(value: Value<'_>, is_named: bool) -> Option<SliceEndpoint> {
         Some(list) if is_named => name = host(list),
         Some(list) => {
             let wanted = "an IP address that can be dialled, such as `10.0.0.1`";
-            let read = list.items().filter_map(|item| item.parsed(wanted, ip));
+            let read = list.items().filter_map(|item| item.parsed(wanted, unicast));
             addresses = read.collect();
         }
         None => {}
@@ -165,9 +165,9 @@ fn conditions(value: Value<'_>) -> [Option<bool>; 3] {
         return [None; 3];
     };
     let mut flag = |key| fields.get(key).and_then(Value::flag);
-    let said = [flag("ready"), flag("serving"), flag("terminating")];
+    let stated = [flag("ready"), flag("serving"), flag("terminating")];
     fields.finish();
-    said
+    stated
 }
 
 /// Namespace and name of a pod.

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use super::meta::{Meta, ROOT_NAMESPACE};
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, InvalidObjects, Objects, warning};
+use super::{Export, Import, InvalidObjects, Objects};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
 
 /// Namespace and name of a service. Services with the same key in several clusters are one
 /// service.
 pub(super) type Key<'a> = (&'a str, &'a str);
+
+/// Suffix of a service in its own cluster.
+pub(super) const LOCAL_SUFFIX: &str = "svc.cluster.local";
 
 /// Objects of one service by cluster.
 type Clusters<'a, T> = BTreeMap<&'a str, &'a T>;
@@ -47,7 +50,7 @@ impl<'a> ObjectIndex<'a> {
                 "{what} differs from the one at {}, which takes precedence",
                 first.place
             );
-            warnings.push(warning(&of.place, what, "it once, or the same"));
+            warnings.push(Finding::warning(&of.place, what, "it once, or the same"));
         };
         let mut view = Self {
             config,
@@ -210,8 +213,8 @@ impl<'a> ObjectIndex<'a> {
         let name = &*service.meta.namespace;
         let namespace = self.namespaces.get(&(cluster, name));
         // An unknown namespace has unknown labels, which must not count as missing labels.
-        let is_told = |selector: &Selector| namespace.is_some() || selector.is_about(NAME);
-        if !rule.namespaces.as_ref().is_none_or(is_told) {
+        let is_known = |selector: &Selector| namespace.is_some() || selector.is_about(NAME);
+        if !rule.namespaces.as_ref().is_none_or(is_known) {
             return false;
         }
         let of_namespace = |key: &str| match key {
@@ -238,12 +241,13 @@ impl<'a> ObjectIndex<'a> {
             let root = self.namespaces.get(&(cluster, ROOT_NAMESPACE));
             root.and_then(|meta| meta.network())
         };
-        let by_default = match cluster == self.own_cluster() {
-            true => &self.config.gateway.network,
-            false => cluster,
+        let by_default = if cluster == self.own_cluster() {
+            &self.config.gateway.network
+        } else {
+            cluster
         };
-        let said = slice.network.as_deref().or_else(of_cluster);
-        said.unwrap_or(by_default)
+        let stated = slice.network.as_deref().or_else(of_cluster);
+        stated.unwrap_or(by_default)
     }
 
     /// Returns whether the endpoints of a slice use HBONE.
@@ -264,4 +268,14 @@ fn own_imports<'a>(imports: &'a [Import], config: &'a Config) -> impl Iterator<I
 
 fn key(meta: &Meta) -> Key<'_> {
     (&meta.namespace, &meta.name)
+}
+
+/// Returns the hostname of a service.
+pub(super) fn host((namespace, name): Key<'_>, suffix: &str) -> String {
+    format!("{name}.{namespace}.{suffix}")
+}
+
+/// Returns `namespace/hostname` of a service.
+pub(super) fn name(key: Key<'_>, suffix: &str) -> Arc<str> {
+    format!("{}/{}", key.0, host(key, suffix)).into()
 }

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use super::owners::AddressOwners;
 use super::service::Service;
 use super::view::{Key, ObjectIndex};
-use super::{Import, limit_findings, warning};
+use super::{Import, limit_findings};
 use crate::snapshot::mesh::Mesh;
 use crate::yaml::{Finding, Place};
 
@@ -150,7 +150,7 @@ fn finding(ip: IpAddr, claim: Claim<'_>, claims: &Claims<'_>) -> Option<Finding>
     };
     let (namespace, name) = claim.key;
     let what = format!("the address {ip} of the {kind} {namespace}/{name} is not used: {why}");
-    Some(warning(
+    Some(Finding::warning(
         claim.place?,
         what,
         "an address that nothing else has",

@@ -5,11 +5,10 @@
 //! that stays in its cluster, is used only if its own labels declare it a waypoint. A service
 //! without a usable waypoint has no endpoint.
 
-use super::join::{LOCAL_SUFFIX, name};
+use super::limit_findings;
 use super::meta::WAYPOINT_LABEL;
 use super::service::Service;
-use super::view::{Key, ObjectIndex};
-use super::{limit_findings, warning};
+use super::view::{Key, LOCAL_SUFFIX, ObjectIndex, name};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Waypoint};
 use crate::yaml::Finding;
@@ -56,9 +55,10 @@ pub(super) fn findings(view: &ObjectIndex<'_>, mesh: &Mesh) -> Vec<Finding> {
     let found = services.filter_map(|service| {
         let named = NamedWaypoint::find(view, service).filter(|named| !named.is_usable)?;
         let (namespace, waypoint) = named.key;
-        let why = match *namespace == *service.meta.namespace {
-            true => "stays in its cluster",
-            false => "is of another namespace",
+        let why = if *namespace == *service.meta.namespace {
+            "stays in its cluster"
+        } else {
+            "is of another namespace"
         };
         let what = format!(
             "tunnels to {}/{} are refused: its waypoint {namespace}/{waypoint} {why}, and is not a \
@@ -66,7 +66,7 @@ pub(super) fn findings(view: &ObjectIndex<'_>, mesh: &Mesh) -> Vec<Finding> {
             service.meta.namespace, service.meta.name
         );
         let how = "the name of a waypoint, or the service with its waypoint into the mesh file";
-        Some(warning(&service.meta.place, what, how))
+        Some(Finding::warning(&service.meta.place, what, how))
     });
     limit_findings(found)
 }

@@ -50,7 +50,7 @@ pub struct Store {
     policy_parts: usize,
     words: Interner,
     policies_changed: bool,
-    policies_told: bool,
+    policies_received: bool,
 }
 
 impl Default for Store {
@@ -62,7 +62,7 @@ impl Default for Store {
             policy_parts: 0,
             words: Interner::default(),
             policies_changed: false,
-            policies_told: false,
+            policies_received: false,
         }
     }
 }
@@ -160,12 +160,13 @@ impl Store {
             let old = self.policies.get(&resource.name);
             let others = self.policy_parts - old.map_or(0, |old| old.size());
             let parts = others + policy.size();
-            match parts > POLICY_PARTS_MAX {
-                true => Err(format!(
+            if parts > POLICY_PARTS_MAX {
+                Err(format!(
                     "authorization.rules: {parts} rules, clauses, matches and entries with these, \
                      want at most {POLICY_PARTS_MAX}"
-                )),
-                false => Ok(policy),
+                ))
+            } else {
+                Ok(policy)
             }
         });
         let has_good = || {
@@ -252,12 +253,12 @@ impl MeshStore for Store {
 
     /// Returns none for a partial set, from a response that left the type pending.
     fn take_policies(&mut self) -> Option<Policies> {
-        let changed = self.policies_told && mem::take(&mut self.policies_changed);
+        let changed = self.policies_received && mem::take(&mut self.policies_changed);
         changed.then(|| self.policies())
     }
 
     fn set_policies_received(&mut self) {
-        self.policies_changed |= !mem::replace(&mut self.policies_told, true);
+        self.policies_changed |= !mem::replace(&mut self.policies_received, true);
     }
 
     fn has_placeholder(&self, type_url: &str, name: &str) -> bool {

@@ -296,7 +296,7 @@ fn a_field_of_tomorrow_makes_a_policy_unreadable() {
 }
 
 #[test]
-fn policies_are_told_once_though_there_is_none() {
+fn policies_are_reported_once_though_there_is_none() {
     let mut store = Store::default();
     store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
     store.remove(AUTHORIZATION, "app/p");

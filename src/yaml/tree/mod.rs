@@ -16,7 +16,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
 
-use super::findings::{Findings, Place};
+use super::findings::{Findings, Place, Position, Report};
 
 /// Maximum bytes of a file. A mesh of 100,000 workloads has about 25 MB.
 pub const FILE_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -34,25 +34,6 @@ const DOCUMENTS_MAX: usize = 100_000;
 /// Maximum depth. The deepest known shape, `policies[].rules[][][].serviceAccounts[]`, has nine
 /// levels. The parser recurses: 100 levels overflowed the 2 MiB stack of a test thread.
 const DEPTH_MAX: usize = 16;
-
-/// Position of a key or a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Position {
-    /// A line of the file, counted from one; 0 in a source that has no lines.
-    Line(u32),
-    /// Index into the origins of a [`Layer`].
-    Origin(u32),
-}
-
-impl Position {
-    /// Returns the line; 0 where there is none.
-    pub fn line(self) -> u64 {
-        match self {
-            Self::Line(line) => line.into(),
-            Self::Origin(_) => 0,
-        }
-    }
-}
 
 /// A parsed file, or a layer below it.
 #[derive(Clone, Debug)]
@@ -176,7 +157,12 @@ impl Document {
 
     /// Returns the place of a value.
     pub(crate) fn place_of(&self, node: &Node) -> Place {
-        place(&self.file, &self.origins, node.position)
+        node.position.place(&self.file, &self.origins)
+    }
+
+    /// Returns an empty report about this document.
+    pub fn report(&self) -> Report {
+        Report::with_origins(&self.file, self.origins.clone())
     }
 
     /// Returns the base of relative paths in a value, and its name: the folder of the file, or the
@@ -242,21 +228,6 @@ fn plain<'a>(file: &Path, text: &'a str) -> Result<&'a str, Findings> {
         ));
     }
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
-}
-
-/// Returns the place of a position for findings.
-pub(crate) fn place(file: &Path, origins: &[String], position: Position) -> Place {
-    let origin = match position {
-        Position::Origin(index) => origins.get(index as usize),
-        Position::Line(_) => None,
-    };
-    origin.map_or_else(
-        || Place {
-            file: file.to_owned(),
-            line: position.line(),
-        },
-        |name| Place::named(name),
-    )
 }
 
 impl Node {

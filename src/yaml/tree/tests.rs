@@ -135,6 +135,20 @@ fn deep_nesting_is_refused_before_the_stack_ends() {
 }
 
 #[test]
+fn one_level_too_many_is_named_with_its_line() {
+    let wanted =
+        |line: usize| format!("a.yaml:{line}: error: more than 16 levels of nesting; write fewer");
+    let levels = DEPTH_MAX + 1;
+    let keys = |levels| -> String {
+        (0..levels)
+            .map(|level| format!("{}a:\n", " ".repeat(level)))
+            .collect()
+    };
+    parse(&keys(DEPTH_MAX));
+    assert_eq!(refusal(&keys(levels)), wanted(levels));
+}
+
+#[test]
 fn a_file_over_the_size_limit_is_refused() {
     let text = "#".repeat(FILE_BYTES_MAX + 1);
     assert_eq!(

@@ -16,8 +16,8 @@ use strait::lifecycle::Lifecycle;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
-use strait::telemetry::{Metrics, Source};
-use strait::tls::{self, IdentityMaterial, InboundTls, PeerTrust, ServerTls};
+use strait::telemetry::Metrics;
+use strait::tls::{self, Identity, IdentityMaterial, InboundTls, PeerTrust, ServerTls};
 use strait::tools::dev;
 use strait::xds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -119,29 +119,29 @@ fn tls() -> &'static ServerTls {
     })
 }
 
-pub fn peer(has_expired: bool, holder: Holder, listener: Arc<Listener>) -> Arc<Peer> {
+pub fn peer(
+    gateway: &DataPath,
+    has_expired: bool,
+    holder: Holder,
+    listener: Arc<Listener>,
+) -> Arc<Peer> {
     let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
-    let source = Source {
-        address: ([192, 0, 2, 1], 1).into(),
-        principal: "spiffe://west.local/ns/n/sa/c".into(),
+    let identity = Identity {
+        uri: "spiffe://west.local/ns/n/sa/c".into(),
         trust_domain: "west.local".into(),
         namespace: "n".into(),
         service_account: "c".into(),
-        cluster: "west".into(),
-        counted_cluster: "west".into(),
-    };
-    Arc::new(Peer {
-        source: Arc::new(source),
         not_after: if has_expired {
             now - hour
         } else {
             now + 24 * hour
         },
-        listener,
-        server_name: None,
+    };
+    let (address, snapshot) = (([192, 0, 2, 1], 1).into(), gateway.reader.snapshot());
+    let peer = Peer::authenticated(identity, None, address, listener, &snapshot);
+    Arc::new(Peer {
         holder: Some(holder),
-        issuer: None,
-        chain: None,
+        ..peer.expect("a trusted peer")
     })
 }
 

@@ -226,9 +226,10 @@ fn exposure(rng: &mut Rng) -> String {
             _ => "",
         };
         let workloads = one_in(rng, 3);
-        let host = match one_in(rng, 4) {
-            true => format!("s{at}.app.global"),
-            false => hostname(at),
+        let host = if one_in(rng, 4) {
+            format!("s{at}.app.global")
+        } else {
+            hostname(at)
         };
         let _ = writeln!(
             text,

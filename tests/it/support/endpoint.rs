@@ -45,6 +45,15 @@ impl Endpoint {
         Self::new(listener, echo)
     }
 
+    /// As [`Endpoint::echo`], after sending its name.
+    pub fn named(listener: TcpListener, name: u8) -> Self {
+        Self::new(listener, move |mut stream| async move {
+            if stream.write_u8(name).await.is_ok() {
+                echo(stream).await;
+            }
+        })
+    }
+
     /// As [`Endpoint::echo`], but a connection that begins with [`ENDLESS`] receives an endless
     /// stream.
     pub fn echo_or_endless(listener: TcpListener) -> Self {

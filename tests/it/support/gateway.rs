@@ -304,6 +304,11 @@ impl Gateway {
         memory::private_dirty(self.process.id().expect("a running gateway"))
     }
 
+    /// Returns the names of the threads of the process.
+    pub fn thread_names(&self) -> Vec<String> {
+        memory::thread_names(self.process.id().expect("a running gateway"))
+    }
+
     /// Runs a command of strait against this gateway's admin port. Returns its exit code, stdout
     /// and stderr.
     pub async fn run_command(&self, args: &[&str]) -> (i32, String, String) {

@@ -49,11 +49,16 @@ pub fn print_uncaptured(line: &str) {
 
 /// Asserts that a tunnel is open: its endpoint echoes bytes.
 pub async fn echoes(tunnel: &mut Tunnel) {
-    tunnel.write_all(b"hello").await.expect("an open tunnel");
+    try_echo(tunnel).await.expect("an open tunnel");
+}
+
+/// Has the endpoint echo bytes. Fails if the tunnel breaks.
+pub async fn try_echo(tunnel: &mut Tunnel) -> std::io::Result<()> {
+    tunnel.write_all(b"hello").await?;
     let mut answer = [0; 5];
-    let read = tunnel.read_exact(&mut answer).await;
-    read.expect("an open tunnel");
+    tunnel.read_exact(&mut answer).await?;
     assert_eq!(&answer, b"hello");
+    Ok(())
 }
 
 /// Returns the code of the reset that ends a tunnel. Bytes before it are ignored.

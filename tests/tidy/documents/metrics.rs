@@ -42,7 +42,7 @@ fn sampled(metrics: &Arc<Metrics>) {
         pod: Arc::new("echo".to_owned()),
     };
     let mut open = Record::new(metrics, &source, "echo:80");
-    open.set_service(DestinationService::default());
+    open.set_service(DestinationService::default(), None);
     open.set_open(destination, &Arc::new(WorkloadLabels::default()));
     open.finish(Reason::Completed);
     drop(open);

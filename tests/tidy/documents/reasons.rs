@@ -1,4 +1,4 @@
-//! The tables of `docs/reasons.md`, from `src/reason.rs`.
+//! The tables of `docs/reasons.md`, from `src/reason/mod.rs`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ const PAGE: &str = "docs/reasons.md";
 
 /// The comments of the variants of an enum, as one line each.
 fn comments(name: &str) -> BTreeMap<String, String> {
-    let text = fs::read_to_string(top().join("src/reason.rs")).unwrap();
+    let text = fs::read_to_string(top().join("src/reason/mod.rs")).unwrap();
     let file = syn::parse_file(&text).unwrap();
     let found = file.items.into_iter().find_map(|item| match item {
         syn::Item::Enum(item) if item.ident == name => Some(item),

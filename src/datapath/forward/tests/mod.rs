@@ -1,5 +1,6 @@
-//! Tests of a connection's turns: a model, defects that were mended, and a panic.
+//! Tests of a connection's turns: a model, idle hours, defects that were mended, and a panic.
 
+mod idle;
 mod mended;
 mod model;
 mod panic;

@@ -1,6 +1,8 @@
 //! Shares of endpoints in several networks. The numbers in the test names refer to the acceptance
 //! list of the features that Strait was planned with.
 
+mod first_peer;
+mod gateways;
 mod transit;
 
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Workload,
 };
+use crate::snapshot::tests::echo as service;
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
     Audience, EndpointSet, Exposure, ExposureTable, NetworkRule, NetworkTable, Snapshot, TrustSet,
@@ -30,17 +33,6 @@ fn locality(region: &str) -> Locality {
         region: region.into(),
         zone: format!("{region}-a").into(),
         ..Locality::default()
-    }
-}
-
-fn service(preferences: &[Scope]) -> Service {
-    Service {
-        name: "echo".into(),
-        namespace: "app".into(),
-        hostname: "echo.app".into(),
-        ports: [(80, 8080)].into(),
-        preferences: preferences.into(),
-        ..Service::default()
     }
 }
 

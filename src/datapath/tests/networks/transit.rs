@@ -19,7 +19,7 @@ use crate::wire::{Authority, Transit};
 
 use super::{CLIENT, exposure, gateway, pod, pods, service, snapshot_with};
 
-fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
+pub(super) fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
     let parts = parse_identity(principal)
         .expect("an identity")
         .map(Arc::from);

@@ -22,7 +22,7 @@ fn lookup_results(snapshot: &Snapshot) -> Vec<String> {
     let asked = texts
         .iter()
         .flat_map(|text| callers.map(|domain| (text, domain)));
-    let said = asked.map(|(text, domain)| {
+    let reported = asked.map(|(text, domain)| {
         let all = found(snapshot, text);
         let place = usize::from(domain == "north.local");
         format!(
@@ -31,7 +31,7 @@ fn lookup_results(snapshot: &Snapshot) -> Vec<String> {
             address_suffixes(snapshot, domain, text)
         )
     });
-    said.collect()
+    reported.collect()
 }
 
 /// Names of two families, one service for each suffix.

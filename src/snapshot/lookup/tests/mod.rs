@@ -2,6 +2,7 @@
 
 mod behind;
 mod incremental;
+mod rules;
 
 use std::collections::BTreeMap;
 

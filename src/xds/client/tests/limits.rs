@@ -10,7 +10,7 @@ use crate::xds::tables::MeshStore as _;
 use prost::Message as _;
 
 #[test]
-fn what_would_be_too_much_to_claim_is_told_anew_and_nothing_is_dropped_before() {
+fn what_would_be_too_much_to_claim_is_sent_anew_and_nothing_is_dropped_before() {
     let limits = Limits {
         initial_versions_bytes: 30,
         ..Limits::default()
@@ -210,26 +210,31 @@ fn a_policy_that_has_no_place_refuses_everything_until_a_stream_tells_all_withou
     for (entries, name) in [(1, "app/q"), (9, ""), (9, "*"), (9, &*long)] {
         let (mut client, mut store) = policies(entries);
         let mut known = Policies::default();
-        let mut told = |client: &mut Client, response| {
+        let mut reported = |client: &mut Client, response| {
             let answers = client.received(response, &mut store);
             let refuses = publish(client, &mut store, &mut known);
             (error(&answers).is_some(), refuses)
         };
         let first = response(AUTHORIZATION, [policy("app/p")]);
-        assert_eq!(told(&mut client, first), (false, false));
+        assert_eq!(reported(&mut client, first), (false, false));
         let beyond = response(AUTHORIZATION, [policy(name)]);
-        assert_eq!(told(&mut client, beyond), (true, true), "{name:.9}");
+        assert_eq!(reported(&mut client, beyond), (true, true), "{name:.9}");
         // On the same stream, it is unknown whether the policy has been removed.
         let quiet = response(AUTHORIZATION, []);
-        assert_eq!(told(&mut client, quiet.clone()), (false, true));
+        assert_eq!(reported(&mut client, quiet.clone()), (false, true));
         for (again, refuses) in [(true, true), (false, false), (false, false)] {
             client.disconnected(StreamEnd::Clean);
             client.connected();
-            let response = match again {
-                true => response(AUTHORIZATION, [policy(name)]),
-                false => quiet.clone(),
+            let response = if again {
+                response(AUTHORIZATION, [policy(name)])
+            } else {
+                quiet.clone()
             };
-            assert_eq!(told(&mut client, response), (again, refuses), "{name:.9}");
+            assert_eq!(
+                reported(&mut client, response),
+                (again, refuses),
+                "{name:.9}"
+            );
         }
         assert_eq!(client.usage.held().0, 1);
     }

@@ -190,28 +190,31 @@ fn a_mistake_in_a_cluster_is_named() {
 fn more_localities_and_endpoints_than_are_taken_are_not_decoded() {
     let mut clusters = ClusterStore::default();
     let many = assignment("x", vec![LbEndpoint::default(); ENDPOINTS_MAX + 1]);
-    let told = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
-    assert_eq!(told, "endpoints: too many, want at most 100000");
+    let reported = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
+    assert_eq!(reported, "endpoints: too many, want at most 100000");
     let own = Cluster {
         load_assignment: Some(many),
         ..of_type(ECHO, DiscoveryType::Static)
     };
-    let told = put(&mut clusters, CLUSTER, ECHO, &own).expect_err("too many");
-    assert_eq!(told, "endpoints: too many, want at most 100000");
+    let reported = put(&mut clusters, CLUSTER, ECHO, &own).expect_err("too many");
+    assert_eq!(reported, "endpoints: too many, want at most 100000");
     let many = ClusterLoadAssignment {
         endpoints: vec![LocalityLbEndpoints::default(); LOCALITIES_MAX + 1],
         ..ClusterLoadAssignment::default()
     };
-    let told = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
-    assert_eq!(told, "endpoints: too many localities, want at most 10000");
+    let reported = put(&mut clusters, ENDPOINT, "x", &many).expect_err("too many");
+    assert_eq!(
+        reported,
+        "endpoints: too many localities, want at most 10000"
+    );
     clusters.endpoints = ALL_ENDPOINTS_MAX;
     let one = Cluster {
         load_assignment: Some(assignment("", vec![at(socket("10.0.0.1", 80))])),
         ..of_type(ECHO, DiscoveryType::Static)
     };
-    let told = put(&mut clusters, CLUSTER, ECHO, &one).expect_err("too many");
+    let reported = put(&mut clusters, CLUSTER, ECHO, &one).expect_err("too many");
     assert_eq!(
-        told,
+        reported,
         "endpoints: 1000001 in all clusters, want at most 1000000"
     );
 }
@@ -278,11 +281,11 @@ fn endpoints_come_with_eds_and_stay_until_others_come_or_the_cluster_goes() {
 fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serves() {
     let other = "inbound-vip|80|tcp|echo.app.svc.cluster.local";
     let second_port = "echo.app.svc.cluster.local:81";
-    let said = (
+    let reported = (
         "legacy".to_owned(),
         ("echo.app.svc.cluster.local".to_owned(), 80),
     );
-    let mut clusters = ClusterStore::new([said]);
+    let mut clusters = ClusterStore::new([reported]);
     let own = |name: &str, address: &str| Cluster {
         load_assignment: Some(assignment("", vec![at(socket(address, 80))])),
         ..of_type(name, DiscoveryType::Static)
@@ -352,7 +355,7 @@ fn host_names_are_kept_for_whoever_resolves_them() {
 }
 
 #[test]
-fn what_is_not_used_of_clusters_is_counted_and_said() {
+fn what_is_not_used_of_clusters_is_counted_and_reported() {
     let mut clusters = ClusterStore::default();
     let tls = Cluster {
         transport_socket: Some(TransportSocket {
@@ -382,9 +385,9 @@ fn what_is_not_used_of_clusters_is_counted_and_said() {
         put(&mut clusters, CLUSTER, name, &named_by_eds("another", "")).expect("a cluster");
     }
     let (count, first) = clusters.unused(CLUSTER);
-    let said: Vec<_> = first.iter().map(|one| (&*one.name, &*one.why)).collect();
+    let reported: Vec<_> = first.iter().map(|one| (&*one.name, &*one.why)).collect();
     assert_eq!(
-        said,
+        reported,
         [
             (
                 "a:1",

@@ -151,7 +151,7 @@ fn hbone_is_what_the_metadata_says() {
 }
 
 #[test]
-fn what_nobody_could_dial_is_left_out_and_said() {
+fn what_nobody_could_dial_is_left_out_and_reported() {
     let pipe = Form::Pipe(Pipe {
         path: "/run/x".into(),
     });
@@ -352,7 +352,7 @@ fn weights_of_localities_count_where_the_cluster_says_so() {
     let weighted = CommonLbConfig {
         locality_weighted_lb_config: Some(LocalityWeightedLbConfig {}),
     };
-    for (common, policy, want, said) in [
+    for (common, policy, want, reported) in [
         (None, None, false, 0),
         (Some(CommonLbConfig::default()), None, false, 0),
         (Some(weighted), None, true, 0),
@@ -409,7 +409,7 @@ fn weights_of_localities_count_where_the_cluster_says_so() {
         let read = cluster::cluster(cluster, &mut Interner::default()).expect("a cluster");
         assert_eq!(
             (read.by_locality, read.notes.len()),
-            (want, said),
+            (want, reported),
             "{policy:?}"
         );
     }

@@ -18,7 +18,7 @@ workloads: [{uid: \"east//Pod/app/hello-a\", workloadIps: [10.0.0.1], namespace:
 }
 
 #[test]
-fn what_is_told_twice_is_one_endpoint_and_weighs_once() {
+fn what_is_listed_twice_is_one_endpoint_and_weighs_once() {
     let pod = |name: &str, ip: &str| {
         let target = format!("{{kind: Pod, namespace: app, name: {name}}}");
         format!("{{addresses: [{ip}], targetRef: {target}}}")
@@ -175,10 +175,10 @@ fn ports_are_joined_by_name_and_the_older_export_holds() {
         [&90],
         "the older export's"
     );
-    let said = joined.warnings.to_string();
+    let reported = joined.warnings.to_string();
     let want = "o.yaml:2: warning: the port http of hello.app.svc.clusterset.local is 80 here and \
                 90 in an older export, which takes precedence";
-    assert!(said.starts_with(want), "{said}");
+    assert!(reported.starts_with(want), "{reported}");
 }
 
 #[test]
@@ -237,10 +237,10 @@ fn an_import_brings_ports_and_an_address_and_copied_slices_its_endpoints() {
             "topology.istio.io/cluster",
             "multicluster.kubernetes.io/source-cluster",
         );
-    let said = joined(&orphan).warnings.to_string();
+    let reported = joined(&orphan).warnings.to_string();
     assert!(
-        said.contains("the endpoints of app/hello in cluster west are not used"),
-        "{said}"
+        reported.contains("the endpoints of app/hello in cluster west are not used"),
+        "{reported}"
     );
 }
 

@@ -54,7 +54,7 @@ fn snapshot(joined: &JoinResult) -> Snapshot {
         scope: Some(crate::snapshot::ServiceVisibility {
             exported: joined.exported.clone(),
             local: joined.local.clone(),
-            linked: None,
+            ..crate::snapshot::ServiceVisibility::default()
         }),
         names: Some(NameTable::new(SUFFIXES, [])),
         ..Change::default()
@@ -242,9 +242,10 @@ fn an_entry_narrows_an_export_under_all_its_names() {
                 ServicePort { host, port: 80 },
                 &found.matched_by,
             );
-            let want = match entry.is_none() || namespace == "shop" {
-                true => ExposureVerdict::Allowed,
-                false => ExposureVerdict::NotForPeer,
+            let want = if entry.is_none() || namespace == "shop" {
+                ExposureVerdict::Allowed
+            } else {
+                ExposureVerdict::NotForPeer
             };
             assert_eq!(verdict, want, "{entry:?}: {namespace} asks for {host}");
         }
@@ -280,10 +281,10 @@ fn what_a_service_says_of_its_scope() {
     );
     let joined = joined(&both);
     assert!(joined.local.contains(OWN) && !joined.exported.contains(OWN));
-    let said = joined.warnings.to_string();
+    let reported = joined.warnings.to_string();
     assert!(
-        said.contains("o.yaml:10: warning: the export of app/hello has no effect"),
-        "{said}"
+        reported.contains("o.yaml:10: warning: the export of app/hello has no effect"),
+        "{reported}"
     );
 }
 
@@ -320,7 +321,7 @@ fn a_rule_and_the_default_export_what_does_not_opt_out() {
 }
 
 #[test]
-fn a_rule_about_labels_exports_nothing_of_a_namespace_that_nobody_has_told() {
+fn a_rule_about_labels_exports_nothing_of_an_unknown_namespace() {
     let auto = |rule: &str| format!("{{files: [Cargo.toml], auto: [{{namespaces: {rule}}}]}}");
     let expression = |text: &str| {
         auto(&format!(
@@ -328,12 +329,12 @@ fn a_rule_about_labels_exports_nothing_of_a_namespace_that_nobody_has_told() {
         ))
     };
     let text = service("east", "");
-    let told = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: app}\n";
+    let reported = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: app}\n";
     for rule in ["NotIn, values: [prod]", "DoesNotExist"] {
         let exposure = expression(rule);
         let untold = joined_with(&Mesh::default(), &text, &exposure);
         assert!(untold.exported.is_empty(), "{rule}: it may be prod");
-        let joined = joined_with(&Mesh::default(), &format!("{told}{text}"), &exposure);
+        let joined = joined_with(&Mesh::default(), &format!("{reported}{text}"), &exposure);
         assert!(joined.exported.contains(OWN), "{rule}");
     }
     let by_name = auto("{matchLabels: {kubernetes.io/metadata.name: app}}");
@@ -344,18 +345,20 @@ fn a_rule_about_labels_exports_nothing_of_a_namespace_that_nobody_has_told() {
 #[test]
 fn an_export_of_no_service_is_no_route_and_an_entry_for_a_local_one_is_pointed_at() {
     let joined = joined(&export("east", "null"));
-    let said = joined.warnings.to_string();
+    let reported = joined.warnings.to_string();
     assert!(joined.exported.is_empty() && joined.mesh.services.is_empty());
     let want = "o.yaml:2: warning: the export of app/hello has no effect: no such Service";
-    assert!(said.starts_with(want), "{said}");
+    assert!(reported.starts_with(want), "{reported}");
     let entry = format!("{{services: [{{service: {OWN}, to: [{{anyone: true}}]}}]}}");
     let text = service("east", "istio.io/global: \"false\"");
     let joined = joined_with(&Mesh::default(), &text, &entry);
-    let said = joined.warnings.to_string();
-    assert!(said.contains("s.yaml:6: warning: hello.app.svc.cluster.local is exposed to nobody"));
+    let reported = joined.warnings.to_string();
+    assert!(
+        reported.contains("s.yaml:6: warning: hello.app.svc.cluster.local is exposed to nobody")
+    );
 }
 
-fn said(text: &str) -> String {
+fn reported(text: &str) -> String {
     let mut objects = Objects::default();
     read::text(Path::new("o.yaml"), text, &mut objects).to_string()
 }
@@ -425,10 +428,10 @@ fn mistakes_are_found_at_their_lines() {
             "2: error: `object` has `soon` for its creationTimestamp",
         ),
     ] {
-        let said = said(text);
+        let reported = reported(text);
         assert!(
-            said.starts_with(&format!("o.yaml:{want}")),
-            "{text}: {said}"
+            reported.starts_with(&format!("o.yaml:{want}")),
+            "{text}: {reported}"
         );
     }
 }
@@ -437,16 +440,16 @@ fn mistakes_are_found_at_their_lines() {
 fn what_is_kubernetes_own_is_passed_over() {
     let quiet = slice_of("endpoints: null\nports: null\nfuture: {x: 1}\nstatus: ~\n---\n")
         + &service_of("metadata: {name: a, managedFields: [1], labels: null}\nspec: {new: 1}");
-    assert_eq!(said(&quiet), "");
+    assert_eq!(reported(&quiet), "");
     let json = "{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\": [\n\
                 {\"apiVersion\": \"v1\", \"kind\": \"Pod\"},\n\
                 {\"apiVersion\": \"v1\", \"kind\": \"Pod\"}]}";
     assert_eq!(
-        said(json),
+        reported(json),
         "o.yaml:2: warning: objects of Pod of v1 are ignored"
     );
     let external = service_of("metadata: {name: a}\nspec: {type: ExternalName}");
-    assert!(said(&external).contains("type ExternalName, which is ignored"));
+    assert!(reported(&external).contains("type ExternalName, which is ignored"));
 }
 
 #[test]
@@ -489,10 +492,10 @@ fn a_directory_is_its_yaml_and_json_files_and_one_that_is_no_object_spoils_all()
             .contains("c.json:1: warning: objects of Pod of v1")
     );
     write("d.yml", "kind: Service\n");
-    let said = load(&paths).unwrap_err().to_string();
+    let reported = load(&paths).unwrap_err().to_string();
     assert!(
-        said.contains("d.yml:1: error: `object` has no `apiVersion`"),
-        "{said}"
+        reported.contains("d.yml:1: error: `object` has no `apiVersion`"),
+        "{reported}"
     );
-    assert!(said.contains("c.json:1: warning"), "{said}");
+    assert!(reported.contains("c.json:1: warning"), "{reported}");
 }

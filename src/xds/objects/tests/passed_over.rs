@@ -12,15 +12,15 @@ fn loaded(text: &str) -> (Objects, String) {
     std::fs::write(&file, text).unwrap();
     let (objects, findings) = load(&[file]).unwrap_or_else(|findings| panic!("{findings}"));
     assert!(!findings.has_errors(), "{findings}");
-    let is_told = |one: &Finding| one.severity == Severity::PassedOver;
-    let told = findings.0.iter().filter(|one| is_told(one));
-    let told: Vec<_> = told.map(ToString::to_string).collect();
-    (objects, told.join("\n"))
+    let is_reported = |one: &Finding| one.severity == Severity::PassedOver;
+    let reported = findings.0.iter().filter(|one| is_reported(one));
+    let reported: Vec<_> = reported.map(ToString::to_string).collect();
+    (objects, reported.join("\n"))
 }
 
 fn join_with(text: &str, exposure: &str) -> JoinResult {
-    let (objects, told) = loaded(text);
-    assert!(!told.is_empty(), "no mistake in {text}");
+    let (objects, reported) = loaded(text);
+    assert!(!reported.is_empty(), "no mistake in {text}");
     join(&Mesh::default(), &objects, &config(exposure))
 }
 
@@ -68,8 +68,8 @@ fn review_1_a_mistake_in_one_object_passes_over_that_object_alone() {
     ];
     for (bad, want) in table {
         for text in [format!("{bad}{good}"), format!("{good}{bad}")] {
-            let (objects, told) = loaded(&text);
-            assert!(told.contains(want), "{want}: {told}");
+            let (objects, reported) = loaded(&text);
+            assert!(reported.contains(want), "{want}: {reported}");
             let joined = join(&Mesh::default(), &objects, &config("{}"));
             assert_eq!(
                 endpoints_of_host(&joined, OWN),
@@ -134,10 +134,10 @@ fn review_1_an_address_of_a_slice_with_a_mistake_is_not_for_another_namespace() 
         let joined = join_with(&format!("{thief}{victim}"), "{}");
         let stolen = endpoints_of_host(&joined, "hello.thief.svc.cluster.local");
         assert_eq!(stolen, Some(Vec::new()), "{mistake}");
-        let said = joined.conflicts.to_string();
+        let reported = joined.conflicts.to_string();
         assert!(
-            said.contains("namespace app lists it too at "),
-            "{mistake}: {said}"
+            reported.contains("namespace app lists it too at "),
+            "{mistake}: {reported}"
         );
     }
 }
@@ -163,9 +163,9 @@ fn review_1_an_address_of_an_import_or_a_service_with_a_mistake_is_not_for_anoth
             .services
             .get("thief/hello.thief.svc.clusterset.local");
         assert!(thief.unwrap().vips.is_empty(), "{victim}");
-        let said = joined.conflicts.to_string();
+        let reported = joined.conflicts.to_string();
         let want = "the address 240.0.0.1 of the ServiceImport thief/hello is not used";
-        assert!(said.contains(want), "{said}");
+        assert!(reported.contains(want), "{reported}");
     }
 }
 
@@ -212,10 +212,10 @@ fn review_23_warnings_about_entries_of_the_operator_come_before_those_of_tenants
         text += &in_namespace(&tenant, &format!("t{index}"));
     }
     let exposure = format!("{{services: [{{service: {OWN}, to: [{{anyone: true}}]}}]}}");
-    let said = joined_with(&Mesh::default(), &text, &exposure).warnings;
-    assert_eq!(said.0.len(), 202);
-    let first = said.0[0].to_string();
+    let reported = joined_with(&Mesh::default(), &text, &exposure).warnings;
+    assert_eq!(reported.0.len(), 202);
+    let first = reported.0[0].to_string();
     assert!(first.contains("is exposed to nobody"), "{first}");
-    let last = said.0[201].to_string();
+    let last = reported.0[201].to_string();
     assert!(last.contains("100 more findings are omitted"), "{last}");
 }

@@ -59,10 +59,10 @@ fn a_slice_names_pods_of_its_own_namespace_only() {
             uids,
             ["east//Endpoint/aaa/east/10.0.0.2", "east//Pod/app/web"]
         );
-        let said = joined.conflicts.to_string();
+        let reported = joined.conflicts.to_string();
         let want = "o.yaml:10: warning: an endpoint of aaa/hello names the pod app/web, which is \
                     ignored: a slice names pods of its own namespace only";
-        assert!(said.starts_with(want), "{said}");
+        assert!(reported.starts_with(want), "{reported}");
     }
 }
 
@@ -111,13 +111,13 @@ fn an_address_that_two_namespaces_list_without_proof_is_used_by_neither() {
             [service_in("b", label, ""), slice_in("b", "", &two)],
         );
         assert_eq!(dialled, [const { Vec::<String>::new() }; 2], "{what}");
-        let said = joined.conflicts.to_string();
+        let reported = joined.conflicts.to_string();
         let want = "o.yaml:10: warning: the address 10.0.0.1 of a/hello is not used: namespace b \
                     lists it too at o.yaml:28, and neither has evidence for it";
-        assert!(said.contains(want), "{what}: {said}");
+        assert!(reported.contains(want), "{what}: {reported}");
         // A service without exposure needs no finding.
-        let is_told = said.contains("10.0.0.1 of b/hello is not used");
-        assert_eq!(is_told, label == EXPORTED, "{what}: {said}");
+        let is_reported = reported.contains("10.0.0.1 of b/hello is not used");
+        assert_eq!(is_reported, label == EXPORTED, "{what}: {reported}");
     }
 }
 
@@ -170,9 +170,9 @@ fn a_managed_slice_that_the_controller_never_sees_proves_nothing() {
         );
         assert!(dialled_in(&joined, "evil").is_empty(), "{what}");
         assert_eq!(dialled_in(&joined, "app"), [ONE], "{what}");
-        let said = joined.conflicts.to_string();
+        let reported = joined.conflicts.to_string();
         let want = "the address 10.0.0.1 of evil/hello is not used: it belongs to namespace app";
-        assert!(said.contains(want), "{what}: {said}");
+        assert!(reported.contains(want), "{what}: {reported}");
     }
 }
 
@@ -229,10 +229,10 @@ fn a_cluster_ip_of_another_namespace_is_no_endpoint() {
     let own = service_in("app", KEPT, "clusterIP: 10.9.0.1, ");
     let joined = joined(&(own + &evil));
     assert!(dialled_in(&joined, "evil").is_empty());
-    let said = joined.conflicts.to_string();
+    let reported = joined.conflicts.to_string();
     let want = "the address 10.9.0.1 of evil/hello is not used: it belongs to namespace app by \
                 o.yaml:2";
-    assert!(said.contains(want), "{said}");
+    assert!(reported.contains(want), "{reported}");
 }
 
 #[test]
@@ -251,10 +251,10 @@ workloads: [{uid: w, workloadIps: [10.0.0.1], namespace: app, services: {}}]
     assert_eq!(own.mesh.workloads.keys().collect::<Vec<_>>(), [&"w".into()]);
     let evil = joined_in("evil");
     assert!(dialled_in(&evil, "evil").is_empty());
-    let said = evil.conflicts.to_string();
+    let reported = evil.conflicts.to_string();
     assert!(
-        said.contains("it belongs to namespace app by the mesh file"),
-        "{said}"
+        reported.contains("it belongs to namespace app by the mesh file"),
+        "{reported}"
     );
 }
 
@@ -275,15 +275,15 @@ fn an_entry_of_strait_yaml_exposes_a_service_as_an_export_does() {
     let entry =
         |name: &str| format!("{{service: hello.{name}.svc.cluster.local, to: [{{anyone: true}}]}}");
     let text = pair("a") + &pair("b");
-    let told = |entries: &[String]| {
+    let reported = |entries: &[String]| {
         let exposure = format!("{{services: [{}]}}", entries.join(", "));
-        let said = joined_with(&Mesh::default(), &text, &exposure).conflicts;
-        let said = said.to_string();
-        ["a", "b"].map(|namespace| said.contains(&format!("of {namespace}/hello is not used")))
+        let reported = joined_with(&Mesh::default(), &text, &exposure).conflicts;
+        let reported = reported.to_string();
+        ["a", "b"].map(|namespace| reported.contains(&format!("of {namespace}/hello is not used")))
     };
-    assert_eq!(told(&[]), [false, false]);
-    assert_eq!(told(&[entry("a")]), [true, false]);
-    assert_eq!(told(&[entry("a"), entry("b")]), [true, true]);
+    assert_eq!(reported(&[]), [false, false]);
+    assert_eq!(reported(&[entry("a")]), [true, false]);
+    assert_eq!(reported(&[entry("a"), entry("b")]), [true, true]);
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn a_host_name_in_a_slice_is_no_endpoint() {
         for pod in ["", ", targetRef: {kind: Pod, namespace: evil, name: p}"] {
             let backend = format!("{{addresses: [{host}]{pod}}}");
             let named = slice_in("evil", "", &backend).replace("IPv4", "FQDN");
-            for (label, is_told) in [(EXPORTED, true), (KEPT, false)] {
+            for (label, is_reported) in [(EXPORTED, true), (KEPT, false)] {
                 let joined = joined(&(service_in("evil", label, "") + &named));
                 assert!(joined.mesh.workloads.is_empty(), "{host} {pod}");
                 let name = host.trim_end_matches('.').to_lowercase();
@@ -323,7 +323,7 @@ fn a_host_name_in_a_slice_is_no_endpoint() {
                      to a host name could be an address of another namespace; write a workload \
                      with this `hostname` into the mesh file, which an operator writes"
                 );
-                let want = if is_told { want } else { String::new() };
+                let want = if is_reported { want } else { String::new() };
                 assert_eq!(joined.conflicts.to_string(), want);
             }
         }
@@ -350,23 +350,27 @@ fn a_waypoint_of_another_namespace_or_kept_local_is_used_only_if_its_labels_say_
         let mut text = service_in(namespace, &format!("{EXPORTED}, {names}"), "");
         text += &slice_in(namespace, "", &at("10.0.0.2"));
         text += &(web(service("east", label)) + &web(slice("east", ambient, &at("10.0.0.1"))));
-        let told = format!(
+        let labelled = format!(
             "---\napiVersion: v1\nkind: Namespace\n\
              metadata: {{name: {namespace}, labels: {{{names}}}}}\n"
         );
         // The label is on the Service, or on its namespace.
-        for text in [text.clone(), text.replacen(names, "", 1) + &told] {
+        for text in [text.clone(), text.replacen(names, "", 1) + &labelled] {
             let joined = joined(&text);
             let key = format!("{namespace}/hello.{namespace}.svc.cluster.local");
             let service = joined.mesh.services.get(&*key).expect("a service");
             assert!(!service.waypoints.is_empty(), "never dialled past it");
             let lacks = snapshot(&joined).lacks_waypoint(service);
             assert_eq!(lacks, !want, "{namespace} {label}");
-            let said = joined.conflicts.to_string();
-            let told = format!(
+            let reported = joined.conflicts.to_string();
+            let refusal = format!(
                 "o.yaml:2: warning: tunnels to {namespace}/hello are refused: its waypoint app/web "
             );
-            assert_eq!(said.contains(&told), !want, "{namespace} {label}: {said}");
+            assert_eq!(
+                reported.contains(&refusal),
+                !want,
+                "{namespace} {label}: {reported}"
+            );
         }
     }
 }
@@ -396,14 +400,14 @@ fn a_cluster_ip_is_that_of_its_service_whatever_imports_say() {
         let service = service_in("app", "", "clusterIP: 10.9.0.1, ");
         let joined = joined(&(import("aaa", ip) + &service + &import("bbb", ip)));
         assert_eq!(holders(&joined, "10.9.0.1"), [OWN]);
-        let said = joined.conflicts.to_string();
+        let reported = joined.conflicts.to_string();
         for (line, namespace) in [(2, "aaa"), (17, "bbb")] {
             let want = format!(
                 "o.yaml:{line}: warning: the address 10.9.0.1 of the ServiceImport \
                  {namespace}/hello is not used: it is the clusterIP of the Service app/hello at \
                  o.yaml:9"
             );
-            assert!(said.contains(&want), "{said}");
+            assert!(reported.contains(&want), "{reported}");
         }
     }
     // A ServiceImport of the same Service may have its address.
@@ -417,13 +421,13 @@ fn a_cluster_ip_is_that_of_its_service_whatever_imports_say() {
 fn of_equal_claims_to_an_address_none_holds() {
     let both = joined(&(import("a", "10.9.0.1") + &import("b", "10.9.0.1")));
     assert!(holders(&both, "10.9.0.1").is_empty());
-    let said = both.conflicts.to_string();
+    let reported = both.conflicts.to_string();
     for (own, other) in [("a", "b"), ("b", "a")] {
         let want = format!(
             "the address 10.9.0.1 of the ServiceImport {own}/hello is not used: the ServiceImport \
              {other}/hello at o.yaml:"
         );
-        assert!(said.contains(&want), "{said}");
+        assert!(reported.contains(&want), "{reported}");
     }
     assert_eq!(
         holders(&joined(&import("a", "10.9.0.1")), "10.9.0.1").len(),
@@ -437,10 +441,10 @@ fn an_import_does_not_take_the_address_of_an_endpoint() {
     let text = service_in("app", "", SELECTOR) + &slice + &import("evil", "10.0.0.1");
     let joined = joined(&text);
     assert!(holders(&joined, "10.0.0.1").is_empty());
-    let said = joined.conflicts.to_string();
+    let reported = joined.conflicts.to_string();
     assert!(
-        said.contains("an endpoint of namespace app at o.yaml:10 has it"),
-        "{said}"
+        reported.contains("an endpoint of namespace app at o.yaml:10 has it"),
+        "{reported}"
     );
     // A slice alone proves nothing, and takes no address from an import.
     let evil = service_in("evil", "", "") + &slice_in("evil", "", &at("10.9.0.1"));
@@ -462,8 +466,8 @@ fn the_mesh_file_gives_an_address_before_all_objects() {
         let text = service_in("app", "", "clusterIP: 10.9.0.1, ") + &import("evil", "10.9.0.1");
         let joined = joined_with(&mesh, &text, "{}");
         assert!(!holders(&joined, "10.9.0.1").contains(&OWN.to_owned()));
-        let said = joined.conflicts.to_string();
+        let reported = joined.conflicts.to_string();
         let want = "is not used: the mesh file gives it to the service sys/dns";
-        assert_eq!(said.matches(want).count(), 2, "{said}");
+        assert_eq!(reported.matches(want).count(), 2, "{reported}");
     }
 }

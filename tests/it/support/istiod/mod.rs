@@ -281,9 +281,10 @@ pub fn programmed(
 /// Checks the token of a call.
 pub fn check_token(metadata: &MetadataMap) -> Result<(), Status> {
     let token = metadata.get("authorization");
-    match token.and_then(|token| token.to_str().ok()) == Some(&format!("Bearer {TOKEN}")) {
-        true => Ok(()),
-        false => Err(Status::unauthenticated("this is not the token")),
+    if token.and_then(|token| token.to_str().ok()) == Some(&format!("Bearer {TOKEN}")) {
+        Ok(())
+    } else {
+        Err(Status::unauthenticated("this is not the token"))
     }
 }
 

@@ -205,9 +205,10 @@ impl State {
             let Some(watch) = stream.types.get_mut(CLUSTER) else {
                 continue;
             };
-            let gone: Vec<_> = match compares {
-                true => watch.names.difference(&set).cloned().collect(),
-                false => Vec::new(),
+            let gone: Vec<_> = if compares {
+                watch.names.difference(&set).cloned().collect()
+            } else {
+                Vec::new()
             };
             watch.names.retain(|name| !gone.contains(name));
             watch.names.extend(set.iter().cloned());
@@ -391,14 +392,14 @@ impl State {
         }
         watch.wildcard |= is_first && request.resource_names_subscribe.is_empty();
         watch.names.extend(asked.iter().cloned());
-        let response = match watch.wildcard {
-            true => self.first(of, &has),
-            false if is_first || !asked.is_empty() => self.asked(of, &asked, &has),
+        let response = if watch.wildcard {
+            self.first(of, &has)
+        } else if is_first || !asked.is_empty() {
+            self.asked(of, &asked, &has)
+        } else {
             // Like Istio: names that were not unsubscribed are sent as removed.
-            false => {
-                let gone = watch.names.iter().cloned().collect();
-                self.response(of, &[], gone)
-            }
+            let gone = watch.names.iter().cloned().collect();
+            self.response(of, &[], gone)
         };
         let stream = &mut self.streams[index];
         let watch = stream.types.entry(of.clone()).or_default();

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use self::schedule::Schedule;
 use self::wrong::Fault;
 use super::rig::TestGateway;
+use crate::tests::events;
 
 const SEEDS: u64 = 256;
 /// Minimum number of kinds of events that occur at least `COMMON_MIN` times over all seeds.
@@ -21,20 +22,6 @@ const COMMON_KINDS: usize = 30;
 const COMMON_MIN: usize = 1_000;
 /// Minimum number of events of each kind over all seeds.
 const EACH_MIN: usize = 50;
-
-/// Declares the kinds of events, and a list of all of them.
-macro_rules! events {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        enum Event {
-            $($(#[$doc])* $name,)*
-        }
-
-        impl Event {
-            const ALL: &[Self] = &[$(Self::$name,)*];
-        }
-    };
-}
 
 events! {
     // Requests.

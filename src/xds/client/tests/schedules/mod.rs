@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use self::world::World;
 use self::wrong::Fault;
+use crate::tests::events;
 use crate::xds::client::{Mode, Resource, ResourceStore, SHARED_PLACEHOLDER, Subscription};
 
 const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
@@ -44,20 +45,6 @@ const EACH_MIN: usize = 1_000;
 
 fn subscription(type_url: &str) -> Option<Subscription> {
     TYPES.into_iter().find(|one| one.type_url == type_url)
-}
-
-/// Declares the kinds of events, and a list of all of them.
-macro_rules! events {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        enum Event {
-            $($(#[$doc])* $name,)*
-        }
-
-        impl Event {
-            const ALL: &[Self] = &[$(Self::$name,)*];
-        }
-    };
 }
 
 events! {

@@ -188,15 +188,15 @@ impl Watch {
         // Under a wildcard subscription, each name is a resource that the client holds or a
         // placeholder.
         let wildcard = request.type_url != DEMAND;
-        let told = versions.iter();
-        let told = told.filter(|(_, version)| wildcard || !version.is_empty());
-        let told = told.map(|(name, version)| {
+        let reported = versions.iter();
+        let reported = reported.filter(|(_, version)| wildcard || !version.is_empty());
+        let reported = reported.map(|(name, version)| {
             let version = if skips { version.as_str() } else { "" };
             (name.clone(), version.to_owned())
         });
         Self {
             wildcard: request.subscribe.is_empty() || names.contains("*"),
-            sent_versions: told.collect(),
+            sent_versions: reported.collect(),
             asked: names.clone(),
             names,
             answered: false,
@@ -225,9 +225,9 @@ impl Watch {
     ) -> (Vec<Resource>, Vec<String>) {
         let mut resources = Vec::new();
         for (name, item) in items {
-            let told = self.sent_versions.get(name);
-            let wanted = self.wildcard || told.is_some() || self.names.contains(name);
-            if wanted && told != Some(&item.version) {
+            let reported = self.sent_versions.get(name);
+            let wanted = self.wildcard || reported.is_some() || self.names.contains(name);
+            if wanted && reported != Some(&item.version) {
                 resources.push(resource(type_url, name, item));
             }
         }

@@ -304,9 +304,10 @@ impl<'a> World<'a> {
             let name = name.clone();
             names.remove(&name);
         }
-        self.count(match self.connected {
-            true => Event::Unsubscribed,
-            false => Event::ForgottenWithoutStream,
+        self.count(if self.connected {
+            Event::Unsubscribed
+        } else {
+            Event::ForgottenWithoutStream
         });
         self.set_wanted(names)
     }

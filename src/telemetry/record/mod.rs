@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use tracing::{Level, field};
 
-use super::labels::TunnelFacts;
-use super::metrics::OpenTunnel;
-use super::{Destination, DestinationService, Metrics, Source, WorkloadLabels};
 use crate::reason::{HandshakeRefusal, Reason};
+use crate::telemetry::labels::TunnelFacts;
+use crate::telemetry::metrics::OpenTunnel;
+use crate::telemetry::{Destination, DestinationService, Metrics, Source, WorkloadLabels};
 
 /// Bytes of a text from a peer that are logged. A valid authority is never longer.
 const MAX_TEXT: usize = 260;
@@ -30,9 +30,17 @@ pub struct Record {
     sent: u64,
     start: Instant,
     reason: Option<Reason>,
-    /// Boxed twice: few tunnels have a detail, and a `Box<str>` would add its length to each
-    /// record.
-    detail: Option<Box<Box<str>>>,
+    /// Boxed, because few tunnels have any.
+    texts: Option<Box<Texts>>,
+}
+
+/// Texts that few records have.
+#[derive(Debug, Default)]
+struct Texts {
+    /// Detail of the reason.
+    detail: Option<Box<str>>,
+    /// Identity of the first peer of a tunnel through a trusted gateway.
+    first_peer: Option<Box<str>>,
 }
 
 /// Name that the peer requested, as received.
@@ -60,6 +68,7 @@ macro_rules! access {
             "src.namespace" = non_empty(&$record.source.namespace),
             "src.identity" = non_empty(&$record.source.principal),
             "src.cluster" = non_empty(&$record.source.cluster),
+            "src.first_peer" = $record.first_peer(),
             "dst.addr" = $record.destination.as_ref().map(|it| field::display(it.address)),
             "dst.hbone_addr" = $record.authority(),
             "dst.sni" = $record.sni(),
@@ -131,7 +140,7 @@ impl Record {
             sent: 0,
             start: Instant::now(),
             reason: None,
-            detail: None,
+            texts: None,
         }
     }
 
@@ -143,9 +152,12 @@ impl Record {
         }
     }
 
-    /// Records the service that the tunnel was resolved to.
-    pub fn set_service(&mut self, service: DestinationService) {
+    /// Records the service that the tunnel was resolved to, and the first peer behind a gateway.
+    pub fn set_service(&mut self, service: DestinationService, first_peer: Option<&str>) {
         self.service = service;
+        if first_peer.is_some() {
+            self.texts().first_peer = first_peer.map(Into::into);
+        }
     }
 
     /// Records that the endpoint was dialled and the peer was answered: the tunnel is open.
@@ -153,7 +165,9 @@ impl Record {
         self.destination = Some(destination);
         self.workload = Some(Arc::clone(workload));
         // Details of failed dials do not explain a later end.
-        self.detail = None;
+        if let Some(texts) = &mut self.texts {
+            texts.detail = None;
+        }
         self.open = Some(self.metrics.tunnel_opened(self.facts(), workload));
         if self.metrics.access.is_all() {
             access!(Level::DEBUG, self, "connection opened");
@@ -198,12 +212,20 @@ impl Record {
 
     /// Sets the log's `error` field, which explains the end to the operator.
     pub fn set_detail(&mut self, text: String) {
-        self.detail = Some(Box::new(text.into()));
+        self.texts().detail = Some(text.into());
+    }
+
+    fn texts(&mut self) -> &mut Texts {
+        self.texts.get_or_insert_default()
+    }
+
+    fn first_peer(&self) -> Option<&str> {
+        self.texts.as_ref()?.first_peer.as_deref()
     }
 
     /// Returns the `error` field, if there is a detail and the reason is not logged at INFO.
     fn error(&self, reason: Reason) -> Option<&str> {
-        let detail = self.detail.as_deref()?;
+        let detail = self.texts.as_ref()?.detail.as_deref()?;
         (reason.level() != Level::INFO).then(|| truncated(detail))
     }
 
@@ -336,260 +358,4 @@ fn truncated(text: &str) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::super::logging;
-    use super::super::support::{Captured, source, value};
-    use super::*;
-    use crate::config::{Log, LogFormat};
-
-    const LABELS: &str = "reporter=\"destination\",source_workload=\"unknown\",\
-        source_canonical_service=\"unknown\",source_canonical_revision=\"unknown\",\
-        source_workload_namespace=\"shop\",\
-        source_principal=\"spiffe://west.local/ns/shop/sa/checkout\",source_app=\"unknown\",\
-        source_version=\"unknown\",source_cluster=\"west\",\
-        destination_service=\"echo.app.mesh.internal\",destination_service_namespace=\"app\",\
-        destination_service_name=\"echo\",destination_workload=\"echo-v1\",\
-        destination_canonical_service=\"echo\",destination_canonical_revision=\"v1\",\
-        destination_workload_namespace=\"app\",\
-        destination_principal=\"spiffe://east.local/ns/app/sa/echo\",destination_app=\"echo\",\
-        destination_version=\"v1\",destination_cluster=\"east\",request_protocol=\"tcp\",\
-        response_flags=\"-\",connection_security_policy=\"mutual_tls\",\
-        source_region=\"unknown\",source_zone=\"unknown\",destination_region=\"us-east-2\",\
-        destination_zone=\"unknown\"";
-
-    fn service() -> DestinationService {
-        DestinationService {
-            hostname: "echo.app.mesh.internal".into(),
-            name: "echo".into(),
-            namespace: "app".into(),
-        }
-    }
-
-    fn connect(record: &mut Record) {
-        let destination = Destination {
-            address: ([10, 0, 0, 1], 15008).into(),
-            pod: Arc::new("echo-v1-abcde".to_owned()),
-        };
-        let workload = WorkloadLabels {
-            workload: "echo-v1".into(),
-            namespace: "app".into(),
-            principal: "spiffe://east.local/ns/app/sa/echo".into(),
-            cluster: "east".into(),
-            canonical_name: "echo".into(),
-            canonical_revision: "v1".into(),
-            region: "us-east-2".into(),
-            zone: String::new(),
-        };
-        record.set_open(destination, &Arc::new(workload));
-    }
-
-    fn record(metrics: &Arc<Metrics>, authority: &str) -> Record {
-        Record::new(metrics, &Arc::new(source()), authority)
-    }
-
-    /// Runs `work` with a JSON log and returns its events without their timestamps.
-    fn logged(level: &str, work: impl FnOnce()) -> Vec<Value> {
-        let lines = Captured::default();
-        let log = Log {
-            level: level.into(),
-            format: LogFormat::Json,
-            ..Log::default()
-        };
-        let (subscriber, _handle) =
-            logging::build(&log, lines.clone(), false, None).expect("a log");
-        tracing::subscriber::with_default(subscriber, work);
-        let event = |line: &str| {
-            let mut event: Value = serde_json::from_str(line).expect("a JSON line");
-            event
-                .as_object_mut()
-                .and_then(|event| event.remove("timestamp"))
-                .expect("a time");
-            event
-        };
-        lines.text().lines().map(event).collect()
-    }
-
-    #[test]
-    fn a_tunnel_counts_its_bytes_while_open_and_its_end_once() {
-        let metrics = Arc::new(Metrics::new());
-        let mut record = record(&metrics, "echo.app.mesh.internal:80");
-        record.set_service(service());
-        connect(&mut record);
-        record.add_received(5);
-        record.add_sent(6);
-        record.add_sent(7);
-        let open = metrics.encode();
-        for (name, count) in [
-            ("istio_tcp_connections_opened_total", 1),
-            ("istio_tcp_received_bytes_total", 5),
-            ("istio_tcp_sent_bytes_total", 13),
-        ] {
-            let line = format!("{name}{{{LABELS}}} {count}\n");
-            assert!(open.contains(&line), "{line} in\n{open}");
-        }
-        assert!(open.contains("strait_tunnels_open 1\n"));
-        assert!(!open.contains("istio_tcp_connections_closed_total{"));
-        record.finish(Reason::Completed);
-        record.finish(Reason::DrainDeadline);
-        drop(record);
-        let closed = metrics.encode();
-        assert!(closed.contains(&format!(
-            "istio_tcp_connections_closed_total{{{LABELS}}} 1\n"
-        )));
-        assert!(
-            closed
-                .contains("strait_tunnels_total{reason=\"completed\",source_cluster=\"west\"} 1\n")
-        );
-        assert!(closed.contains(
-            "strait_tunnels_total{reason=\"drain_deadline\",source_cluster=\"west\"} 0\n"
-        ));
-        assert!(closed.contains("strait_tunnels_open 0\n"));
-    }
-
-    #[test]
-    fn a_refusal_counts_as_failed_with_its_response_flags() {
-        let metrics = Arc::new(Metrics::new());
-        let mut record = record(&metrics, "echo.app.mesh.internal:80");
-        record.set_service(service());
-        record.finish(Reason::NotForPeer);
-        drop(record);
-        let text = metrics.encode();
-        let labels = [
-            "response_flags=\"DENY\"",
-            "destination_workload=\"unknown\"",
-        ];
-        assert_eq!(
-            value(&text, "istio_tcp_connections_failed_total", &labels),
-            1
-        );
-        assert!(!text.contains("istio_tcp_connections_opened_total{"));
-    }
-
-    #[test]
-    fn a_record_that_nobody_finished_tells_a_panic_from_a_lost_peer() {
-        let metrics = Arc::new(Metrics::new());
-        drop(record(&metrics, "a:1"));
-        let moved = record(&metrics, "a:1");
-        let panicked = std::thread::spawn(move || {
-            let _record = moved;
-            panic!("on purpose");
-        });
-        assert!(panicked.join().is_err());
-        let text = metrics.encode();
-        assert!(text.contains(
-            "strait_tunnels_total{reason=\"downstream_lost\",source_cluster=\"west\"} 1\n"
-        ));
-        assert!(
-            text.contains("strait_tunnels_total{reason=\"panic\",source_cluster=\"west\"} 1\n")
-        );
-    }
-
-    #[test]
-    fn an_open_tunnel_logs_its_opening_and_its_completion() {
-        let metrics = Arc::new(Metrics::new());
-        let mut events = logged("debug", || {
-            let mut record = record(&metrics, "echo.app.mesh.internal:80");
-            record.set_service(service());
-            connect(&mut record);
-            record.add_received(5);
-            record.add_sent(6);
-            record.finish(Reason::Completed);
-        });
-        let duration = events[1]
-            .as_object_mut()
-            .and_then(|event| event.remove("duration"));
-        let duration = duration
-            .as_ref()
-            .and_then(Value::as_str)
-            .expect("a duration");
-        assert!(
-            duration
-                .strip_suffix("ms")
-                .is_some_and(|ms| ms.parse::<u64>().is_ok())
-        );
-        let opened = json!({
-            "level": "DEBUG",
-            "target": "access",
-            "message": "connection opened",
-            "src.addr": "192.0.2.7:40001",
-            "src.namespace": "shop",
-            "src.identity": "spiffe://west.local/ns/shop/sa/checkout",
-            "src.cluster": "west",
-            "dst.addr": "10.0.0.1:15008",
-            "dst.hbone_addr": "echo.app.mesh.internal:80",
-            "dst.service": "echo.app.mesh.internal",
-            "dst.workload": "echo-v1-abcde",
-            "dst.namespace": "app",
-            "dst.identity": "spiffe://east.local/ns/app/sa/echo",
-            "dst.cluster": "east",
-            "direction": "inbound",
-        });
-        let mut complete = opened.clone();
-        complete["level"] = "INFO".into();
-        complete["message"] = "connection complete".into();
-        complete["bytes_sent"] = 6.into();
-        complete["bytes_recv"] = 5.into();
-        complete["reason"] = "completed".into();
-        assert_eq!(events, [opened, complete]);
-    }
-
-    #[test]
-    fn a_refusal_logs_what_is_known_and_why() {
-        let metrics = Arc::new(Metrics::new());
-        let events = logged("info", || {
-            let mut first = record(&metrics, "evil\n:80");
-            first.finish(Reason::BadAuthority);
-            drop(first);
-            let mut second = record(&metrics, &"é".repeat(1000));
-            second.set_service(service());
-            second.finish(Reason::DialRefused);
-            second.set_detail("10.0.0.1:80 and 1 other refused".into());
-        });
-        assert_eq!(events[0]["message"], "connection failed");
-        assert_eq!(events[0]["level"], "WARN");
-        assert_eq!(events[0]["dst.hbone_addr"], "evil\n:80");
-        assert_eq!(events[0].get("error"), None);
-        assert_eq!(events[0].get("dst.service"), None);
-        assert_eq!(events[0].get("dst.addr"), None);
-        assert_eq!(
-            events[1]["dst.hbone_addr"].as_str().map(str::len),
-            Some(MAX_TEXT)
-        );
-        assert_eq!(events[1]["reason"], "dial_refused");
-        assert_eq!(events[1]["error"], "10.0.0.1:80 and 1 other refused");
-        assert_eq!(events[1]["dst.namespace"], "app");
-    }
-
-    #[test]
-    fn an_endpoint_that_was_tried_in_vain_does_not_explain_a_later_end() {
-        let metrics = Arc::new(Metrics::new());
-        let events = logged("info", || {
-            let mut record = record(&metrics, "echo.app.mesh.internal:80");
-            record.set_detail("another endpoint refused".into());
-            connect(&mut record);
-            record.finish(Reason::UpstreamReset);
-        });
-        assert_eq!(events[0]["message"], "connection complete");
-        assert_eq!(events[0].get("error"), None);
-    }
-
-    #[test]
-    fn a_flood_of_refused_handshakes_is_counted_whole_and_logged_in_part() {
-        let metrics = Metrics::new();
-        let events = logged("info", || {
-            for _ in 0..500 {
-                let address = ([192, 0, 2, 9], 1).into();
-                handshake_refused(&metrics, address, HandshakeRefusal::Expired, "old");
-            }
-        });
-        // The loop can take two or three windows, but not ten.
-        assert!((10..100).contains(&events.len()), "{}", events.len());
-        assert_eq!(events[0]["message"], "handshake refused");
-        assert_eq!(events[0]["reason"], "expired");
-        assert_eq!(events[0]["error"], "old");
-        let text = metrics.encode();
-        assert!(text.contains("strait_handshakes_refused_total{reason=\"expired\"} 500\n"));
-    }
-}
+mod tests;

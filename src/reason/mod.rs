@@ -19,7 +19,7 @@ pub enum Reason {
     NotConnect,
     /// The request has more header fields than the limit.
     TooManyFields,
-    /// The ClientHello has no server name, or no route has that name.
+    /// The ClientHello has no server name, or no route or subset has that name.
     UnknownSni,
     /// The ClientHello on an Istio listener offers none of Istio's ALPN protocols.
     NoIstioAlpn,
@@ -50,6 +50,8 @@ pub enum Reason {
     DialRefused,
     /// No endpoint answered within the dial budget.
     DialTimeout,
+    /// No endpoint answered within `limits.connect_timeout` of the service's exposure.
+    ConnectTimeout,
     /// Every dial failed, for another network error.
     DialFailed,
     /// This host is out of ports, descriptors or memory, or the peer's connection is at its limit
@@ -57,6 +59,8 @@ pub enum Reason {
     Overloaded,
     /// The peer, its cluster or its address has used its share of the descriptors.
     OverShare,
+    /// The service has its limit of concurrent tunnels, by `limits.tunnels` of its exposure.
+    TunnelLimit,
     /// At least three quarters of the memory limit of this process are in use.
     MemoryFull,
     /// Tunnels with the same ClientHello are already in flight: a route leads back to a gateway.
@@ -76,6 +80,13 @@ pub enum Reason {
     /// A gateway of another network is overloaded or draining, or all its connections are in
     /// use.
     RemoteBusy,
+    /// The certificate of the workload behind a binding is not that of an expected workload.
+    WorkloadUntrusted,
+    /// The workload behind a binding did not open the HBONE connection in the tunnel, or rejected
+    /// its CONNECT.
+    WorkloadUnreachable,
+    /// The binding, or the address of the client, has its maximum number of connections.
+    BindingFull,
     /// The buffers of all tunnels are at their limit. New tunnels are rejected, and the stalled
     /// tunnels with most buffered bytes are reset.
     BuffersFull,
@@ -95,6 +106,10 @@ pub enum Reason {
     EndpointSilent,
     /// The tunnel was open at the drain deadline.
     DrainDeadline,
+    /// No byte passed for `limits.idle_timeout` of the service's exposure or `idle` of the binding.
+    IdleTimeout,
+    /// The tunnel was open for `limits.max_duration` of the service's exposure.
+    MaxDuration,
     /// A change of trust, exposure or policy revoked the tunnel's permission.
     Revoked,
     /// A bug in this gateway caused a panic.
@@ -116,7 +131,7 @@ pub enum Fault {
 
 impl Reason {
     /// Every reason, in the order of the enum. The metrics are created from it.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 48] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -136,9 +151,11 @@ impl Reason {
         Self::DialDenied,
         Self::DialRefused,
         Self::DialTimeout,
+        Self::ConnectTimeout,
         Self::DialFailed,
         Self::Overloaded,
         Self::OverShare,
+        Self::TunnelLimit,
         Self::MemoryFull,
         Self::Loop,
         Self::GatewayLoop,
@@ -147,6 +164,9 @@ impl Reason {
         Self::RemoteUnavailable,
         Self::RemoteRejected,
         Self::RemoteBusy,
+        Self::WorkloadUntrusted,
+        Self::WorkloadUnreachable,
+        Self::BindingFull,
         Self::BuffersFull,
         Self::EarlyData,
         Self::Malformed,
@@ -156,6 +176,8 @@ impl Reason {
         Self::UpstreamReset,
         Self::EndpointSilent,
         Self::DrainDeadline,
+        Self::IdleTimeout,
+        Self::MaxDuration,
         Self::Revoked,
         Self::Panic,
     ];
@@ -182,9 +204,11 @@ impl Reason {
             Self::DialDenied => "dial_denied",
             Self::DialRefused => "dial_refused",
             Self::DialTimeout => "dial_timeout",
+            Self::ConnectTimeout => "connect_timeout",
             Self::DialFailed => "dial_failed",
             Self::Overloaded => "overloaded",
             Self::OverShare => "over_share",
+            Self::TunnelLimit => "tunnel_limit",
             Self::MemoryFull => "memory_full",
             Self::Loop => "loop",
             Self::GatewayLoop => "gateway_loop",
@@ -193,6 +217,9 @@ impl Reason {
             Self::RemoteUnavailable => "remote_unavailable",
             Self::RemoteRejected => "remote_rejected",
             Self::RemoteBusy => "remote_busy",
+            Self::WorkloadUntrusted => "workload_untrusted",
+            Self::WorkloadUnreachable => "workload_unreachable",
+            Self::BindingFull => "binding_full",
             Self::BuffersFull => "buffers_full",
             Self::EarlyData => "early_data",
             Self::Malformed => "malformed",
@@ -202,6 +229,8 @@ impl Reason {
             Self::UpstreamReset => "upstream_reset",
             Self::EndpointSilent => "endpoint_silent",
             Self::DrainDeadline => "drain_deadline",
+            Self::IdleTimeout => "idle_timeout",
+            Self::MaxDuration => "max_duration",
             Self::Revoked => "revoked",
             Self::Panic => "panic",
         }
@@ -224,6 +253,7 @@ impl Reason {
             | Self::NotLinked
             | Self::PolicyDenied
             | Self::OverShare
+            | Self::BindingFull
             | Self::EarlyData
             | Self::Malformed
             | Self::DownstreamReset
@@ -232,22 +262,28 @@ impl Reason {
             | Self::NoWaypoint
             | Self::DialRefused
             | Self::DialTimeout
+            | Self::ConnectTimeout
             | Self::DialFailed
             | Self::GatewayUnreachable
             | Self::GatewayUntrusted
             | Self::RemoteUnavailable
             | Self::RemoteRejected
             | Self::RemoteBusy
+            | Self::WorkloadUntrusted
+            | Self::WorkloadUnreachable
             | Self::UpstreamReset
             | Self::EndpointSilent => Fault::Upstream,
             Self::DialDenied
             | Self::DropOverload
             | Self::Overloaded
+            | Self::TunnelLimit
             | Self::MemoryFull
             | Self::Loop
             | Self::GatewayLoop
             | Self::BuffersFull
             | Self::DrainDeadline
+            | Self::IdleTimeout
+            | Self::MaxDuration
             | Self::Revoked
             | Self::Panic => Fault::Gateway,
         }
@@ -273,7 +309,12 @@ impl Reason {
     pub const fn ejects_endpoint(self) -> bool {
         matches!(
             self,
-            Self::DialRefused | Self::DialTimeout | Self::DialFailed | Self::RemoteUnavailable
+            Self::DialRefused
+                | Self::DialTimeout
+                | Self::DialFailed
+                | Self::RemoteUnavailable
+                | Self::WorkloadUntrusted
+                | Self::WorkloadUnreachable
         )
     }
 
@@ -344,9 +385,11 @@ impl Reason {
             | Self::DialDenied
             | Self::DialRefused
             | Self::DialTimeout
+            | Self::ConnectTimeout
             | Self::DialFailed
             | Self::Overloaded
             | Self::OverShare
+            | Self::TunnelLimit
             | Self::MemoryFull
             | Self::Loop
             | Self::GatewayLoop
@@ -355,6 +398,9 @@ impl Reason {
             | Self::RemoteUnavailable
             | Self::RemoteRejected
             | Self::RemoteBusy
+            | Self::WorkloadUntrusted
+            | Self::WorkloadUnreachable
+            | Self::BindingFull
             | Self::BuffersFull => "CONNECT",
             _ => "-",
         }
@@ -362,14 +408,17 @@ impl Reason {
 
     /// Returns the level of the access log line.
     ///
-    /// Resets and losses by the peer are INFO: Envoy ends every tunnel of double HBONE by a reset
-    /// with INTERNAL_ERROR, after its last byte.
+    /// Ends by a limit of time are INFO, because the configuration asks for them. Resets and losses
+    /// by the peer are INFO: Envoy ends every tunnel of double HBONE by a reset with
+    /// INTERNAL_ERROR, after its last byte.
     pub fn level(self) -> Level {
         match self {
             Self::Completed
             | Self::DownstreamCancelled
             | Self::DownstreamReset
-            | Self::DownstreamLost => Level::INFO,
+            | Self::DownstreamLost
+            | Self::IdleTimeout
+            | Self::MaxDuration => Level::INFO,
             Self::Panic => Level::ERROR,
             _ => Level::WARN,
         }
@@ -527,45 +576,4 @@ impl fmt::Display for HandshakeRefusal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_peer_may_not_learn_looks_alike() {
-        let alike = [
-            Reason::UnknownService,
-            Reason::NotExposed,
-            Reason::NotForPeer,
-            Reason::NotLinked,
-            Reason::NoEndpoint,
-            Reason::NoWaypoint,
-        ];
-        let answers = alike.map(Reason::status);
-        assert_eq!(answers, [StatusCode::SERVICE_UNAVAILABLE; 6]);
-        assert_eq!(alike.map(Reason::alert), [112; 6]);
-        assert_eq!(Reason::UnknownSni.alert(), 112);
-    }
-
-    #[test]
-    fn no_broken_tunnel_ends_by_a_code_that_peers_read_as_clean() {
-        for reason in Reason::ALL {
-            let code = reason.reset_code();
-            assert!(
-                code != h2::Reason::CANCEL && code != h2::Reason::NO_ERROR,
-                "{reason}"
-            );
-        }
-    }
-
-    #[test]
-    fn labels_are_unique() {
-        let mut labels: Vec<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
-        labels.sort_unstable();
-        labels.dedup();
-        assert_eq!(labels.len(), Reason::ALL.len());
-        let mut labels: Vec<_> = HandshakeRefusal::ALL.iter().map(|r| r.label()).collect();
-        labels.sort_unstable();
-        labels.dedup();
-        assert_eq!(labels.len(), HandshakeRefusal::ALL.len());
-    }
-}
+mod tests;

@@ -1,5 +1,7 @@
 //! The pool against scripted gateways, over sockets and TLS.
 
+mod robustness;
+
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,6 +36,9 @@ const SOON: Duration = Duration::from_secs(10);
 struct World {
     authority: Authority,
     west: Issuer,
+    own: IdentityMaterial,
+    tls: Arc<InboundTls>,
+    publisher: Publisher,
     pool: Pool,
 }
 
@@ -51,11 +56,7 @@ impl World {
         let east = authority.intermediate("east").expect("an intermediate");
         let west = authority.intermediate("west").expect("an intermediate");
         let own = material(&authority, &east.leaf(EAST).expect("a leaf"));
-        let trust = PeerTrust {
-            domains: vec![domain("east.local"), domain("west.local")],
-            ..PeerTrust::default()
-        };
-        let tls = tls::listener_server_config(&own, &trust).expect("a configuration");
+        let tls = Arc::new(InboundTls::new(server_tls(&own)));
         let publisher = Publisher::new();
         publisher.update(Change {
             trust: Some(TrustSet::new([
@@ -68,12 +69,20 @@ impl World {
             }),
             ..Change::default()
         });
-        let pool = Pool::new(Arc::new(InboundTls::new(tls)), publisher.reader());
+        let pool = Pool::new(Arc::clone(&tls), publisher.reader());
         Self {
             authority,
             west,
+            own,
+            tls,
+            publisher,
             pool,
         }
+    }
+
+    /// Replaces the configuration of new connections, as a new certificate does.
+    fn renew(&self) {
+        self.tls.replace(server_tls(&self.own));
     }
 
     /// Starts a gateway with this certificate.
@@ -93,14 +102,30 @@ impl World {
     }
 
     async fn open_as(&self, at: &Scripted, gateway: RemoteGateway) -> Result<Stream, Failure> {
+        self.open_at(at.address, gateway).await
+    }
+
+    async fn open_at(
+        &self,
+        address: SocketAddr,
+        gateway: RemoteGateway,
+    ) -> Result<Stream, Failure> {
         let target = Target {
-            address: at.address,
+            address,
             gateway: Arc::new(gateway),
         };
         let request = Request::new("echo.app:80".to_owned(), &Via::default());
         let deadline = Instant::now() + SOON;
         self.pool.open(&target, &request, deadline).await
     }
+}
+
+fn server_tls(own: &IdentityMaterial) -> tls::ServerTls {
+    let trust = PeerTrust {
+        domains: vec![domain("east.local"), domain("west.local")],
+        ..PeerTrust::default()
+    };
+    tls::listener_server_config(own, &trust).expect("a configuration")
 }
 
 fn material(authority: &Authority, leaf: &Leaf) -> IdentityMaterial {
@@ -113,6 +138,7 @@ fn remote(cluster: &str, identities: &[&str]) -> RemoteGateway {
         network: "west".into(),
         cluster: cluster.into(),
         identities: identities.iter().map(|&id| id.into()).collect(),
+        other_addresses: Box::default(),
     }
 }
 
@@ -120,6 +146,10 @@ fn remote(cluster: &str, identities: &[&str]) -> RemoteGateway {
 #[derive(Clone)]
 struct Script {
     streams_max: u32,
+    /// Number of connections that are accepted; later ones are closed at once.
+    connections_max: usize,
+    /// Window of each stream.
+    window: u32,
     answer: Answer,
     /// Once true, connections that were open before send GOAWAY, or are no longer read.
     stop: watch::Receiver<Stop>,
@@ -146,6 +176,8 @@ impl Script {
     fn new(answer: Answer) -> Self {
         Self {
             streams_max: 100,
+            connections_max: usize::MAX,
+            window: 65_535,
             answer,
             stop: watch::channel(Stop::No).1,
         }
@@ -170,7 +202,9 @@ impl Scripted {
         tasks.spawn(async move {
             let mut running = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                counted.fetch_add(1, Ordering::SeqCst);
+                if counted.fetch_add(1, Ordering::SeqCst) >= script.connections_max {
+                    continue;
+                }
                 let (tls, script) = (tls.clone(), script.clone());
                 let requested = Arc::clone(&requested);
                 running.spawn(async move {
@@ -197,7 +231,10 @@ type Http2 = Connection<TlsStream<TcpStream>, Bytes>;
 
 async fn serve(stream: TlsStream<TcpStream>, script: Script, requests: Arc<AtomicUsize>) {
     let mut builder = h2::server::Builder::new();
-    builder.max_concurrent_streams(script.streams_max);
+    builder
+        .max_concurrent_streams(script.streams_max)
+        .initial_window_size(script.window)
+        .initial_connection_window_size(script.window.max(1 << 20));
     let handshake: Result<Http2, _> = builder.handshake(stream).await;
     let Ok(mut http2) = handshake else { return };
     let before = *script.stop.borrow();
@@ -273,7 +310,8 @@ async fn read_to_end(stream: &mut Stream) -> io::Result<Vec<u8>> {
 async fn echoes(stream: &mut Stream, bytes: &[u8]) {
     let mut rest = bytes;
     while !rest.is_empty() {
-        let taken = stream.write(rest).await.expect("an open tunnel");
+        let taken = stream.write(rest, |_| ()).await;
+        let taken = taken.expect("an open tunnel");
         rest = &rest[taken..];
     }
     stream.shut_down().expect("an open tunnel");
@@ -296,7 +334,8 @@ async fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
         empty.expect_err("no byte").kind(),
         io::ErrorKind::WouldBlock
     );
-    assert_eq!(stream.try_write(&[IoSlice::new(&[])]).expect("room"), 0);
+    let empty = stream.try_write(&[IoSlice::new(&[])], |_| ());
+    assert_eq!(empty.expect("room"), 0);
     echoes(&mut stream, &bytes).await;
     let rows = world.pool.status();
     assert_eq!(

@@ -1,0 +1,215 @@
+//! GET `/peers`: gateways of other networks, and links between this cluster and others.
+
+use std::collections::BTreeSet;
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::{IssuerRow, Parameters, gateway_to_json, list, text};
+use crate::admin::AdminState;
+use crate::admin::text::{Text, key};
+use crate::config::Config;
+use crate::snapshot::Snapshot;
+use crate::status::RemoteGatewayStatus;
+use crate::wire::UNKNOWN_CLUSTER;
+
+/// Answers with the page as text or JSON.
+pub(in crate::admin) async fn peers(
+    State(state): State<AdminState>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    // On a blocking thread, because a large mesh takes long.
+    let made = tokio::task::spawn_blocking(move || page(&state)).await;
+    let Ok(page) = made else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    match parameters.format.as_deref() {
+        Some("json") => axum::Json(page).into_response(),
+        _ => to_text(&page, parameters.color.is_some()).into_response(),
+    }
+}
+
+fn page(state: &AdminState) -> Value {
+    let (snapshot, config) = (state.reader.snapshot(), state.config.load_full());
+    let gateways = (state.remote_gateways)();
+    let issuers = (state.issuers)();
+    json!({
+        "cluster": config.gateway.cluster,
+        "network": snapshot.network(),
+        "links": links(&config, &snapshot, &gateways, &issuers),
+        "gateways": gateways.into_iter().map(gateway_to_json).collect::<Vec<_>>(),
+    })
+}
+
+/// Returns a row for each direction between this cluster and each other one that the trust set,
+/// the links or a gateway names.
+fn links(
+    config: &Config,
+    snapshot: &Snapshot,
+    gateways: &[RemoteGatewayStatus],
+    issuers: &[IssuerRow],
+) -> Vec<Value> {
+    let own = &*config.gateway.cluster;
+    let configured = config.links.as_deref();
+    let trust = &config.trust;
+    let linked = configured.into_iter().flatten();
+    let linked = linked.filter(|link| link.from == own || link.to == own);
+    let domains = trust.domains.iter().map(|domain| &*domain.cluster);
+    let clusters: BTreeSet<&str> = domains
+        .chain(trust.clusters.iter().map(|cluster| &*cluster.name))
+        .chain(linked.flat_map(|link| [&*link.from, &*link.to]))
+        .chain(gateways.iter().map(|gateway| &*gateway.cluster))
+        .filter(|cluster| !["", own, UNKNOWN_CLUSTER].contains(cluster))
+        .collect();
+    let rows = clusters.into_iter().flat_map(|cluster| {
+        let to_us = snapshot.scope.linked.as_ref();
+        let to_us = to_us.is_none_or(|linked| linked.contains(cluster));
+        let is_ours = |from: &str, to: &str| (from, to) == (own, cluster);
+        let from_us =
+            configured.is_none_or(|links| links.iter().any(|link| is_ours(&link.from, &link.to)));
+        let behind = gateways
+            .iter()
+            .filter(|gateway| *gateway.cluster == *cluster);
+        let ready = behind.clone().filter(|gateway| gateway.state == "ready");
+        let tunnels: usize = behind.clone().map(|gateway| gateway.streams).sum();
+        let of_cluster = |row: &&IssuerRow| row.cluster.as_deref() == Some(cluster);
+        let issuers = issuers.iter().filter(of_cluster);
+        let accepted: u64 = issuers.clone().map(|row| row.accepted).sum();
+        let refused: u64 = issuers.map(|row| row.refused).sum();
+        [
+            json!({
+                "from": cluster,
+                "to": own,
+                "linked": to_us,
+                // Known only if the issuers determine the clusters.
+                "accepted": (!trust.clusters.is_empty()).then_some(accepted),
+                "refused": (!trust.clusters.is_empty()).then_some(refused),
+            }),
+            json!({
+                "from": own,
+                "to": cluster,
+                "linked": from_us,
+                "gateways": behind.count(),
+                "ready": ready.count(),
+                "tunnels": tunnels,
+            }),
+        ]
+    });
+    rows.collect()
+}
+
+fn to_text(page: &Value, color: bool) -> String {
+    let mut text = Text::new(color);
+    text.heading("Links", "");
+    let state = |row: &Value| {
+        let state = if row["linked"] == true {
+            "linked"
+        } else {
+            "not linked"
+        };
+        state.to_owned()
+    };
+    text.table(
+        list(&page["links"]),
+        &[
+            ("FROM", &key("from")),
+            ("TO", &key("to")),
+            ("STATE", &state),
+            ("GATEWAYS", &key("gateways")),
+            ("READY", &key("ready")),
+            ("TUNNELS", &key("tunnels")),
+            ("ACCEPTED", &key("accepted")),
+            ("REFUSED", &key("refused")),
+        ],
+    );
+    text::gateways(&mut text, page, usize::MAX);
+    if list(&page["gateways"]).is_empty() {
+        text.line("");
+        text.line("no gateways of other networks are known");
+    }
+    text.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::admin::admin_router;
+    use crate::admin::tests::{ask, fixture};
+    use crate::config::Link;
+    use crate::snapshot::ServiceVisibility;
+    use crate::snapshot::builder::Change;
+
+    fn gateway() -> RemoteGatewayStatus {
+        let address = ([192, 0, 2, 1], 15008).into();
+        RemoteGatewayStatus {
+            state: "ready",
+            connections: 1,
+            streams: 7,
+            rtt: Some(Duration::from_millis(20)),
+            identity: Some("spiffe://west.local/ns/g/sa/g".into()),
+            ..RemoteGatewayStatus::unused(address, &"west-net".into(), &"west".into())
+        }
+    }
+
+    #[tokio::test]
+    async fn gateways_and_both_directions_of_each_link_are_listed() {
+        let mut fixture = fixture();
+        let other = ([192, 0, 2, 2], 15008).into();
+        fixture.state.remote_gateways = Arc::new(move || {
+            let unused = RemoteGatewayStatus::unused(other, &"west-net".into(), &"west".into());
+            vec![gateway(), unused]
+        });
+        let mut config = Config::clone(&fixture.state.config.load());
+        let link = |from: &str, to: &str| Link {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            exposes: Vec::new(),
+        };
+        config.links = Some(vec![link("north", "east"), link("west", "north")]);
+        fixture.state.config.store(Arc::new(config));
+        let visibility = ServiceVisibility {
+            linked: Some(HashSet::from(["north".into(), "east".into()])),
+            ..ServiceVisibility::default()
+        };
+        fixture.publisher.update(Change {
+            scope: Some(visibility),
+            ..Change::default()
+        });
+        let router = admin_router(fixture.state.clone());
+        let (status, page) = ask(router.clone(), "GET", "/peers?format=json").await;
+        assert_eq!(status, StatusCode::OK);
+        let page: Value = serde_json::from_str(&page).expect("JSON");
+        let links = list(&page["links"]).iter().map(|row| {
+            let row = (&row["from"], &row["to"], &row["linked"], &row["tunnels"]);
+            format!("{} {} {} {}", row.0, row.1, row.2, row.3)
+        });
+        let want = [
+            "\"north\" \"east\" true null",
+            "\"east\" \"north\" false 0",
+            "\"west\" \"east\" false null",
+            "\"east\" \"west\" false 7",
+        ];
+        assert_eq!(links.collect::<Vec<_>>(), want);
+        assert_eq!(
+            (&page["gateways"][0]["rtt"], &page["gateways"][1]["state"]),
+            (&json!("20ms"), &json!("idle"))
+        );
+        let (_, text) = ask(router, "GET", "/peers").await;
+        let lines: Vec<_> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        for want in [
+            "east west not linked 2 1 7 - -",
+            "192.0.2.1:15008 west-net ready 20ms 7 0 spiffe://west.local/ns/g/sa/g -",
+        ] {
+            assert!(lines.iter().any(|line| line == want), "{want}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! State of the running gateway that the parts of its control path share.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::Notify;
+
+use crate::config::Config;
+use crate::datapath::DataPath;
+use crate::snapshot::Publisher;
+use crate::status::Status;
+
+use super::listeners::Listeners;
+
+/// Running gateway from the view of its control path.
+#[derive(Clone)]
+pub(super) struct App {
+    pub(super) config: Arc<ArcSwap<Config>>,
+    pub(super) gateway: Arc<DataPath>,
+    pub(super) status: Arc<Status>,
+    pub(super) publisher: Arc<Publisher>,
+    pub(super) listeners: Arc<Listeners>,
+    /// Notified when the control plane is reachable again.
+    pub(super) reconnected: Arc<Notify>,
+}

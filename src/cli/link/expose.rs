@@ -1,0 +1,196 @@
+//! `strait expose`: the exposure of a service in its cluster, and the service in those of its
+//! peers.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, bail};
+
+use super::{config_map, list, quoted};
+use crate::config::HostPort;
+
+/// Prints the configuration that exposes a service to other clusters, for its gateways and for the
+/// meshes of its peers.
+///
+/// Exits 1 if the service has no port or is not NAME.NAMESPACE.SUFFIX.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    strait expose echo.app.svc.cluster.local:80 --of east --to west\n  \
+    strait expose echo.app.svc.cluster.local:80 --of east --to west --namespace shop \
+    --tunnels 100 --kubernetes")]
+pub(in crate::cli) struct ExposeArgs {
+    /// Hostname and port of the service.
+    #[arg(value_parser = parse_service)]
+    service: HostPort,
+    /// Cluster of the service.
+    #[arg(long, value_name = "CLUSTER")]
+    of: String,
+    /// Network of the service; that of the cluster's name by default.
+    #[arg(long)]
+    network: Option<String>,
+    /// Cluster whose peers may use it; any number.
+    #[arg(long, value_name = "CLUSTER", required = true)]
+    to: Vec<String>,
+    /// Namespace of the peers; any number, all by default.
+    #[arg(long)]
+    namespace: Vec<String>,
+    /// Service account of the peers, as NAMESPACE/NAME; any number, all by default.
+    #[arg(long, value_name = "ACCOUNT")]
+    service_account: Vec<String>,
+    /// Limit of concurrent tunnels.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    tunnels: Option<u32>,
+    /// Number of instances, by which peers weigh the network of the service.
+    #[arg(long, default_value_t = 1)]
+    instances: u32,
+    /// Prints manifests of Kubernetes in place of parts of strait.yaml and of the mesh file.
+    #[arg(long)]
+    kubernetes: bool,
+}
+
+fn parse_service(text: &str) -> Result<HostPort, String> {
+    HostPort::parse(text).map_err(|error| format!("{text:?} {error}"))
+}
+
+/// Prints the configuration of an exposure.
+pub(in crate::cli) fn expose(args: &ExposeArgs) -> anyhow::Result<()> {
+    print!("{}", text_of_exposure(args)?);
+    Ok(())
+}
+
+pub(super) fn text_of_exposure(args: &ExposeArgs) -> anyhow::Result<String> {
+    let service = &args.service;
+    let mut labels = service.host.splitn(3, '.');
+    let (Some(name), Some(namespace), Some(_)) = (labels.next(), labels.next(), labels.next())
+    else {
+        bail!("{service} is not NAME.NAMESPACE.SUFFIX; write the hostname of the service");
+    };
+    let port = service
+        .port
+        .with_context(|| format!("{service} has no port; write {service}:PORT"))?;
+    let known = Known {
+        name,
+        namespace,
+        port,
+    };
+    let donor = exposure(args);
+    let mut text = if args.kubernetes {
+        config_map(&args.of, &donor)
+    } else {
+        format!(
+            "# strait.yaml of the gateways of cluster {}\n{donor}",
+            args.of
+        )
+    };
+    for cluster in &args.to {
+        text += &if args.kubernetes {
+            service_entry(args, cluster, &known)
+        } else {
+            mesh_file(args, cluster, &known)
+        };
+    }
+    Ok(text)
+}
+
+/// Parts of the service's hostname.
+struct Known<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    port: u16,
+}
+
+/// Returns the entry of `exposure.services`.
+fn exposure(args: &ExposeArgs) -> String {
+    let service = quoted(&args.service.to_string());
+    let mut text = format!("exposure:\n  services:\n    - service: {service}\n      to:\n");
+    for cluster in &args.to {
+        let mut keys = vec![format!("cluster: {}", quoted(cluster))];
+        for (key, values) in [
+            ("namespaces", &args.namespace),
+            ("service_accounts", &args.service_account),
+        ] {
+            if !values.is_empty() {
+                keys.push(format!("{key}: {}", list(values.iter().cloned())));
+            }
+        }
+        let _ = writeln!(text, "        - {{{}}}", keys.join(", "));
+    }
+    if let Some(tunnels) = args.tunnels {
+        let _ = writeln!(text, "      limits: {{tunnels: {tunnels}}}");
+    }
+    text
+}
+
+/// Returns the service with its instances in the mesh file of a peer.
+fn mesh_file(args: &ExposeArgs, cluster: &str, known: &Known<'_>) -> String {
+    let Known {
+        name,
+        namespace,
+        port,
+    } = known;
+    let host = &args.service.host;
+    let network = args.network.as_ref().unwrap_or(&args.of);
+    format!(
+        "# Mesh file of the gateways of cluster {cluster}
+services:
+  - name: {service}
+    namespace: {in_namespace}
+    hostname: {hostname}
+    vips: []
+    ports: {{{port}: {port}}}
+workloads:
+  - uid: {uid}
+    namespace: {in_namespace}
+    clusterId: {of}
+    network: {network}
+    workloadIps: []
+    protocol: HBONE
+    capacity: {capacity}
+    services: {{{reference}: {{{port}: {port}}}}}
+",
+        service = quoted(name),
+        in_namespace = quoted(namespace),
+        hostname = quoted(host),
+        uid = quoted(&format!("{}/{host}:{port}", args.of)),
+        of = quoted(&args.of),
+        network = quoted(network),
+        capacity = args.instances,
+        reference = quoted(&format!("{namespace}/{host}")),
+    )
+}
+
+/// Returns the ServiceEntry by which istiod of a peer knows the service behind the gateways of its
+/// network.
+fn service_entry(args: &ExposeArgs, cluster: &str, known: &Known<'_>) -> String {
+    let Known {
+        name,
+        namespace,
+        port,
+    } = known;
+    let network = args.network.as_ref().unwrap_or(&args.of);
+    format!(
+        "---
+# In cluster {cluster}
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata:
+  name: {entry}
+  namespace: {in_namespace}
+spec:
+  hosts: [{host}]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports:
+    - name: tcp-{port}
+      number: {port}
+      protocol: TCP
+  endpoints:
+    - network: {network}
+      weight: {weight}
+",
+        entry = quoted(&format!("{name}-of-{}", args.of)),
+        in_namespace = quoted(namespace),
+        host = quoted(&args.service.host),
+        network = quoted(network),
+        weight = args.instances,
+    )
+}

@@ -1,0 +1,220 @@
+//! The `bindings` section: services of other clusters, for local clients.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use super::define::{
+    Connections, Hostname, IdleTime, NonEmpty, OneOrMore, Segment, ServicePort, section, words,
+};
+use super::line::Line;
+use super::names::HostPort;
+use super::trust::WorkloadId;
+use crate::yaml::{Fields, Value};
+
+const PLACE: &str = "bindings[]";
+
+/// Default of `bindings[].idle`, that of Envoy's TCP proxy.
+const IDLE: Duration = Duration::from_secs(60 * 60);
+
+section! {
+    /// A service of other clusters at a local address.
+    pub struct Binding at "bindings[]", check(check) {
+        /// Cluster whose gateways expose the service, or several, over which connections are
+        /// spread by the ready instances of each network. `networks` or the mesh name the gateways.
+        cluster: Vec<String> as OneOrMore<String> = required("west");
+        /// Hostname and port by which the gateways know the service.
+        service: HostPort as ServicePort = required("\"echo.app.svc.cluster.local:80\"");
+        /// Address and port for local clients, which speak plain TCP.
+        listen: SocketAddr = required("\"127.0.0.1:8080\"");
+        /// Networks whose addresses may connect. Local clients have no identity: they use the
+        /// service with the identity of this gateway. Connections of others are reset.
+        clients: Vec<IpNet> as NonEmpty<IpNet> = default(
+            loopback(), "`127.0.0.0/8` and `::1/128`");
+        /// Protocol between this gateway and the workload.
+        inner: Inner = default(Inner::Hbone);
+        /// Workloads that may serve, of `inner: hbone`. The cluster of a workload is always that of
+        /// its gateway.
+        workloads: Workloads = nested();
+        /// Names that the DNS responder answers with the address of `listen`, or with a VIP where
+        /// `listen` has no specific address.
+        names: Vec<String> as NonEmpty<Hostname> = default(
+            vec![service.host.clone()], "the hostname of `service`");
+        /// Maximum number of open connections.
+        connections: u32 as Connections = default(1024);
+        /// Maximum number of open connections of one client, which is an IPv4 address or an IPv6
+        /// /64.
+        connections_per_client: u32 as Connections = default(256);
+        /// Time without a byte in either direction after which a connection is reset.
+        idle: Duration as IdleTime = default(IDLE);
+        /// The line of the entry, for findings that need other sections.
+        line: Line = aside(|fields: &Fields<'_>| Line(fields.line()));
+    }
+}
+
+words! {
+    /// Protocol between a binding and the workload, inside the tunnel to its gateway.
+    pub enum Inner {
+        /// HBONE: mutual TLS with HTTP/2 CONNECT, which ends at the workload. Both its identity and
+        /// that of the gateway are verified.
+        Hbone = "hbone",
+        /// The bytes of the client. Only the identity of the gateway is verified.
+        Tcp = "tcp",
+    }
+}
+
+section! {
+    /// Workloads that may serve a binding. Each matches one of the keys.
+    pub struct Workloads at "bindings[].workloads" or default {
+        /// Identities (`spiffe://…`).
+        identities: Vec<String> as NonEmpty<WorkloadId> = default(
+            Vec::new(), "every workload of the cluster, unless `namespaces` is given");
+        /// Namespaces of their identities.
+        namespaces: Vec<String> as NonEmpty<Segment> = default(
+            Vec::new(), "every workload of the cluster, unless `identities` is given");
+    }
+}
+
+/// Returns the addresses of this host alone.
+fn loopback() -> Vec<IpNet> {
+    let v4 = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
+    vec![v4, IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST))]
+}
+
+fn check(binding: Binding, value: Value<'_>) -> Option<Binding> {
+    let open = binding.clients.iter().find(|net| net.prefix_len() == 0);
+    if let Some(open) = open {
+        let what = format!(
+            "contains {open}: every address may use {} with the identity of this gateway",
+            binding.service
+        );
+        let how = "the networks of the clients";
+        value.at(PLACE, "clients").warning(what, how);
+    }
+    if binding.inner == Inner::Tcp && binding.workloads != Workloads::default() {
+        let what = "applies to `inner: hbone`: a workload behind `tcp` has no identity";
+        value.at(PLACE, "workloads").error(what, "`inner: hbone`");
+        return None;
+    }
+    Some(binding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{GOOD, check, with};
+    use super::*;
+    use crate::config::Listener;
+
+    /// Returns the findings about this binding.
+    fn binding(rest: &str) -> String {
+        with(&format!(
+            "bindings: [{{service: \"echo.app:80\", listen: \"127.0.0.1:8080\", {rest}}}]"
+        ))
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "bindings:
+  - cluster: [west, partner.example]
+    service: ECHO.app:80
+    listen: \"0.0.0.0:8080\"
+    clients: [10.0.0.0/8]
+    workloads: {identities: [\"spiffe://west.local/ns/app/sa/echo\"], namespaces: [shop]}
+    names: [echo.global]
+    connections: 10
+    connections_per_client: 2
+    idle: 90s
+";
+        let (config, findings) = check(&format!("{GOOD}{text}"));
+        assert_eq!(findings, "");
+        let bindings = config.expect("a configuration").bindings;
+        let expected = Binding {
+            cluster: vec!["west".to_owned(), "partner.example".to_owned()],
+            service: HostPort::parse("echo.app:80").expect("a service"),
+            listen: ([0, 0, 0, 0], 8080).into(),
+            clients: vec!["10.0.0.0/8".parse().expect("a network")],
+            inner: Inner::Hbone,
+            workloads: Workloads {
+                identities: vec!["spiffe://west.local/ns/app/sa/echo".to_owned()],
+                namespaces: vec!["shop".to_owned()],
+            },
+            names: vec!["echo.global".to_owned()],
+            connections: 10,
+            connections_per_client: 2,
+            idle: Duration::from_secs(90),
+            line: Line(12),
+        };
+        assert_eq!(bindings, [expected]);
+    }
+
+    #[test]
+    fn what_is_left_out_admits_only_this_host() {
+        let text =
+            "bindings: [{cluster: west, service: \"a.b:1\", listen: \"127.0.0.1:1\", inner: tcp}]";
+        let (config, findings) = check(&format!("{GOOD}{text}"));
+        assert_eq!(findings, "");
+        let binding = &config.expect("a configuration").bindings[0];
+        let clients: Vec<_> = binding.clients.iter().map(ToString::to_string).collect();
+        assert_eq!(clients, ["127.0.0.0/8", "::1/128"]);
+        assert_eq!(binding.names, ["a.b"]);
+        assert_eq!(
+            (binding.connections, binding.connections_per_client),
+            (1024, 256)
+        );
+        assert_eq!((binding.idle, binding.inner), (IDLE, Inner::Tcp));
+        let listener = serde_json::to_value(Listener::from(binding)).expect("JSON");
+        assert_eq!(listener["protocol"], "binding");
+        assert_eq!(listener["service"], "a.b:1");
+        assert_eq!(listener["name"], "binding a.b:1");
+    }
+
+    #[test]
+    fn mistakes_have_a_remedy() {
+        for (rest, want) in [
+            ("inner: hbone", "error: `bindings[]` has no `cluster`"),
+            (
+                "cluster: wets",
+                "error: `bindings[].cluster` is `wets`, which is not a cluster of `trust`",
+            ),
+            (
+                "cluster: [west, east]",
+                "error: `bindings[].cluster[]` is `east`, the cluster of this gateway",
+            ),
+            ("cluster: []", "error: `bindings[].cluster` is empty"),
+            (
+                "cluster: west, clients: []",
+                "error: `bindings[].clients` is empty",
+            ),
+            (
+                "cluster: west, clients: [0.0.0.0/0]",
+                "warning: `bindings[].clients` contains 0.0.0.0/0: every address",
+            ),
+            (
+                "cluster: west, inner: tcp, workloads: {namespaces: [a]}",
+                "error: `bindings[].workloads` applies to `inner: hbone`",
+            ),
+            (
+                "cluster: west, workloads: {identities: [a]}",
+                "error: `bindings[].workloads.identities[]` is `a`",
+            ),
+            (
+                "cluster: west, idle: 0s",
+                "error: `bindings[].idle` is `0s`; write a duration from 1s to 7d",
+            ),
+            (
+                "cluster: west, connections: 0",
+                "error: `bindings[].connections` is `0`; write a whole number",
+            ),
+        ] {
+            let found = binding(rest);
+            assert!(found.starts_with(&format!("11: {want}")), "{rest}: {found}");
+        }
+        let twice = "{cluster: west, service: \"a.b:1\", listen: \"127.0.0.1:15021\"}";
+        let found = with(&format!("bindings: [{twice}, {twice}]"));
+        let want = "`bindings[]` a.b:1 (127.0.0.1:15021) overlaps `bindings[]` a.b:1";
+        assert!(found.contains(want), "{found}");
+        let want = "overlaps `bindings[]` a.b:1 (127.0.0.1:15021)";
+        assert!(found.contains(want), "{found}");
+    }
+}

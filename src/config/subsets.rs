@@ -1,0 +1,167 @@
+//! Subsets of exposed services.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Value as Json, json};
+
+use super::define::{Positive, Shape, TEXT, Type, form, section};
+use crate::wire::Label;
+use crate::yaml::Value;
+
+section! {
+    /// A subset of the endpoints of a service in the own network. `labels` or `split` is given.
+    pub struct ServiceSubset at "exposure.services[].subsets[]", check(check_subset) {
+        /// Name of the subset.
+        name: String as SubsetName = required("v1");
+        /// Labels that its workloads have: `version` and `app` (the canonical revision and name
+        /// of Istio, also under their own keys), `topology.istio.io/cluster`,
+        /// `topology.kubernetes.io/region` and `topology.kubernetes.io/zone`.
+        labels: Vec<(Label, String)> as SubsetLabels = default(Vec::new(), "none");
+        /// Shares of other subsets, which have `labels`.
+        split: Vec<SubsetShare> = default(Vec::new(), "none");
+    }
+}
+
+section! {
+    /// Share of a subset. It falls with the part of its endpoints that is not ready.
+    pub struct SubsetShare at "exposure.services[].subsets[].split[]" {
+        /// Name of the subset.
+        subset: String as SubsetName = required("v1");
+        /// Weight among the shares; percentages if their sum is 100.
+        weight: u32 as Positive = required("90");
+    }
+}
+
+form! {
+    /// Name of a subset: server names are compared in lower case.
+    SubsetName => String, "lower-case letters, digits and `-`, such as `v1`", TEXT,
+        |value, wanted| value.parsed(wanted, |text| {
+            let is_plain = |byte: u8| {
+                byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'
+            };
+            (!text.is_empty() && text.bytes().all(is_plain)).then(|| text.to_owned())
+        }),
+        |name| json!(name);
+}
+
+/// Labels with their values.
+pub(in crate::config) enum SubsetLabels {}
+
+impl Type for SubsetLabels {
+    type Out = Vec<(Label, String)>;
+
+    fn read(value: Value<'_>) -> Option<Self::Out> {
+        if !value.is_map() {
+            value.error("is not a map", "`{version: v1}`");
+            return None;
+        }
+        let read = value.pairs().map(|(entry, value)| {
+            let label = Label::parse(&entry.key);
+            if label.is_none() {
+                let names = Label::NAMES.map(|(name, _)| format!("`{name}`"));
+                let what = format!("is of the label `{}`, which no source gives", entry.key);
+                value.error(what, format!("one of {}", names.join(", ")));
+            }
+            Some((label?, value.text()?.to_owned()))
+        });
+        read.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    fn show(out: &Self::Out) -> Json {
+        let pairs = out
+            .iter()
+            .map(|(label, value)| (label.key().to_owned(), json!(value)));
+        Json::Object(pairs.collect())
+    }
+
+    fn shape() -> Shape {
+        Shape::Pairs(Box::new(String::shape()))
+    }
+}
+
+fn check_subset(subset: ServiceSubset, value: Value<'_>) -> Option<ServiceSubset> {
+    if subset.labels.is_empty() == subset.split.is_empty() {
+        let how = "`labels: {version: v1}`, or `split: [{subset: v1, weight: 90}]`";
+        value.error("has not one of `labels` and `split`", how);
+        return None;
+    }
+    Some(subset)
+}
+
+/// Reports subsets of a service with two definitions, and shares of those without labels. Each
+/// entry has a host, its subsets, and their values.
+pub(super) fn are_unambiguous<'a>(
+    entries: impl Iterator<Item = (&'a str, &'a [ServiceSubset], Vec<Value<'a>>)>,
+) {
+    let entries: Vec<_> = entries.collect();
+    let mut defined: HashMap<(&str, &str), bool> = HashMap::new();
+    for (host, subsets, _) in &entries {
+        defined.extend(
+            subsets
+                .iter()
+                .map(|of| ((*host, &*of.name), of.split.is_empty())),
+        );
+    }
+    let mut seen = HashSet::new();
+    for (host, subsets, items) in &entries {
+        for (subset, item) in subsets.iter().zip(items) {
+            let name = &*subset.name;
+            if !seen.insert((*host, name)) {
+                let what = format!("defines `{name}` of `{host}` twice");
+                item.error(what, "each subset of a service once");
+            }
+            let has_labels =
+                |share: &&SubsetShare| defined.get(&(*host, &*share.subset)) == Some(&true);
+            if let Some(share) = subset.split.iter().find(|share| !has_labels(share)) {
+                let what = format!("has a share of `{}`, which has no `labels`", share.subset);
+                item.error(what, "the name of a subset of this service with `labels`");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::tests::exposed;
+
+    #[test]
+    fn a_subset_has_labels_or_shares_of_those_that_have() {
+        let subsets = |subsets: &str| {
+            let entry = "{service: a.b, to: [{anyone: true}]";
+            let other = format!("{entry}, subsets: [{{name: v3, labels: {{app: c}}}}]}}");
+            exposed(&format!("{entry}, subsets: [{subsets}]}}, {other}"))
+        };
+        let both = "{name: v1, labels: {version: v1, app: a}}, {name: v2, labels: {version: v2}}";
+        let split = |names: [&str; 2]| {
+            let [one, other] = names;
+            let shares = format!("{{subset: {one}, weight: 9}}, {{subset: {other}, weight: 1}}");
+            subsets(&format!("{both}, {{name: mix, split: [{shares}]}}"))
+        };
+        assert_eq!(split(["v1", "v2"]), "");
+        assert_eq!(split(["v1", "v3"]), "");
+        assert!(split(["v1", "v4"]).contains("share of `v4`, which has no `labels`"));
+        assert!(split(["v1", "mix"]).contains("share of `mix`, which has no `labels`"));
+        for (bad, want) in [
+            ("{name: v1}", "has not one of `labels` and `split`"),
+            (
+                "{name: V1, labels: {app: a}}",
+                "write lower-case letters, digits and `-`",
+            ),
+            (
+                "{name: v1, labels: {team: a}}",
+                "label `team`, which no source gives",
+            ),
+            (
+                "{name: v3, labels: {app: a}}",
+                "defines `v3` of `a.b` twice",
+            ),
+            (
+                "{name: v1, split: [{subset: v3, weight: 0}]}",
+                "a whole number from 1 to 4294967295",
+            ),
+        ] {
+            let findings = subsets(bad);
+            assert!(findings.contains(want), "{bad}: {findings}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Stage 0 for local clients: a binding, by which they use a service of other clusters.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::{self, Inner};
+use crate::outer::ExpectedWorkloads;
+use crate::snapshot::BoundEndpoints;
+use crate::telemetry::DestinationService;
+
+use super::limits::clients::ClientLimits;
+
+/// Service, gateways, workloads and limits of a binding. Two are equal if their configuration is.
+#[derive(Debug)]
+pub struct Binding {
+    config: config::Binding,
+    /// `HOST:PORT` of the service, as gateways and workloads know it.
+    pub authority: Box<str>,
+    /// Labels of the service in logs and metrics.
+    pub service: DestinationService,
+    /// Gateways of the service.
+    pub endpoints: BoundEndpoints,
+    /// Workloads that may serve.
+    pub workloads: ExpectedWorkloads,
+    /// Limits of open connections.
+    pub limits: ClientLimits,
+}
+
+impl Binding {
+    /// Creates the binding that the configuration describes.
+    pub fn new(config: &config::Binding) -> Self {
+        let shared = |list: &[String]| -> Box<[Arc<str>]> {
+            list.iter().map(|text| text.as_str().into()).collect()
+        };
+        let host: Arc<str> = config.service.host.as_str().into();
+        // The configuration was validated: there is no service without a port.
+        let port = config.service.port.unwrap_or_default();
+        let clusters = config.cluster.iter().map(|cluster| cluster.as_str().into());
+        let (name, namespace) = host.split_once('.').unwrap_or((&*host, ""));
+        let namespace = namespace.split('.').next().unwrap_or_default();
+        let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        Self {
+            authority: config.service.to_string().into(),
+            service: DestinationService {
+                name: name.into(),
+                namespace: namespace.into(),
+                hostname: Arc::clone(&host),
+            },
+            endpoints: BoundEndpoints::new(clusters, Arc::clone(&host), port),
+            workloads: ExpectedWorkloads {
+                identities: shared(&config.workloads.identities),
+                namespaces: shared(&config.workloads.namespaces),
+            },
+            limits: ClientLimits {
+                total: limit(config.connections),
+                each: limit(config.connections_per_client),
+            },
+            config: config.clone(),
+        }
+    }
+
+    /// Returns whether the tunnel ends at a workload whose identity is verified.
+    pub fn is_inner_hbone(&self) -> bool {
+        self.config.inner == Inner::Hbone
+    }
+
+    /// Returns the time without a byte after which a connection is reset.
+    pub fn idle(&self) -> Duration {
+        self.config.idle
+    }
+
+    /// Returns whether another version of the binding permits the same tunnels.
+    pub fn leads_as(&self, other: &Self) -> bool {
+        fn of(one: &Binding) -> impl PartialEq + '_ {
+            let config = &one.config;
+            (
+                &config.cluster,
+                &config.service,
+                config.inner,
+                &config.workloads,
+            )
+        }
+        of(self) == of(other)
+    }
+
+    /// Describes the clusters for the log.
+    pub fn clusters(&self) -> String {
+        self.config.cluster.join(", ")
+    }
+}
+
+impl PartialEq for Binding {
+    fn eq(&self, other: &Self) -> bool {
+        self.config == other.config
+    }
+}

@@ -1,0 +1,287 @@
+//! Copying of both directions between the connection of a local client and a tunnel.
+//!
+//! FIN becomes END_STREAM and END_STREAM becomes FIN, each direction by itself. A side is read only
+//! when the other one has taken everything, so at most one read is held in each direction, besides
+//! the window of the tunnel.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Shutdown;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::datapath::io::buffer::Buffer;
+use crate::datapath::limits::budget::{BufferAccount, HeldBytes};
+use crate::outer::Stream;
+use crate::reason::{Fault, Reason};
+use crate::telemetry::Record;
+
+use super::tcp::downstream_reason;
+use super::{CopyOutcome, DELIVERY_DEADLINE};
+
+/// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
+/// run.
+const OPERATIONS_PER_TURN: usize = 8;
+
+/// Copies until both directions have ended, one side broke, or no byte passed for `idle`.
+pub async fn run(
+    client: &TcpStream,
+    tunnel: &mut Stream,
+    idle: Duration,
+    account: &Arc<BufferAccount>,
+    record: &mut Record,
+) -> CopyOutcome {
+    let (mut upload, mut download) = (Direction::new(account), Direction::new(account));
+    let mut client_failed = pin!(client.ready(Interest::ERROR));
+    let (mut quiet, mut last_moved) = (pin!(sleep(idle)), Instant::now());
+    // True if the reader has not received the end of the client yet, which is FIN or RST.
+    let mut end_unread = false;
+    let mut ended = poll_fn(|cx| {
+        // Checked before any write to the client, as a failed write clears the error by which the
+        // reader distinguishes RST from FIN.
+        if client_failed.as_mut().poll(cx).is_ready() {
+            end_unread = true;
+            return Poll::Ready(Err(Reason::DownstreamReset));
+        }
+        let before = (record.sent_bytes(), record.received_bytes());
+        // Bytes of the workload before a reset are sent before this reset fails the upload.
+        let down = download.poll_download(cx, tunnel, client, record)?;
+        let up = upload.poll_upload(cx, client, tunnel, record)?;
+        if down.is_ready() && up.is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        if down.is_ready()
+            && let Poll::Ready(is_end) = tunnel.poll_broken(cx)
+        {
+            // The tunnel is no longer read, and the upload may have nothing to write. A gateway
+            // may end a tunnel so once the workload has closed its connection.
+            let ended = if is_end {
+                Ok(())
+            } else {
+                Err(Reason::UpstreamReset)
+            };
+            return Poll::Ready(ended);
+        }
+        if before != (record.sent_bytes(), record.received_bytes()) {
+            last_moved = Instant::now();
+        }
+        // The timer is armed again only when it fires: bytes cost no access to it.
+        while quiet.as_mut().poll(cx).is_ready() {
+            let end = last_moved + idle;
+            if end <= Instant::now() {
+                return Poll::Ready(Err(Reason::IdleTimeout));
+            }
+            quiet.as_mut().reset(end);
+        }
+        Poll::Pending
+    })
+    .await;
+    let deadline = Instant::now() + DELIVERY_DEADLINE;
+    let gone = matches!(ended, Err(reason) if reason.blame() == Fault::Downstream);
+    if gone && !upload.done && (end_unread || upload.ended) {
+        // Bytes that a client sent before its FIN are delivered even if it reset the connection
+        // afterwards. Without FIN this fails when everything has been read.
+        let rest = poll_fn(|cx| match upload.poll_upload(cx, client, tunnel, record) {
+            Ok(poll) => poll.map(Ok),
+            Err(reason) => Poll::Ready(Err(reason)),
+        });
+        if let Ok(Err(reason)) = Box::pin(timeout_at(deadline, rest)).await {
+            ended = Err(reason);
+        }
+    }
+    CopyOutcome {
+        result: ended,
+        delivery_deadline: upload.done.then_some(deadline),
+    }
+}
+
+/// One direction.
+struct Direction<'a> {
+    account: &'a Arc<BufferAccount>,
+    /// Bytes that were read and not taken yet.
+    pending: Bytes,
+    /// Memory of `pending`, and of bytes that wait in the tunnel.
+    held: Option<HeldBytes>,
+    ended: bool,
+    done: bool,
+}
+
+impl<'a> Direction<'a> {
+    fn new(account: &'a Arc<BufferAccount>) -> Self {
+        Self {
+            account,
+            pending: Bytes::new(),
+            held: None,
+            ended: false,
+            done: false,
+        }
+    }
+
+    /// Moves bytes to the tunnel. Ready once END_STREAM was sent.
+    fn poll_upload(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: &TcpStream,
+        tunnel: &mut Stream,
+        record: &mut Record,
+    ) -> Result<Poll<()>, Reason> {
+        let lost = |_: io::Error| Reason::UpstreamReset;
+        for _ in 0..OPERATIONS_PER_TURN {
+            if self.done {
+                return Ok(Poll::Ready(()));
+            }
+            if !self.pending.is_empty() {
+                if !self.send(cx, tunnel, record).map_err(lost)? {
+                    return Ok(Poll::Pending);
+                }
+            } else if self.ended {
+                tunnel.shut_down().map_err(lost)?;
+                self.done = true;
+            } else {
+                let Poll::Ready(ready) = client.poll_read_ready(cx) else {
+                    return Ok(Poll::Pending);
+                };
+                ready.map_err(|error| downstream_reason(error.kind()))?;
+                let mut buffer = Buffer::borrow();
+                match client.try_read(buffer.bytes()) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                    Err(error) => return Err(downstream_reason(error.kind())),
+                    Ok(0) => self.ended = true,
+                    Ok(count) => {
+                        let read = &buffer.bytes()[..count];
+                        let sent = or_blocked(self.write(tunnel, read));
+                        let sent = sent.map_err(lost)?;
+                        record.add_received(sent as u64);
+                        self.keep(&read[sent..], 0);
+                    }
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Ok(Poll::Pending)
+    }
+
+    fn write(&self, tunnel: &mut Stream, bytes: &[u8]) -> io::Result<usize> {
+        tunnel.try_write(&[IoSlice::new(bytes)], |bytes| self.account.share(bytes))
+    }
+
+    /// Sends bytes that the tunnel did not take before. Returns false if it takes none now.
+    fn send(
+        &mut self,
+        cx: &mut Context<'_>,
+        tunnel: &mut Stream,
+        record: &mut Record,
+    ) -> io::Result<bool> {
+        let sent = or_blocked(self.write(tunnel, &self.pending))?;
+        if sent == 0 {
+            return match tunnel.poll_write_ready(cx) {
+                Poll::Ready(ready) => ready.map(|()| true),
+                Poll::Pending => Ok(false),
+            };
+        }
+        record.add_received(sent as u64);
+        self.took(sent, 0);
+        Ok(true)
+    }
+
+    /// Moves bytes to the client. Ready once FIN was sent.
+    fn poll_download(
+        &mut self,
+        cx: &mut Context<'_>,
+        tunnel: &mut Stream,
+        client: &TcpStream,
+        record: &mut Record,
+    ) -> Result<Poll<()>, Reason> {
+        for _ in 0..OPERATIONS_PER_TURN {
+            match self.download_once(cx, tunnel, client, record) {
+                Poll::Ready(moved) => moved?,
+                Poll::Pending => return Ok(Poll::Pending),
+            }
+            if self.done {
+                return Ok(Poll::Ready(()));
+            }
+        }
+        cx.waker().wake_by_ref();
+        Ok(Poll::Pending)
+    }
+
+    /// Performs one read or write.
+    fn download_once(
+        &mut self,
+        cx: &mut Context<'_>,
+        tunnel: &mut Stream,
+        client: &TcpStream,
+        record: &mut Record,
+    ) -> Poll<Result<(), Reason>> {
+        if self.done {
+            return Poll::Ready(Ok(()));
+        }
+        let lost = |_: io::Error| Reason::UpstreamReset;
+        let gone = |error: io::Error| downstream_reason(error.kind());
+        // Takes over and charges what has arrived, also while the client takes nothing.
+        let readable = tunnel.poll_read_ready(cx);
+        self.hold(self.pending.len() + tunnel.held());
+        ready!(client.poll_write_ready(cx)).map_err(gone)?;
+        if !self.pending.is_empty() {
+            let sent = or_blocked(client.try_write(&self.pending)).map_err(gone)?;
+            record.add_sent(sent as u64);
+            self.took(sent, tunnel.held());
+        } else if self.ended {
+            SockRef::from(client)
+                .shutdown(Shutdown::Write)
+                .map_err(gone)?;
+            self.done = true;
+        } else {
+            ready!(readable).map_err(lost)?;
+            if self.account.must_pause_reads() {
+                return Poll::Pending;
+            }
+            let mut buffer = Buffer::borrow();
+            let room = IoSliceMut::new(buffer.bytes());
+            let count = tunnel.try_read(&mut [room]).map_err(lost)?;
+            let read = &buffer.bytes()[..count];
+            self.ended = read.is_empty();
+            let sent = or_blocked(client.try_write(read)).map_err(gone)?;
+            record.add_sent(sent as u64);
+            self.keep(&read[sent..], tunnel.held());
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Keeps bytes that were not taken, besides those that wait in the tunnel.
+    fn keep(&mut self, rest: &[u8], in_tunnel: usize) {
+        // Frees the allocation too: an idle connection keeps nothing.
+        self.pending = Bytes::copy_from_slice(rest);
+        self.hold(rest.len() + in_tunnel);
+    }
+
+    fn took(&mut self, sent: usize, in_tunnel: usize) {
+        self.pending.advance(sent);
+        if self.pending.is_empty() {
+            self.pending = Bytes::new();
+            self.hold(in_tunnel);
+        }
+    }
+
+    fn hold(&mut self, bytes: usize) {
+        if bytes != self.held.as_ref().map_or(0, HeldBytes::bytes) {
+            self.held = (bytes > 0).then(|| self.account.hold(bytes));
+        }
+    }
+}
+
+/// Returns 0 for an operation that would block.
+fn or_blocked(done: io::Result<usize>) -> io::Result<usize> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        done => done,
+    }
+}

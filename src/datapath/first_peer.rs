@@ -1,0 +1,132 @@
+//! Part of stage 5: the first peer of a tunnel that came through gateways of other networks.
+//!
+//! The gateway that verified the peer sends its identity in `x-strait-source`, and its cluster for
+//! gateways where issuers determine clusters. The header is trusted from identities in
+//! `trust.gateways`. Rules are then evaluated for the gateway and for the first peer, and both have
+//! to pass (docs/wire-contract.md 1.10).
+
+use std::sync::Arc;
+
+use crate::config::parse_identity;
+use crate::reason::Reason;
+use crate::snapshot::authorization::PeerIdentity;
+use crate::snapshot::{Caller, Snapshot};
+use crate::telemetry::Source;
+use crate::tls::Issuer;
+use crate::wire::SpkiHash;
+
+use super::http2::tunnel::Forwarded;
+use super::identity::Peer;
+
+/// Separator of identity and cluster. It cannot occur in a SPIFFE ID.
+const CLUSTER: &str = ";cluster=";
+
+/// First peer of a tunnel, as a trusted gateway has verified it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstPeer {
+    /// Identity, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    pub principal: Box<str>,
+    /// Trust domain of the identity.
+    pub trust_domain: Box<str>,
+    /// Namespace of the identity.
+    pub namespace: Box<str>,
+    /// Service account of the identity.
+    pub service_account: Box<str>,
+    /// An issuer of its cluster, if `trust.clusters` has the cluster.
+    pub issuer: Option<SpkiHash>,
+}
+
+impl FirstPeer {
+    /// Returns the first peer of a tunnel, if the peer is in `trust.gateways` and has sent it.
+    ///
+    /// # Errors
+    /// [`Reason::NotForPeer`] if the header is malformed: nobody is permitted.
+    pub fn read(
+        snapshot: &Snapshot,
+        peer: &Peer,
+        forwarded: Option<&Forwarded>,
+    ) -> Result<Option<Box<Self>>, Reason> {
+        let header = forwarded.and_then(|forwarded| forwarded.source.as_deref());
+        let is_gateway = || snapshot.trust.is_gateway(&peer.source.principal);
+        let Some(header) = header.filter(|_| is_gateway()) else {
+            return Ok(None);
+        };
+        let parsed = Self::parse(snapshot, header).ok_or(Reason::NotForPeer)?;
+        Ok(Some(Box::new(parsed)))
+    }
+
+    fn parse(snapshot: &Snapshot, header: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(header).ok()?;
+        let (principal, cluster) = match text.split_once(CLUSTER) {
+            Some((principal, cluster)) => (principal, Some(cluster)),
+            None => (text, None),
+        };
+        let [trust_domain, namespace, service_account] = parse_identity(principal)?.map(Box::from);
+        let permitted = snapshot.trust.domain_issuers(&trust_domain);
+        let is_permitted = |spki| permitted.is_none_or(|list| list.contains(spki));
+        let mut issuers = snapshot.trust.issuers();
+        let issuer = issuers.find(|(name, spki)| Some(*name) == cluster && is_permitted(spki));
+        Some(Self {
+            principal: principal.into(),
+            trust_domain,
+            namespace,
+            service_account,
+            issuer: issuer.map(|(_, spki)| *spki),
+        })
+    }
+
+    /// Returns the value of the header for a peer of this gateway.
+    pub fn header(peer: &Peer) -> String {
+        let source = &peer.source;
+        format!("{}{CLUSTER}{}", source.principal, source.cluster)
+    }
+
+    /// Returns the first peer as if it were the peer itself, for an explanation.
+    pub fn as_peer(&self, gateway: &Peer, snapshot: &Snapshot) -> Peer {
+        let source = Source {
+            principal: (&*self.principal).into(),
+            trust_domain: (&*self.trust_domain).into(),
+            namespace: (&*self.namespace).into(),
+            service_account: (&*self.service_account).into(),
+            ..(*gateway.source).clone()
+        };
+        let subject = Box::default();
+        let issuer = self.issuer.map(|spki| Arc::new(Issuer { spki, subject }));
+        let peer = Peer {
+            source: Arc::new(source),
+            issuer,
+            ..gateway.clone()
+        };
+        peer.with_current_cluster(snapshot).unwrap_or(peer)
+    }
+
+    /// Returns whether its trust domain and issuer are in the trust set, and whether the issuer may
+    /// sign for the domain. Peers of this gateway have passed the same checks in their handshake.
+    pub fn is_trusted(&self, snapshot: &Snapshot) -> bool {
+        let permitted = snapshot.trust.domain_issuers(&self.trust_domain);
+        let is_permitted = permitted.is_none_or(|list| {
+            let issuer = self.issuer.as_ref();
+            issuer.is_some_and(|issuer| list.contains(issuer))
+        });
+        is_permitted && snapshot.trust.cluster(self.caller()).is_some()
+    }
+
+    /// Returns the first peer in the form that exposure rules take.
+    pub fn caller(&self) -> Caller<'_> {
+        Caller {
+            trust_domain: &self.trust_domain,
+            issuer: self.issuer.as_ref(),
+            namespace: &self.namespace,
+            service_account: &self.service_account,
+        }
+    }
+
+    /// Returns the first peer in the form that authorization policies take.
+    pub fn policy_identity(&self) -> PeerIdentity<'_> {
+        PeerIdentity {
+            principal: &self.principal,
+            namespace: &self.namespace,
+            service_account: &self.service_account,
+        }
+    }
+}

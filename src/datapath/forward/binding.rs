@@ -1,0 +1,321 @@
+//! Stages 5 to 10 for a connection of a local client, which a binding leads to a service of other
+//! clusters.
+//!
+//! The client has no identity: the listener has checked its address. The gateway and, inside its
+//! tunnel, the workload are verified before a byte of the client is sent.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep};
+
+use crate::datapath::accept::{AcceptedConnection, ConnectionResources};
+use crate::datapath::binding::Binding;
+use crate::datapath::copy::{CopyOutcome, local};
+use crate::datapath::dial::{TOTAL_DIAL_TIMEOUT, remote};
+use crate::datapath::identity::Peer;
+use crate::datapath::io::linger;
+use crate::datapath::limits::budget::BufferAccount;
+use crate::datapath::limits::clients::ClientConnection;
+use crate::datapath::limits::pool::{Descriptor, Holder, LimitReached};
+use crate::datapath::{DataPath, balance};
+use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
+use crate::reason::Reason;
+use crate::snapshot::{Endpoint, EndpointSet, InFlight, Snapshot};
+use crate::telemetry::{ConnectionGuard, Record};
+
+use super::establish::destination;
+use super::open::revoke_delay;
+
+/// Connection of a local client.
+#[derive(Debug)]
+struct Client {
+    gateway: Arc<DataPath>,
+    peer: Arc<Peer>,
+    binding: Arc<Binding>,
+    record: Record,
+    stream: TcpStream,
+    /// Account of the bytes that wait in this process.
+    account: Arc<BufferAccount>,
+    _guards: (ConnectionResources, ConnectionGuard),
+}
+
+/// Open tunnel to the service.
+#[derive(Debug)]
+struct Upstream {
+    stream: Stream,
+    endpoint: Arc<Endpoint>,
+    _held: (InFlight, Descriptor),
+}
+
+/// Forwards one connection: picks a gateway, opens the tunnel, copies. A connection that fails is
+/// reset, as no answer in its protocol is known.
+pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
+    let AcceptedConnection {
+        stream,
+        address,
+        handshake,
+        resources,
+        listener,
+    } = accepted;
+    // Nothing is read from the client before the tunnel is open.
+    drop(handshake);
+    let (Ok(stream), Some(binding)) = (TcpStream::from_std(stream), listener.binding()) else {
+        return;
+    };
+    let peer = Peer {
+        holder: Some(resources.descriptor.holder().clone()),
+        ..Peer::unauthenticated(address, Arc::clone(&listener), None)
+    };
+    let mut record = Record::new(&gateway.metrics, &peer.source, &binding.authority);
+    record.set_service(binding.service.clone(), None);
+    let mut client = Client {
+        peer: Arc::new(peer),
+        record,
+        stream,
+        account: gateway.budget.account(),
+        _guards: (resources, gateway.metrics.connection_opened()),
+        binding,
+        gateway,
+    };
+    let limits = client.binding.limits;
+    let opened = match listener.clients.open(address.ip(), limits) {
+        Ok(counted) => Box::pin(client.open())
+            .await
+            .map(|stream| (stream, counted)),
+        Err(full) => {
+            client.record.set_detail(full);
+            Err(Reason::BindingFull)
+        }
+    };
+    match opened {
+        Ok((upstream, counted)) => client.forward(upstream, counted).await,
+        Err(reason) => client.record.finish(reason),
+    }
+}
+
+impl Client {
+    /// Opens the tunnel, unless the client resets its connection or the drain ends before.
+    async fn open(&mut self) -> Result<Upstream, Reason> {
+        if !self.gateway.budget.has_room() {
+            return Err(Reason::BuffersFull);
+        }
+        let drain = &self.peer.listener.drain;
+        // A client that has sent FIN may still wait for the answer.
+        let reset = self.stream.ready(Interest::ERROR);
+        let (gateway, target) = (&*self.gateway, (&*self.binding, &self.account));
+        let opened = pick_and_open(gateway, &self.peer, target, &mut self.record);
+        let upstream = tokio::select! {
+            opened = opened => opened?,
+            _ = reset => return Err(Reason::DownstreamReset),
+            () = drain.closing() => return Err(Reason::DrainDeadline),
+        };
+        let endpoint = &upstream.endpoint;
+        self.record
+            .set_open(destination(endpoint), endpoint.labels());
+        Ok(upstream)
+    }
+
+    /// Copies until the connection ends by itself, the drain deadline passes, the binding changes,
+    /// or memory runs short. Ends both sides in the same way.
+    async fn forward(mut self, upstream: Upstream, _counted: ClientConnection) {
+        let Upstream {
+            mut stream,
+            endpoint,
+            _held,
+        } = upstream;
+        let CopyOutcome {
+            result,
+            delivery_deadline,
+        } = self.copy(&mut stream, &endpoint).await;
+        let Self {
+            mut record,
+            stream: client,
+            _guards,
+            ..
+        } = self;
+        record.finish(result.err().unwrap_or(Reason::Completed));
+        if result.is_ok() {
+            endpoint.state.restore(Instant::now());
+            linger::disable_reset_on_close(&client);
+        } else if let Some(deadline) = delivery_deadline {
+            drop(client);
+            // The connection is counted as long as its tunnel.
+            return stream.deliver(deadline).await;
+        }
+        // Before the sockets, so that a client that sees the end finds it counted.
+        drop(record);
+    }
+
+    async fn copy(&mut self, upstream: &mut Stream, endpoint: &Endpoint) -> CopyOutcome {
+        let account = Arc::clone(&self.account);
+        account.open_gate();
+        let servers = upstream.servers();
+        let (gateway, binding) = (&*self.gateway, &*self.binding);
+        let revocation = || {
+            revocation(
+                &gateway.reader.load(),
+                &self.peer,
+                (binding, endpoint),
+                &servers,
+            )
+        };
+        let mut stop = Box::pin(wait_for_stop(gateway, &self.peer, revocation));
+        let stop = poll_fn(|cx| account.poll_gated(cx, |cx| stop.as_mut().poll(cx)));
+        let idle = self.binding.idle();
+        let copy = local::run(&self.stream, upstream, idle, &account, &mut self.record);
+        let (reason, why) = tokio::select! {
+            biased;
+            outcome = copy => return outcome,
+            stopped = stop => stopped.unwrap_or((Reason::BuffersFull, None)),
+        };
+        if let Some(why) = why {
+            self.record.set_detail(why);
+        }
+        CopyOutcome::broken(reason)
+    }
+}
+
+/// Picks gateways and opens a tunnel through one, until one succeeds, none is left, or the time
+/// budget is used up.
+async fn pick_and_open(
+    gateway: &DataPath,
+    peer: &Peer,
+    (binding, account): (&Binding, &Arc<BufferAccount>),
+    record: &mut Record,
+) -> Result<Upstream, Reason> {
+    let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
+    let endpoints = binding.endpoints.load(&gateway.reader.load());
+    let (mut tried, mut reason) = (Vec::new(), Reason::NoEndpoint);
+    if endpoints.endpoints.is_empty() {
+        let clusters = binding.clusters();
+        record.set_detail(format!("no gateway of {clusters} has an address"));
+    }
+    while Instant::now() < deadline
+        && let Some(endpoint) = balance::choose(&endpoints, &tried).cloned()
+    {
+        if remote::avoid(gateway, &endpoints, &endpoint) {
+            continue;
+        }
+        let in_flight = InFlight::new(&endpoint.state);
+        let holder = peer.holder.as_ref();
+        let descriptor = holder.map_or(Err(LimitReached::Share), Holder::upstream);
+        let descriptor = descriptor.map_err(|full| {
+            record.set_detail(full.to_string());
+            full.reason()
+        })?;
+        let started = Instant::now();
+        let target = (binding, account);
+        let opened = open(gateway, (&endpoints, &endpoint), target, deadline);
+        let failure = match Box::pin(opened).await {
+            Ok(stream) => {
+                let time = started.elapsed();
+                endpoint.state.record_dial(time);
+                gateway.metrics.dial_succeeded(time);
+                return Ok(Upstream {
+                    stream,
+                    endpoint,
+                    _held: (in_flight, descriptor),
+                });
+            }
+            Err(failure) => failure,
+        };
+        reason = failure.reason;
+        gateway.metrics.dial_failed(reason);
+        record.set_detail(failure.detail);
+        if !reason.is_retriable() {
+            break;
+        }
+        if reason.ejects_endpoint() {
+            balance::eject_after_failure(&endpoints, &endpoint, &gateway.metrics);
+        }
+        tried.push(endpoint);
+    }
+    Err(reason)
+}
+
+/// Opens the tunnel through one gateway and, unless the binding has `inner: tcp`, the connection to
+/// the workload in it.
+async fn open(
+    gateway: &DataPath,
+    (endpoints, endpoint): (&EndpointSet, &Endpoint),
+    (binding, account): (&Binding, &Arc<BufferAccount>),
+    deadline: Instant,
+) -> Result<Stream, Failure> {
+    let authority = &binding.authority;
+    let tunnel = remote::open_bound(gateway, endpoints, endpoint, authority, deadline).await?;
+    if !binding.is_inner_hbone() {
+        return Ok(tunnel);
+    }
+    let target = InnerTarget {
+        authority,
+        cluster: &endpoint.definition.cluster,
+        workloads: &binding.workloads,
+    };
+    let verified_by = (&*gateway.tls, &gateway.reader);
+    let account = Arc::clone(account);
+    let charge = move |bytes| account.share(bytes);
+    outer::open_inner((tunnel, charge), &target, verified_by, deadline).await
+}
+
+/// Waits until an open connection has to be stopped. Returns the reason, and the change that
+/// revoked it.
+async fn wait_for_stop(
+    gateway: &DataPath,
+    peer: &Peer,
+    revocation: impl Fn() -> Option<String>,
+) -> (Reason, Option<String>) {
+    let revoked = async {
+        let mut changes = gateway.reader.generation();
+        loop {
+            if let Some(why) = revocation() {
+                Box::pin(sleep(revoke_delay())).await;
+                return why;
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        () = peer.listener.drain.closing() => (Reason::DrainDeadline, None),
+        why = revoked => (Reason::Revoked, Some(why)),
+    }
+}
+
+/// Returns the change that revokes an open connection, if there is one: of the configuration, or of
+/// the records and trust by which the gateway and the workload were verified.
+fn revocation(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    (binding, endpoint): (&Binding, &Endpoint),
+    servers: &Servers,
+) -> Option<String> {
+    if !peer.is_admitted() {
+        let what = "the binding's `clients` no longer contain the client's address";
+        return Some(what.to_owned());
+    }
+    let now = peer.listener.binding();
+    if !now.is_some_and(|now| now.leads_as(binding)) {
+        return Some("the binding has another service, cluster or workloads".to_owned());
+    }
+    let known = endpoint.remote.as_ref()?;
+    let wanted = snapshot.current_gateway(known, endpoint.address);
+    let cluster = &endpoint.definition.cluster;
+    let workload = servers.check_workload(&binding.workloads, cluster, snapshot);
+    servers.check_gateway(&wanted, snapshot).and(workload).err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::tests::future_size;
+
+    #[test]
+    fn an_idle_connection_stays_small() {
+        let size = future_size(run);
+        assert!(size <= 2944, "{size}");
+    }
+}

@@ -1,0 +1,81 @@
+//! Long idle times in virtual time. The number in the test name refers to the acceptance list of
+//! the features that Strait was planned with.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::time::sleep;
+
+use crate::datapath::accept::{ConnectionResources, WorkerLoad};
+use crate::datapath::dial::DenyList;
+use crate::datapath::forward::establish::NewTunnel;
+use crate::datapath::forward::passthrough::{self, ConnectionGuards, PassthroughConnection};
+use crate::datapath::identity::Peer;
+use crate::datapath::listener::ListenerTarget;
+use crate::datapath::tests::{descriptor, gateway_of, tcp_pair};
+use crate::snapshot::Publisher;
+use crate::snapshot::builder::Change;
+use crate::telemetry::Record;
+use crate::wire::Authority;
+
+use super::rig::mesh;
+
+const HELLO: &[u8] = b"a ClientHello that nothing reads";
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The listener at 15012 forwards TLS to istiod, whose streams may be silent for hours.
+#[tokio::test(start_paused = true)]
+async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+    let istiod = listener.local_addr().expect("an address");
+    let publisher = Publisher::new();
+    publisher.update(Change {
+        direct: Some(true),
+        ..mesh([("istiod", istiod)])
+    });
+    let loopback = "127.0.0.0/8".parse().expect("a network");
+    let deny = DenyList::new(vec![loopback], Vec::new());
+    let gateway = gateway_of(publisher.reader(), deny);
+    let (mut client, stream) = tcp_pair().await;
+    let descriptor = descriptor(&gateway);
+    let peer = Arc::new(Peer {
+        holder: Some(descriptor.holder().clone()),
+        ..Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None)
+    });
+    let record = Record::for_client_hello(&gateway.metrics, &peer.source, None);
+    let connection = PassthroughConnection {
+        tunnel: NewTunnel::new(&gateway, &peer, record),
+        stream,
+        client_hello: HELLO.to_vec(),
+        target: Ok(ListenerTarget {
+            authority: Authority::parse("istiod.app:80").expect("an authority"),
+            granted_by_listener: true,
+        }),
+        guards: ConnectionGuards {
+            resources: ConnectionResources {
+                load: WorkerLoad::default().add(),
+                descriptor,
+            },
+            counted: gateway.metrics.connection_opened(),
+        },
+    };
+    let served = tokio::spawn(passthrough::run(Box::new(connection)));
+    let (mut server, _) = listener.accept().await.expect("a connection");
+    let mut hello = vec![0; HELLO.len()];
+    server.read_exact(&mut hello).await.expect("a hello");
+    assert_eq!(hello, HELLO);
+    for silence in [Duration::ZERO, HOUR, 12 * HOUR] {
+        sleep(silence).await;
+        server.write_all(b"push").await.expect("an open connection");
+        let mut push = [0; 4];
+        client.read_exact(&mut push).await.expect("a push");
+        client.write_all(b"ack").await.expect("an open connection");
+        let mut ack = [0; 3];
+        server.read_exact(&mut ack).await.expect("an ACK");
+        assert!(!served.is_finished());
+    }
+    drop((client, server));
+    served.await.expect("no panic");
+}

@@ -1,0 +1,102 @@
+//! Numbers of open connections of the clients of one binding.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::pool::source;
+
+/// Open connections by client, which is an IPv4 address or an IPv6 /64.
+#[derive(Debug, Default)]
+pub struct ClientConnections(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    total: usize,
+    by_client: HashMap<IpAddr, usize>,
+}
+
+/// Maximum numbers of open connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientLimits {
+    /// Connections of all clients.
+    pub total: usize,
+    /// Connections of one client.
+    pub each: usize,
+}
+
+/// Open connection of a client. It is no longer counted after the drop.
+#[derive(Debug)]
+pub struct ClientConnection {
+    counts: Arc<ClientConnections>,
+    client: IpAddr,
+}
+
+impl ClientConnections {
+    /// Counts one more connection of a client.
+    ///
+    /// # Errors
+    /// The limit that is reached, in words.
+    pub fn open(
+        self: &Arc<Self>,
+        address: IpAddr,
+        limits: ClientLimits,
+    ) -> Result<ClientConnection, String> {
+        let client = source(address);
+        let mut counts = self.0.lock();
+        if counts.total >= limits.total {
+            let total = limits.total;
+            return Err(format!("the binding has {total} open connections"));
+        }
+        let own = counts.by_client.entry(client).or_default();
+        if *own >= limits.each {
+            return Err(format!("the client has {own} open connections"));
+        }
+        *own += 1;
+        counts.total += 1;
+        let counts = Arc::clone(self);
+        Ok(ClientConnection { counts, client })
+    }
+}
+
+impl Drop for ClientConnection {
+    fn drop(&mut self) {
+        let mut counts = self.counts.0.lock();
+        counts.total -= 1;
+        let own = counts.by_client.get_mut(&self.client);
+        let left = own.map_or(0, |own| {
+            *own -= 1;
+            *own
+        });
+        if left == 0 {
+            counts.by_client.remove(&self.client);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_and_all_clients_have_a_limit_and_an_end_makes_room() {
+        let counts = Arc::new(ClientConnections::default());
+        let limits = ClientLimits { total: 3, each: 2 };
+        let open = |text: &str| counts.open(text.parse().expect("an address"), limits);
+        let first = open("2001:db8::1").expect("room");
+        let _second = open("2001:db8::2").expect("room");
+        let full = open("2001:db8::3").expect_err("the /64 is one client");
+        assert_eq!(full, "the client has 2 open connections");
+        let third = open("192.0.2.1").expect("room");
+        let full = open("192.0.2.2").expect_err("no room");
+        assert_eq!(full, "the binding has 3 open connections");
+        drop(third);
+        open("192.0.2.2").expect("room");
+        drop(first);
+        let _again = open("2001:db8::3").expect("room");
+        assert_eq!(counts.0.lock().total, 2);
+        assert_eq!(counts.0.lock().by_client.len(), 1);
+    }
+}

@@ -1,0 +1,196 @@
+//! Limits of one tunnel, by the exposure entries that admit it.
+
+use tokio::time::{Duration, Instant};
+
+use crate::reason::Reason;
+use crate::snapshot::{Exposure, ServiceLimits, TunnelPlace};
+
+/// Strictest limits of the entries that admit a tunnel, with its places in their counts.
+#[derive(Debug)]
+pub struct TunnelLimits {
+    limits: ServiceLimits,
+    places: Vec<TunnelPlace>,
+    /// Number of bytes at the last check.
+    bytes: u64,
+    /// Time of the first check that found this number.
+    unchanged_since: Option<Instant>,
+}
+
+/// Fraction of `idle_timeout` between two checks. A check only finds that bytes have passed since
+/// the last one, so a tunnel ends at most this much later.
+const IDLE_CHECKS: u32 = 4;
+
+impl TunnelLimits {
+    /// Takes places of a new tunnel in the counts of `entries`. Returns none without entries.
+    ///
+    /// # Errors
+    /// [`Reason::TunnelLimit`] if an entry admits no further tunnel.
+    pub fn take(entries: &[&Exposure]) -> Result<Option<Box<Self>>, Reason> {
+        let limited = entries
+            .iter()
+            .filter_map(|entry| Some((entry, entry.limits.tunnels?)));
+        let places = limited.map(|(entry, max)| entry.open.take(max));
+        let places: Option<Vec<_>> = places.collect();
+        let places = places.ok_or(Reason::TunnelLimit)?;
+        Ok((!entries.is_empty()).then(|| Box::new(Self::new(entries, places))))
+    }
+
+    /// Replaces the limits of an open tunnel by those of `entries`, whose counts may exceed their
+    /// limits by it.
+    pub fn update(limits: &mut Option<Box<Self>>, entries: &[&Exposure]) {
+        let Some(current) = limits else {
+            if !entries.is_empty() {
+                let limited = entries
+                    .iter()
+                    .filter(|entry| entry.limits.tunnels.is_some());
+                let places = limited.map(|entry| entry.open.add()).collect();
+                *limits = Some(Box::new(Self::new(entries, places)));
+            }
+            return;
+        };
+        if entries.is_empty() {
+            *limits = None;
+            return;
+        }
+        current.limits = strictest(entries);
+        let mut earlier = std::mem::take(&mut current.places);
+        for entry in entries.iter().filter(|one| one.limits.tunnels.is_some()) {
+            let kept = earlier.iter().position(|place| place.is_in(&entry.open));
+            current.places.push(match kept {
+                Some(at) => earlier.swap_remove(at),
+                None => entry.open.add(),
+            });
+        }
+    }
+
+    fn new(entries: &[&Exposure], places: Vec<TunnelPlace>) -> Self {
+        Self {
+            limits: strictest(entries),
+            places,
+            bytes: 0,
+            unchanged_since: None,
+        }
+    }
+
+    /// Returns the time to find an endpoint and to connect to it, if it is limited.
+    pub fn connect_timeout(&self) -> Option<Duration> {
+        self.limits.connect_timeout
+    }
+
+    /// Checks a tunnel that is open since `opened` and has passed `bytes`. Returns the time of the
+    /// next check, if there is a limit of time.
+    ///
+    /// # Errors
+    /// The limit that the tunnel has reached.
+    pub fn check(&mut self, opened: Instant, bytes: u64) -> Result<Option<Instant>, Reason> {
+        let now = Instant::now();
+        let end = self.limits.max_duration.map(|max| opened + max);
+        if end.is_some_and(|end| end <= now) {
+            return Err(Reason::MaxDuration);
+        }
+        let mut idle_check = None;
+        if let Some(timeout) = self.limits.idle_timeout {
+            let has_moved = std::mem::replace(&mut self.bytes, bytes) != bytes;
+            let since = match self.unchanged_since {
+                Some(since) if !has_moved => since,
+                _ => *self.unchanged_since.insert(now),
+            };
+            if since + timeout <= now {
+                return Err(Reason::IdleTimeout);
+            }
+            idle_check = Some((since + timeout).min(now + timeout / IDLE_CHECKS));
+        }
+        Ok(end.into_iter().chain(idle_check).min())
+    }
+}
+
+fn strictest(entries: &[&Exposure]) -> ServiceLimits {
+    let limits = entries.iter().map(|entry| entry.limits);
+    limits.fold(ServiceLimits::default(), ServiceLimits::stricter)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep_until;
+
+    use super::*;
+
+    fn entry(limits: ServiceLimits) -> Exposure {
+        Exposure {
+            limits,
+            ..Exposure::default()
+        }
+    }
+
+    fn tunnels(max: u32) -> Exposure {
+        entry(ServiceLimits {
+            tunnels: Some(max),
+            ..ServiceLimits::default()
+        })
+    }
+
+    #[test]
+    fn a_tunnel_that_one_entry_refuses_is_counted_by_none() {
+        let (many, one) = (tunnels(2), tunnels(1));
+        let first = TunnelLimits::take(&[&many, &one]).expect("a place");
+        assert!(first.is_some());
+        let second = TunnelLimits::take(&[&many, &one]);
+        assert_eq!(second.err(), Some(Reason::TunnelLimit));
+        assert_eq!((many.open.get(), one.open.get()), (1, 1));
+        drop(first);
+        assert_eq!((many.open.get(), one.open.get()), (0, 0));
+        assert!(TunnelLimits::take(&[]).expect("no limit").is_none());
+    }
+
+    #[test]
+    fn an_open_tunnel_is_counted_by_the_entries_of_the_new_configuration() {
+        let (old, new) = (tunnels(1), tunnels(1));
+        let mut limits = TunnelLimits::take(&[&old]).expect("a place");
+        TunnelLimits::update(&mut limits, &[&old, &new]);
+        assert_eq!((old.open.get(), new.open.get()), (1, 1));
+        TunnelLimits::update(&mut limits, &[&new]);
+        assert_eq!((old.open.get(), new.open.get()), (0, 1));
+        let mut other = None;
+        TunnelLimits::update(&mut other, &[&new]);
+        assert_eq!(new.open.get(), 2, "a lower limit ends no open tunnel");
+        TunnelLimits::update(&mut limits, &[]);
+        assert!(limits.is_none());
+        assert_eq!(new.open.get(), 1);
+    }
+
+    /// Returns the end of a tunnel that sends its last byte after `last` seconds.
+    async fn end(limits: ServiceLimits, last: u64) -> (Reason, Duration) {
+        let opened = Instant::now();
+        let mut of = TunnelLimits::take(&[&entry(limits)]).expect("a place");
+        let of = of.as_mut().expect("limits");
+        loop {
+            let bytes = opened.elapsed().as_secs().min(last);
+            match of.check(opened, bytes) {
+                Ok(next) => sleep_until(next.expect("a next check")).await,
+                Err(reason) => return (reason, opened.elapsed()),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_tunnel_ends_within_a_quarter_and_a_long_one_at_its_limit() {
+        let seconds = Duration::from_secs;
+        let idle = ServiceLimits {
+            idle_timeout: Some(seconds(20)),
+            ..ServiceLimits::default()
+        };
+        for last in [0, 7, 100] {
+            let (reason, after) = end(idle, last).await;
+            assert_eq!(reason, Reason::IdleTimeout);
+            let bounds = seconds(last + 20)..=seconds(last + 26);
+            assert!(bounds.contains(&after), "{last}: {after:?}");
+        }
+        let both = ServiceLimits {
+            max_duration: Some(seconds(90)),
+            ..idle
+        };
+        let (reason, after) = end(both, 100).await;
+        assert_eq!(reason, Reason::MaxDuration);
+        assert!((seconds(90)..seconds(91)).contains(&after), "{after:?}");
+    }
+}

@@ -1,0 +1,242 @@
+//! Evaluation of the first peer behind a gateway, as `x-strait-source` names it.
+
+use std::sync::Arc;
+
+use crate::datapath::first_peer::FirstPeer;
+use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
+use crate::datapath::identity::Peer;
+use crate::datapath::policy::{self, Permit};
+use crate::datapath::route;
+use crate::reason::Reason;
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::traffic::TrafficRule;
+use crate::snapshot::{Audience, Exposure, ExposureTable, Snapshot, TrustSet};
+use crate::wire::{Authority, SpkiHash, Transit};
+
+use super::transit::peer;
+use super::{CLIENT, gateway, pod, pods, service, snapshot_with};
+
+const GATEWAY: &str = "spiffe://west.local/ns/edge/sa/gateway";
+const NORTH: &str = "spiffe://north.local/ns/shop/sa/checkout";
+
+fn table(audiences: &[(&str, &str)], transit: Transit) -> ExposureTable {
+    let audience = |(cluster, namespace): &(&str, &str)| Audience {
+        cluster: Some((*cluster).into()),
+        namespaces: vec![(*namespace).into()],
+        ..Audience::default()
+    };
+    let mut table = ExposureTable::new(false);
+    for audiences in audiences {
+        let entry = Exposure {
+            audiences: vec![audience(audiences)],
+            transit,
+            ..Exposure::default()
+        };
+        table.add_entry("echo.app", &entry, []);
+    }
+    table
+}
+
+fn trust() -> TrustSet {
+    let domains = ["east", "west", "north"].map(|name| (format!("{name}.local"), name));
+    let domains = domains.iter().map(|(domain, name)| (&**domain, *name));
+    TrustSet::new(domains).with_gateways([GATEWAY])
+}
+
+/// Returns a snapshot that exposes the service to these namespaces of clusters, and trusts the
+/// gateway.
+fn snapshot(audiences: &[(&str, &str)], trust: TrustSet) -> Snapshot {
+    let workloads = [pods("east", 1), vec![pod("north", 1), gateway("north", 2)]].concat();
+    let rule = TrafficRule::default();
+    let before = snapshot_with(Transit::Always, service(&[]), workloads, rule);
+    let change = Change {
+        exposure: Some(table(audiences, Transit::Always)),
+        trust: Some(trust),
+        ..Change::default()
+    };
+    build(&before, change)
+}
+
+fn permit(snapshot: &Snapshot, peer: &Peer, source: Option<&str>) -> Result<Permit, Reason> {
+    let forwarded = source.map(|source| {
+        Box::new(Forwarded {
+            source: Some(source.as_bytes().into()),
+            ..Forwarded::default()
+        })
+    });
+    let target = Target {
+        authority: Authority::parse("echo.app:80").expect("an authority"),
+        origin: Origin::Workload,
+        via_gateway: true,
+        forwarded,
+    };
+    policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?)
+}
+
+#[test]
+fn the_first_peer_has_to_be_permitted_besides_a_trusted_gateway() {
+    let snapshot = snapshot(&[("west", "edge"), ("west", "shop")], trust());
+    let long = format!("{CLIENT};cluster=west");
+    let refused = Some(Reason::NotForPeer);
+    for (principal, source, want) in [
+        (GATEWAY, None, None),
+        (GATEWAY, Some(CLIENT), None),
+        (GATEWAY, Some(&*long), None),
+        (GATEWAY, Some(NORTH), refused),
+        (
+            GATEWAY,
+            Some("spiffe://unknown.local/ns/shop/sa/checkout"),
+            refused,
+        ),
+        (GATEWAY, Some("checkout"), refused),
+        (GATEWAY, Some(""), refused),
+        (GATEWAY, Some(&*format!("{CLIENT},{CLIENT}")), refused),
+        // Only the identity of other peers counts, and only its own.
+        (CLIENT, Some(NORTH), None),
+        (CLIENT, Some("checkout"), None),
+        (NORTH, Some(CLIENT), refused),
+    ] {
+        let peer = peer(&snapshot, principal, Transit::Always);
+        let permit = permit(&snapshot, &peer, source);
+        let case = format!("{principal} {source:?}");
+        let first = permit.as_ref().ok().and_then(|it| it.route().first_peer());
+        let is_first = principal == GATEWAY && source.is_some() && want.is_none();
+        assert_eq!(
+            first.map(|it| &*it.principal),
+            is_first.then_some(CLIENT),
+            "{case}"
+        );
+        assert_eq!(permit.err(), want, "{case}");
+    }
+}
+
+#[test]
+fn a_first_peer_outside_the_trust_set_is_refused_where_anyone_is_permitted() {
+    let before = snapshot(&[], trust());
+    let anyone = Audience {
+        anyone: true,
+        ..Audience::default()
+    };
+    let entry = Exposure {
+        audiences: vec![anyone],
+        ..Exposure::default()
+    };
+    let mut exposure = ExposureTable::new(false);
+    exposure.add_entry("echo.app", &entry, []);
+    let change = Change {
+        exposure: Some(exposure),
+        ..Change::default()
+    };
+    let snapshot = build(&before, change);
+    let peer = peer(&snapshot, GATEWAY, Transit::Always);
+    let foreign = "spiffe://unknown.local/ns/shop/sa/checkout";
+    for (source, is_permitted) in [(NORTH, true), (foreign, false)] {
+        let permit = permit(&snapshot, &peer, Some(source));
+        assert_eq!(permit.is_ok(), is_permitted, "{source}");
+    }
+    let grant = permit(&snapshot, &peer, Some(NORTH)).expect("a permit");
+    let endpoint = Arc::clone(&grant.route().endpoints().endpoints[0]);
+    let grant = grant.into_grant(endpoint);
+    assert_eq!(policy::still_allowed(&snapshot, &peer, &grant), Ok(()));
+    let change = Change {
+        trust: Some(TrustSet::new([("west.local", "west")]).with_gateways([GATEWAY])),
+        ..Change::default()
+    };
+    let next = build(&snapshot, change);
+    assert!(policy::still_allowed(&next, &peer, &grant).is_err());
+}
+
+#[test]
+fn an_open_tunnel_ends_when_its_first_peer_loses_the_service() {
+    let both = [("west", "edge"), ("west", "shop")];
+    let first = snapshot(&both, trust());
+    let peer = peer(&first, GATEWAY, Transit::Always);
+    let permit = permit(&first, &peer, Some(CLIENT)).expect("a permit");
+    let endpoint = Arc::clone(&permit.route().endpoints().endpoints[0]);
+    let grant = permit.into_grant(endpoint);
+    for (audiences, is_kept) in [(&both[..], true), (&both[..1], false), (&both[1..], false)] {
+        let next = snapshot(audiences, trust());
+        let judged = policy::still_allowed(&next, &peer, &grant);
+        assert_eq!(judged.is_ok(), is_kept, "{audiences:?}");
+    }
+    // A gateway that is no longer trusted vouches for nobody.
+    let distrusted = snapshot(&both, trust().with_gateways([]));
+    assert!(policy::still_allowed(&distrusted, &peer, &grant).is_err());
+}
+
+#[test]
+fn the_smaller_transit_of_gateway_and_first_peer_applies() {
+    let before = snapshot(&[("west", "edge")], trust());
+    let peer = peer(&before, GATEWAY, Transit::Always);
+    for (of_gateway, of_first, want) in [
+        (Transit::Always, Transit::Always, Transit::Always),
+        (Transit::Always, Transit::Off, Transit::Off),
+        (Transit::Off, Transit::Always, Transit::Off),
+        // A tunnel that came through a gateway needs `always`.
+        (Transit::Always, Transit::Failover, Transit::Off),
+    ] {
+        let mut exposure = ExposureTable::new(false);
+        for (namespace, transit) in [("edge", of_gateway), ("shop", of_first)] {
+            let audience = Audience {
+                cluster: Some("west".into()),
+                namespaces: vec![namespace.into()],
+                ..Audience::default()
+            };
+            let entry = Exposure {
+                audiences: vec![audience],
+                transit,
+                ..Exposure::default()
+            };
+            exposure.add_entry("echo.app", &entry, []);
+        }
+        let change = Change {
+            exposure: Some(exposure),
+            ..Change::default()
+        };
+        let next = build(&before, change);
+        let permit = permit(&next, &peer, Some(CLIENT)).expect("a permit");
+        assert_eq!(permit.route().transit(), want, "{of_gateway} {of_first}");
+    }
+}
+
+#[test]
+fn the_cluster_of_a_first_peer_counts_where_issuers_determine_clusters() {
+    let issuers = [("west", 1), ("north", 2)].map(|(name, octet)| {
+        let spki = SpkiHash::new([octet; 32]);
+        (spki, name)
+    });
+    let trust = || {
+        let trust = TrustSet::new([("west.local", "west")]).with_gateways([GATEWAY]);
+        trust.with_issuers(issuers, false)
+    };
+    let snapshot = snapshot(&[("unknown", "edge"), ("west", "shop")], trust());
+    // The test's peer has no issuer, and is thus of cluster unknown.
+    let peer = peer(&snapshot, GATEWAY, Transit::Always);
+    for (cluster, is_permitted) in [
+        (Some("west"), true),
+        (Some("north"), false),
+        (Some("invented"), false),
+        (None, false),
+    ] {
+        let cluster = cluster.map(|cluster| format!(";cluster={cluster}"));
+        let source = format!("{CLIENT}{}", cluster.unwrap_or_default());
+        let permit = permit(&snapshot, &peer, Some(&source));
+        assert_eq!(permit.is_ok(), is_permitted, "{source}");
+    }
+    let sent = FirstPeer::header(&peer);
+    assert_eq!(sent, format!("{GATEWAY};cluster=unknown"));
+
+    // Only issuers of the domain's list may sign for it.
+    let source = format!("{CLIENT};cluster=west");
+    for (octet, is_permitted) in [(1, true), (2, false)] {
+        let list = Arc::new([SpkiHash::new([octet; 32])].into());
+        let trust = trust().with_domain_issuers([("west.local", list)]);
+        let change = Change {
+            trust: Some(trust),
+            ..Change::default()
+        };
+        let listed = build(&snapshot, change);
+        let permit = permit(&listed, &peer, Some(&source));
+        assert_eq!(permit.is_ok(), is_permitted, "issuer {octet}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Gateways with several addresses, and changes of gateways under open tunnels.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{Mesh, Workload};
+use crate::snapshot::{Endpoint, NetworkRule, NetworkTable, Snapshot};
+
+use super::{always, assert_shares, gateway, pods, service, spread};
+
+const IPV6: &str = "2001:db8::1";
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn others(endpoint: &Endpoint) -> Vec<String> {
+    let remote = endpoint.remote.as_ref().expect("a gateway");
+    let others = remote.other_addresses.iter();
+    others.map(ToString::to_string).collect()
+}
+
+fn updated(before: &Snapshot, workloads: Vec<Workload>) -> Snapshot {
+    let change = Change {
+        mesh: Some((Mesh::new([service(&[])], workloads), "east".into())),
+        ..Change::default()
+    };
+    build(before, change)
+}
+
+#[test]
+fn a_gateway_with_several_addresses_has_the_share_of_one() {
+    let mut dual = gateway("west", 1);
+    dual.addresses = [address("192.0.2.1"), address(IPV6)].into();
+    let mut workloads = [pods("east", 2), pods("west", 2)].concat();
+    workloads.extend([dual, gateway("west", 2)]);
+    let snapshot = spread(workloads);
+    let set = always(&snapshot);
+    let want = [
+        ("10.0.0.1:15008", 0.25),
+        ("10.0.0.2:15008", 0.25),
+        ("192.0.2.2:15008", 0.25),
+        ("[2001:db8::1]:15008", 0.25),
+    ];
+    assert_shares(set, &want);
+    let mut endpoints = set.endpoints.iter();
+    let dual = endpoints.find(|one| one.address.is_ipv6()).expect("one");
+    assert_eq!(others(dual), ["192.0.2.1:15008"]);
+}
+
+#[test]
+fn the_addresses_of_a_hostname_are_gateways_by_pairs_in_any_order_of_the_answer() {
+    let rule = NetworkRule {
+        gateways: [("gw.example.com".into(), 15008)].into(),
+        ..NetworkRule::default()
+    };
+    let first = build(
+        &spread(pods("west", 2)),
+        Change {
+            networks: Some([("west".into(), rule)].into_iter().collect()),
+            ..Change::default()
+        },
+    );
+    let answered = |before: &Snapshot, addresses: [&str; 3]| {
+        let addresses = addresses.map(address).into();
+        let change = Change {
+            answers: vec![("gw.example.com".into(), addresses)],
+            ..Change::default()
+        };
+        build(before, change)
+    };
+    let second = answered(&first, ["192.0.2.9", "192.0.2.8", IPV6]);
+    let third = answered(&second, [IPV6, "192.0.2.8", "192.0.2.9"]);
+    for snapshot in [&second, &third] {
+        let want = [("192.0.2.9:15008", 0.5), ("[2001:db8::1]:15008", 0.5)];
+        assert_shares(always(snapshot), &want);
+        let mut endpoints = always(snapshot).endpoints.iter();
+        let dual = endpoints.find(|one| one.address.is_ipv6()).expect("one");
+        assert_eq!(others(dual), ["192.0.2.8:15008"]);
+    }
+    let state = |snapshot| Arc::as_ptr(&always(snapshot).endpoints[0].state);
+    assert_eq!(state(&second), state(&third));
+}
+
+#[test]
+fn the_generation_moves_with_a_new_gateway_and_a_new_identity_of_a_gateway() {
+    let records = |change: &dyn Fn(&mut Workload)| {
+        let mut workloads = pods("west", 2);
+        let mut one = gateway("west", 1);
+        change(&mut one);
+        workloads.push(one);
+        workloads
+    };
+    let first = spread(records(&|_| ()));
+    let moved = |workloads| updated(&first, workloads).generation - first.generation;
+    assert_eq!(moved(records(&|_| ())), 0);
+    assert_eq!(moved(records(&|one| one.healthy = false)), 0);
+    assert_eq!(moved(records(&|one| one.cluster = "north".into())), 1);
+    assert_eq!(
+        moved(records(&|one| one.addresses = [address(IPV6)].into())),
+        1
+    );
+    assert_eq!(moved(pods("west", 2)), 0);
+    let two = [records(&|_| ()), vec![gateway("west", 2)]].concat();
+    assert_eq!(moved(two), 1);
+
+    let endpoint = &always(&first).endpoints[0];
+    let known = endpoint.remote.as_ref().expect("a gateway");
+    let identities = |snapshot: &Snapshot| {
+        let now = snapshot.current_gateway(known, endpoint.address);
+        now.identities.join(",")
+    };
+    assert_eq!(identities(&first), "spiffe://west.local/ns/edge/sa/gateway");
+    let renamed = updated(&first, records(&|one| one.service_account = "other".into()));
+    assert_eq!(renamed.generation, first.generation + 1);
+    assert_eq!(identities(&renamed), "spiffe://west.local/ns/edge/sa/other");
+    let rule = NetworkRule {
+        identities: ["spiffe://west.local/ns/edge/sa/configured".into()].into(),
+        ..NetworkRule::default()
+    };
+    let table: NetworkTable = [("west".into(), rule)].into_iter().collect();
+    let configured = build(
+        &first,
+        Change {
+            networks: Some(table),
+            ..Change::default()
+        },
+    );
+    assert_eq!(configured.generation, first.generation + 1);
+    assert_eq!(
+        identities(&configured),
+        "spiffe://west.local/ns/edge/sa/configured"
+    );
+    // Without a record, only the configuration of the network is left.
+    assert_eq!(identities(&updated(&first, pods("west", 2))), "");
+}

@@ -1,0 +1,152 @@
+//! Memory of tunnels, several addresses of a gateway, and gateways that cannot be replaced.
+
+use std::future::poll_fn;
+
+use super::*;
+
+/// Time without progress after which a write is blocked.
+const BLOCKED: Duration = Duration::from_millis(300);
+
+/// Bytes of a write on a counter until they are dropped.
+struct Charge {
+    counter: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Charge {
+    fn new(counter: &Arc<AtomicUsize>, bytes: usize) -> Self {
+        counter.fetch_add(bytes, Ordering::SeqCst);
+        Self {
+            counter: Arc::clone(counter),
+            bytes,
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.counter.fetch_sub(self.bytes, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_wait_for_the_socket_are_charged_and_their_writes_are_bounded() {
+    const WINDOW: u32 = 64 << 20;
+    let world = World::new();
+    let (stop, stopped) = watch::channel(Stop::No);
+    let script = Script {
+        window: WINDOW,
+        stop: stopped,
+        ..Script::new(Answer::Echo)
+    };
+    let gateway = world.west(script).await;
+    let mut large = world.open(&gateway).await.expect("a tunnel");
+    let mut small = world.open(&gateway).await.expect("a tunnel");
+    stop.send_replace(Stop::Silence);
+    let counter = Arc::new(AtomicUsize::new(0));
+    let charge = |bytes| Charge::new(&counter, bytes);
+    let (bytes, mut sent) = (vec![7; 64 * 1024], 0);
+    while let Ok(written) = timeout(BLOCKED, large.write(&bytes, charge)).await {
+        sent += written.expect("an open tunnel");
+    }
+    assert!(sent < WINDOW as usize, "the socket is full, not the window");
+    let held = counter.load(Ordering::SeqCst);
+    // A write that was sent in part is held as a whole.
+    let most = 128 * 1024 + bytes.len();
+    assert!((bytes.len()..=most).contains(&held), "{held} of {sent}");
+    let mut writes = 0;
+    while small.try_write(&[IoSlice::new(b"x")], charge).is_ok() {
+        writes += 1;
+        assert!(writes < 1000, "writes without bound");
+    }
+    assert_eq!(counter.load(Ordering::SeqCst), held + writes);
+    let room = timeout(BLOCKED, poll_fn(|cx| small.poll_write_ready(cx))).await;
+    assert!(room.is_err(), "{room:?} after {writes} writes");
+    drop((large, small));
+    // The write that is being sent may outlive its stream until the connection goes on.
+    let left = counter.load(Ordering::SeqCst);
+    assert!(left <= bytes.len(), "{left} are left");
+}
+
+#[tokio::test]
+async fn a_connection_that_cannot_be_replaced_serves_and_attempts_back_off() {
+    const TUNNELS: usize = 50;
+    let world = World::new();
+    let script = Script {
+        connections_max: 1,
+        ..Script::new(Answer::Echo)
+    };
+    let gateway = world.west(script).await;
+    drop(world.open(&gateway).await.expect("a tunnel"));
+    world.renew();
+    let since = Instant::now();
+    for _ in 0..TUNNELS {
+        let mut stream = world.open(&gateway).await.expect("a tunnel");
+        echoes(&mut stream, b"hello").await;
+    }
+    let attempts = gateway.connections() - 1;
+    // One at once, and others after pauses of at least a second.
+    let most = 1 + usize::try_from(since.elapsed().as_secs()).expect("a short time");
+    assert!((1..=most).contains(&attempts), "{attempts} of {most}");
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_gets_a_new_connection() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let mut old = world.open(&gateway).await.expect("a tunnel");
+    world.renew();
+    let replaced = async {
+        while gateway.connections() < 2 {
+            let mut stream = world.open(&gateway).await.expect("a tunnel");
+            echoes(&mut stream, b"hello").await;
+        }
+    };
+    timeout(SOON, replaced).await.expect("a second connection");
+    echoes(&mut old, b"hello").await;
+}
+
+#[tokio::test]
+async fn addresses_of_a_gateway_are_tried_in_turn() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let nobody = closed.local_addr().expect("an address");
+    drop(closed);
+    let at = |other: SocketAddr| RemoteGateway {
+        other_addresses: [other].into(),
+        ..remote("west", &[WEST])
+    };
+    let first = world.open_at(nobody, at(gateway.address)).await;
+    echoes(&mut first.expect("a tunnel"), b"hello").await;
+    let second = world.open_at(gateway.address, at(nobody)).await;
+    echoes(&mut second.expect("a tunnel"), b"hello").await;
+    let refused = world.open_at(nobody, at(nobody)).await;
+    let refused = refused.expect_err("no gateway");
+    assert_eq!(refused.reason, Reason::GatewayUnreachable, "{refused:?}");
+    assert_eq!(gateway.connections(), 2);
+}
+
+#[tokio::test]
+async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let stream = world.open(&gateway).await.expect("a tunnel");
+    let snapshot = world.publisher.reader().snapshot();
+    for (wanted, why) in [
+        (remote("west", &[WEST]), None),
+        (remote("", &[]), None),
+        (remote("north", &[]), Some("belongs to cluster west")),
+        (
+            remote("west", &["spiffe://west.local/ns/a/sa/b"]),
+            Some("is not an identity"),
+        ),
+    ] {
+        let checked = stream.servers().check_gateway(&wanted, &snapshot);
+        match (checked, why) {
+            (Ok(()), None) => {}
+            (Err(error), Some(why)) => assert!(error.contains(why), "{error}"),
+            (checked, _) => panic!("{checked:?} for {wanted:?}"),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Verification of the server of a connection, after its handshake.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustls::pki_types::CertificateDer;
+
+use crate::reason::HandshakeRefusal;
+use crate::snapshot::{Reader, RemoteGateway, Snapshot};
+use crate::tls::{Chain, Identity, InboundTls, leaf_identity};
+
+/// Identity and chain of a server, as the handshake has verified them.
+#[derive(Debug)]
+pub(super) struct Verified {
+    pub(super) chain: Arc<Chain>,
+    pub(super) identity: Identity,
+}
+
+/// Workloads that may be at the end of a tunnel. Without identities and namespaces, every workload
+/// of the cluster is one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExpectedWorkloads {
+    /// Accepted identities (`spiffe://…`).
+    pub identities: Box<[Arc<str>]>,
+    /// Accepted namespaces.
+    pub namespaces: Box<[Arc<str>]>,
+}
+
+impl Verified {
+    /// Identifies a server. The handshake has verified its chain, trust domain, issuer and
+    /// revocation.
+    ///
+    /// # Errors
+    /// The chain has just lost trust, or its identity is not one of the mesh.
+    pub(super) fn new(
+        certificates: &[CertificateDer<'_>],
+        tls: &InboundTls,
+        reader: &Reader,
+    ) -> Result<Self, String> {
+        let refused = |refusal: HandshakeRefusal| format!("{refusal}: {}", refusal.description());
+        let leaf = certificates.first();
+        let leaf = leaf.ok_or_else(|| refused(HandshakeRefusal::NoCertificate))?;
+        let identity = leaf_identity(leaf).map_err(refused)?;
+        let chain = tls.register_chain(certificates).map_err(refused)?;
+        let verified = Self { chain, identity };
+        verified.cluster(&reader.load())?;
+        Ok(verified)
+    }
+
+    /// Checks that the server is the wanted gateway.
+    ///
+    /// The root alone proves nothing: each workload of the mesh has a certificate below it.
+    ///
+    /// # Errors
+    /// The difference.
+    pub(super) fn check_gateway(
+        &self,
+        wanted: &RemoteGateway,
+        snapshot: &Snapshot,
+    ) -> Result<(), String> {
+        let (uri, own) = (&self.identity.uri, &*snapshot.balancing.position.cluster);
+        if !wanted.identities.is_empty() && !wanted.identities.contains(uri) {
+            return Err(format!("{uri} is not an identity of this gateway"));
+        }
+        if !wanted.cluster.is_empty() {
+            return self.check_cluster(&wanted.cluster, snapshot);
+        }
+        if wanted.identities.is_empty() && *self.cluster(snapshot)? == *own {
+            return Err(format!(
+                "{uri} belongs to our own cluster {own}, and neither cluster nor identities of \
+                 this gateway are known"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that the server is an expected workload of a cluster.
+    ///
+    /// # Errors
+    /// The difference.
+    pub(super) fn check_workload(
+        &self,
+        wanted: &ExpectedWorkloads,
+        (cluster, snapshot): (&str, &Snapshot),
+    ) -> Result<(), String> {
+        self.check_cluster(cluster, snapshot)?;
+        let Identity { uri, namespace, .. } = &self.identity;
+        let ExpectedWorkloads {
+            identities,
+            namespaces,
+        } = wanted;
+        let is_any = identities.is_empty() && namespaces.is_empty();
+        if is_any || identities.contains(uri) || namespaces.contains(namespace) {
+            return Ok(());
+        }
+        Err(format!("{uri} is not one of the binding's `workloads`"))
+    }
+
+    /// Returns the first expiry in the chain.
+    pub(super) fn not_after(&self) -> SystemTime {
+        self.chain.not_after()
+    }
+
+    /// Returns the cluster of the issuer or trust domain.
+    fn cluster(&self, snapshot: &Snapshot) -> Result<Arc<str>, String> {
+        let issuer = Some(&self.chain.issuer().spki);
+        let cluster = snapshot
+            .trust
+            .peer_cluster(&self.identity.trust_domain, issuer);
+        let refusal = HandshakeRefusal::UntrustedDomain;
+        let cluster = cluster.ok_or_else(|| format!("{refusal}: {}", refusal.description()))?;
+        Ok(cluster.name)
+    }
+
+    fn check_cluster(&self, wanted: &str, snapshot: &Snapshot) -> Result<(), String> {
+        let (uri, found) = (&self.identity.uri, self.cluster(snapshot)?);
+        if *found == *wanted {
+            return Ok(());
+        }
+        Err(format!("{uri} belongs to cluster {found}, not to {wanted}"))
+    }
+}

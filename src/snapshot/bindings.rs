@@ -1,0 +1,189 @@
+//! Endpoints of bindings: gateways of the clusters whose service a binding claims.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::endpoints::Entries;
+use super::{EndpointSet, EndpointState, Snapshot, mesh};
+
+/// Endpoints of one binding, with the states of their gateways, which outlive a snapshot.
+#[derive(Debug)]
+pub struct BoundEndpoints {
+    clusters: Box<[Arc<str>]>,
+    host: Arc<str>,
+    port: u16,
+    last: Mutex<Last>,
+}
+
+/// Set of the last snapshot that was read.
+#[derive(Debug, Default)]
+struct Last {
+    version: Option<u64>,
+    set: Arc<EndpointSet>,
+    states: HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>,
+}
+
+impl BoundEndpoints {
+    /// Creates the endpoints of a service port of these clusters.
+    pub fn new(clusters: impl IntoIterator<Item = Arc<str>>, host: Arc<str>, port: u16) -> Self {
+        Self {
+            clusters: clusters.into_iter().collect(),
+            host,
+            port,
+            last: Mutex::default(),
+        }
+    }
+
+    /// Returns the current endpoints. Networks are weighted by their ready instances, or evenly
+    /// where the mesh does not know these. The cost after a change of the snapshot is that of all
+    /// gateways.
+    pub fn load(&self, snapshot: &Snapshot) -> Arc<EndpointSet> {
+        let mut last = self.last.lock();
+        // An older snapshot, which another worker still has, changes nothing.
+        if last.version >= Some(snapshot.version) {
+            return Arc::clone(&last.set);
+        }
+        let old = std::mem::take(&mut last.states);
+        let states = &mut last.states;
+        let shares = self.shares(snapshot, |network, address| {
+            let key = (Arc::clone(network), address);
+            let state = old.get(&key).cloned().unwrap_or_default();
+            states.insert(key, Arc::clone(&state));
+            state
+        });
+        let entries = Entries::local(std::iter::empty()).with_networks(shares);
+        let endpoints = entries.list.into_iter().map(|entry| entry.endpoint);
+        last.set = Arc::new(EndpointSet::new(endpoints));
+        last.version = Some(snapshot.version);
+        Arc::clone(&last.set)
+    }
+
+    fn shares(
+        &self,
+        snapshot: &Snapshot,
+        state: impl FnMut(&Arc<str>, SocketAddr) -> Arc<EndpointState>,
+    ) -> Vec<super::remote_instances::NetworkShare> {
+        let known = snapshot.services.get(&*self.host);
+        let unknown = || {
+            Arc::new(mesh::Service {
+                hostname: Arc::clone(&self.host),
+                ..mesh::Service::default()
+            })
+        };
+        let service = known.map_or_else(unknown, |known| Arc::clone(&known.definition));
+        let name = format!("{}/{}", service.namespace, service.hostname);
+        let (service, rules) = (
+            ((&*service, &*name), self.port),
+            (&*snapshot.networks, snapshot.network()),
+        );
+        let remote = &snapshot.index.remote;
+        remote.cluster_shares(&self.clusters, service, rules, state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::builder::{Change, build};
+    use super::super::mesh::{Mesh, Template, Workload};
+    use super::super::{NetworkRule, NetworkTable};
+    use super::*;
+
+    /// Returns a network of a cluster with gateways at these last octets.
+    fn network(name: &str, cluster: &str, gateways: &[u8]) -> (Arc<str>, NetworkRule) {
+        let gateways = gateways.iter();
+        let rule = NetworkRule {
+            cluster: cluster.into(),
+            gateways: gateways
+                .map(|last| (format!("192.0.2.{last}").into(), 15008))
+                .collect(),
+            ..NetworkRule::default()
+        };
+        (name.into(), rule)
+    }
+
+    fn snapshot(mesh: Mesh) -> Snapshot {
+        let networks = [
+            network("west-1", "west", &[1]),
+            network("west-2", "west", &[2, 3]),
+            network("north", "north", &[4]),
+        ];
+        let change = Change {
+            mesh: Some((mesh, "east".into())),
+            networks: Some(NetworkTable::from_iter(networks)),
+            ..Change::default()
+        };
+        build(&Snapshot::default(), change)
+    }
+
+    /// Returns the gateways of the service in these clusters with their shares.
+    fn shares(clusters: &[&str], snapshot: &Snapshot) -> Vec<(String, f64)> {
+        let clusters = clusters.iter().map(|&cluster| cluster.into());
+        let bound = BoundEndpoints::new(clusters, "echo.app".into(), 80);
+        let set = bound.load(snapshot);
+        let total: u32 = set.endpoints.iter().map(|one| one.weight).sum();
+        let share = |one: &Arc<super::super::Endpoint>| {
+            assert_eq!(one.remote_authority().as_deref(), Some("echo.app:80"));
+            let share = f64::from(one.weight) / f64::from(total);
+            (one.address.to_string(), share)
+        };
+        set.endpoints.iter().map(share).collect()
+    }
+
+    #[test]
+    fn a_service_that_the_mesh_does_not_know_is_spread_evenly_over_networks() {
+        let snapshot = snapshot(Mesh::default());
+        let (one, two, three) = ("192.0.2.1:15008", "192.0.2.2:15008", "192.0.2.3:15008");
+        let west = [(one, 0.5), (two, 0.25), (three, 0.25)];
+        let west = west.map(|(address, share)| (address.to_owned(), share));
+        assert_eq!(shares(&["west"], &snapshot), west);
+        let third = 1.0 / 3.0;
+        let found = shares(&["west", "north"], &snapshot);
+        let north = found
+            .iter()
+            .find(|(address, _)| address.ends_with(".4:15008"));
+        assert_eq!(north.map(|(_, share)| *share), Some(third));
+        assert!(shares(&["east"], &snapshot).is_empty());
+    }
+
+    #[test]
+    fn instances_that_the_mesh_knows_weigh_their_network_and_states_stay() {
+        let service = mesh::Service {
+            namespace: "app".into(),
+            hostname: "echo.app".into(),
+            ports: [(80, 80)].into(),
+            ..mesh::Service::default()
+        };
+        let workload = |uid: &str, network: &str, healthy| Workload {
+            uid: uid.into(),
+            healthy,
+            capacity: 1,
+            services: [("app/echo.app".into(), [(80, 80)].into())].into(),
+            template: Template {
+                network: network.into(),
+                ..Template::default()
+            }
+            .into(),
+            ..Workload::default()
+        };
+        let pods = [
+            workload("a", "west-1", true),
+            workload("b", "west-1", true),
+            workload("c", "west-1", true),
+            workload("d", "west-2", false),
+            workload("e", "north", true),
+        ];
+        let snapshot = snapshot(Mesh::new([service], pods));
+        let north = ("192.0.2.4:15008".to_owned(), 0.25);
+        let west = ("192.0.2.1:15008".to_owned(), 0.75);
+        let mut found = shares(&["west", "north"], &snapshot);
+        found.sort_by(|one, other| one.0.cmp(&other.0));
+        assert_eq!(found, [west, north]);
+        let bound = BoundEndpoints::new(["north".into()], "echo.app".into(), 80);
+        let state = |snapshot: &Snapshot| Arc::clone(&bound.load(snapshot).endpoints[0].state);
+        let next = build(&snapshot, Change::default());
+        assert!(Arc::ptr_eq(&state(&snapshot), &state(&next)));
+    }
+}

@@ -1,0 +1,226 @@
+//! Services that links expose, and entries whose limits apply.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::Mesh;
+use crate::snapshot::{ServiceLimits, ServiceVisibility, Snapshot, Subset, SubsetPart};
+use crate::wire::Label;
+use crate::wire::sni::{self, SniPattern};
+
+const ECHO: &str = "echo.app.svc.cluster.local";
+const CART: &str = "cart.shop.svc.cluster.local";
+const HIDDEN: &str = "hidden.shop.svc.cluster.local";
+
+#[test]
+fn one_peer_reaches_what_its_link_exposes_and_another_its_selection() {
+    let mut hidden = service(HIDDEN, &[80]);
+    hidden.private = true;
+    let mesh = Mesh::new([service(ECHO, &[80]), service(CART, &[80]), hidden], []);
+    let mut exposure = ExposureTable::new(false);
+    exposure.add_entry(ECHO, &exposed("north", false), []);
+    let snapshot = build_snapshot(mesh, names(&[("cart.alias", &[CART], None, "")]), exposure);
+    let reached = |patterns: &[&str], local: &[&str]| {
+        let patterns = patterns.iter().map(|text| SniPattern::parse(text));
+        let patterns: Result<Vec<_>, _> = patterns.collect();
+        let scope = ServiceVisibility {
+            by_link: [("west".into(), patterns.expect("patterns"))].into(),
+            local: local.iter().map(|&host| host.into()).collect(),
+            ..ServiceVisibility::default()
+        };
+        let change = Change {
+            scope: Some(scope),
+            ..Change::default()
+        };
+        let snapshot = build(&snapshot, change);
+        let asked = [
+            "echo.app.global:80",
+            "cart.alias:80",
+            "hidden.shop.global:80",
+        ];
+        asked.map(|text| {
+            let found = found(&snapshot, text);
+            found.map(|found| found.expect("a service").1)
+        })
+    };
+    let (north, nobody) = ([false, true, false], [false; 3]);
+    let both = [true, true, false];
+    let west = [true, false, false];
+    assert_eq!(reached(&[], &[]), [north, nobody, nobody]);
+    assert_eq!(reached(&["*"], &[]), [both, west, nobody]);
+    assert_eq!(reached(&["*"], &[CART]), [both, nobody, nobody]);
+    assert_eq!(
+        reached(&["*.shop.svc.cluster.local"], &[]),
+        [north, west, nobody]
+    );
+    assert_eq!(reached(&["echo.app.global"], &[]), [both, nobody, nobody]);
+}
+
+fn limited(to: &str, tunnels: u32) -> Exposure {
+    Exposure {
+        limits: ServiceLimits {
+            tunnels: Some(tunnels),
+            ..ServiceLimits::default()
+        },
+        ..exposed(to, false)
+    }
+}
+
+fn limits(snapshot: &Snapshot, domain: &str, text: &str) -> Vec<Option<u32>> {
+    let asked = asked(text);
+    let found = snapshot.find(caller(domain), &asked).expect("a service");
+    let to = ServicePort {
+        host: &found.service.hostname,
+        port: found.port,
+    };
+    let entries = snapshot.limiting_entries(
+        std::iter::once(caller(domain)),
+        &asked,
+        to,
+        &found.matched_by,
+    );
+    entries.iter().map(|entry| entry.limits.tunnels).collect()
+}
+
+#[test]
+fn the_limits_of_each_entry_that_admits_a_peer_apply() {
+    let mesh = Mesh::new([service(ECHO, &[80, 81]), service(CART, &[80])], []);
+    let mut exposure = ExposureTable::new(false);
+    let of_port = Exposure {
+        port: Some(81),
+        ..limited("west", 3)
+    };
+    let twice = [("given.name", None), ("given.name", Some(80))];
+    exposure.add_entry(ECHO, &limited("west", 1), twice);
+    exposure.add_entry(ECHO, &limited("north", 2), []);
+    exposure.add_entry(ECHO, &of_port, []);
+    exposure.add_entry(ECHO, &exposed("anyone", false), []);
+    exposure.add_entry(CART, &limited("anyone", 4), []);
+    let names = names(&[("both.global:80", &[ECHO, CART], None, "")]);
+    let snapshot = build_snapshot(mesh, names, exposure);
+    for (domain, text, want) in [
+        ("west.local", "echo.app.global:80", &[1][..]),
+        ("west.local", "echo.app.global:81", &[1, 3]),
+        ("west.local", "given.name:80", &[1]),
+        ("north.local", "echo.app.global:80", &[2]),
+        ("west.local", "both.global:80", &[1, 4]),
+    ] {
+        let want: Vec<_> = want.iter().map(|max| Some(*max)).collect();
+        assert_eq!(limits(&snapshot, domain, text), want, "{domain} {text}");
+    }
+}
+
+#[test]
+fn an_entry_for_the_same_peers_keeps_its_count_in_a_new_table() {
+    let table = |first: &Exposure, second: &Exposure| {
+        let mut exposure = ExposureTable::new(false);
+        exposure.add_entry(ECHO, first, [("given.name", None)]);
+        exposure.add_entry(ECHO, second, []);
+        exposure
+    };
+    let old = table(&limited("west", 1), &limited("north", 1));
+    let mesh = Mesh::new([service(ECHO, &[80])], []);
+    let old = build_snapshot(mesh, names(&[]), old);
+    let of = |snapshot: &Snapshot, at: usize| Arc::clone(&snapshot.exposure.entries(ECHO)[at].open);
+    let _open = of(&old, 0).add();
+    let next = |first: &Exposure, second: &Exposure| {
+        let change = Change {
+            exposure: Some(table(first, second)),
+            ..Change::default()
+        };
+        let next = build(&old, change);
+        let name = asked("given.name:80");
+        let given = next.exposure.entries_with_alias(&name);
+        let given: Vec<_> = given.map(|entry| entry.open.get()).collect();
+        (of(&next, 0).get(), of(&next, 1).get(), given)
+    };
+    let north = limited("north", 7);
+    let first = Exposure {
+        index: 1,
+        ..limited("west", 7)
+    };
+    assert_eq!(next(&north, &first), (0, 1, vec![0]));
+    assert_eq!(next(&first, &north), (1, 0, vec![1]));
+    assert_eq!(next(&north, &limited("anyone", 7)), (0, 0, vec![0]));
+}
+
+fn of_version(last: u8, version: &str) -> Workload {
+    let one = workload(last, "", &[(ECHO, 80, 8080)]);
+    let template = mesh::Template {
+        canonical_revision: version.into(),
+        ..mesh::Template::clone(&one.template)
+    };
+    Workload {
+        template: template.into(),
+        ..one
+    }
+}
+
+fn part(version: &str, weight: u32) -> SubsetPart {
+    SubsetPart {
+        name: version.into(),
+        labels: [(Label::Revision, version.into())].into(),
+        weight,
+    }
+}
+
+#[test]
+fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
+    let workloads = [
+        of_version(1, "v1"),
+        of_version(2, "v1"),
+        of_version(3, "v2"),
+        of_version(4, "v3"),
+    ];
+    let subset = |name: &str, parts: Vec<SubsetPart>| {
+        let alias = Alias::new(ECHO, None, vec![(ECHO.into(), None)], None, None);
+        let subset = Subset {
+            name: name.into(),
+            parts: parts.into(),
+        };
+        (format!("{ECHO}@{name}"), alias.with_subset(subset))
+    };
+    let subsets = [
+        subset("v1", vec![part("v1", 1)]),
+        subset("mix", vec![part("v1", 30), part("v2", 10)]),
+    ];
+    let (hosts, aliases): (Vec<_>, Vec<_>) = subsets.into_iter().unzip();
+    let names = NameTable::new(SUFFIXES, hosts.iter().map(String::as_str).zip(aliases));
+    let mut exposure = ExposureTable::new(false);
+    exposure.add_entry(ECHO, &exposed("west", false), []);
+    let mesh = Mesh::new([service(ECHO, &[80])], workloads);
+    let snapshot = build_snapshot(mesh, names, exposure);
+    let endpoints = |subset: &str| {
+        let name = format!("outbound_.80_.{subset}_.echo.app.global");
+        let asked = sni::authority_of(&name, 1);
+        let found = snapshot.find(caller("west.local"), &asked)?;
+        let set = snapshot.endpoints(&found, false);
+        let host = &*found.service.hostname;
+        let to = ServicePort { host, port: 80 };
+        let judge =
+            |domain| snapshot.evaluate_exposure(caller(domain), &asked, to, &found.matched_by);
+        assert_eq!(judge("west.local"), ExposureVerdict::Allowed);
+        assert_eq!(judge("north.local"), ExposureVerdict::NotForPeer);
+        let mut uids: Vec<_> = set
+            .endpoints
+            .iter()
+            .map(|one| one.uid().to_string())
+            .collect();
+        uids.sort_unstable();
+        let groups = set.groups().map(|groups| {
+            let groups = groups.list().iter();
+            groups
+                .map(|group| (group.ready, group.share))
+                .collect::<Vec<_>>()
+        });
+        Some((uids.join(" "), groups))
+    };
+    assert_eq!(endpoints("v1"), Some(("uid-1 uid-2".to_owned(), None)));
+    let shares = vec![(2, 0.75), (1, 0.25)];
+    assert_eq!(
+        endpoints("mix"),
+        Some(("uid-1 uid-2 uid-3".to_owned(), Some(shares)))
+    );
+    assert_eq!(endpoints("v4"), None);
+}

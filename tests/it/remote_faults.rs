@@ -1,0 +1,415 @@
+//! Faults of a gateway of another network: alone, where a tunnel ends with the typed outcome, and
+//! beside a second gateway, where no tunnel fails.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::{Connection, SendResponse};
+use http::{Request, Response};
+use strait::tls::{self, TrustedDomain};
+use strait::tools::dev::Leaf;
+use strait::tools::hbone::{Client, ConnectError};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::support::{ECHO, Gateway, Net, Settings, echoes, identities, run};
+
+const WEST_GATEWAY: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
+/// Service of a network with the faulty gateway alone.
+const ALONE: &str = "secret.app.svc.cluster.local:80";
+const TUNNELS: usize = 20;
+/// Tunnels on one connection of Envoy, and of the pool (docs/wire-contract.md 1.2).
+const STREAMS: u32 = 100;
+/// Time from the first CONNECT of a connection to its silence.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
+
+/// Fault of a gateway.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    /// GOAWAY after each CONNECT, which is served.
+    GoAway,
+    /// GOAWAY in place of an answer, and the end of the connection.
+    AbruptGoAway,
+    /// One connection is accepted, and no other.
+    OneConnection,
+    /// A CONNECT is not answered.
+    Slow,
+    /// The first CONNECT is answered. After that nothing is read, and no new handshake is answered.
+    Silent,
+    /// The certificate is that of another account.
+    Identity,
+    /// The certificate is signed for another cluster.
+    Issuer,
+    /// The certificate has expired.
+    Expired,
+    /// 503 with this outcome.
+    Reject(Option<&'static str>),
+}
+
+/// Running gateway of network west, which echoes unless it has a fault.
+struct Remote {
+    _tasks: JoinSet<()>,
+}
+
+/// State that the connections of a gateway share.
+#[derive(Default)]
+struct Shared {
+    connections: AtomicUsize,
+    is_silent: AtomicBool,
+}
+
+impl Remote {
+    async fn start(net: Net, fault: Fault) -> Self {
+        let listener = net.listen(1, 15008).await;
+        let east = TrustedDomain {
+            name: "east.local".into(),
+            issuers: None,
+            roots: None,
+        };
+        let material = identities().material(&leaf(fault));
+        let config = tls::endpoint_server_config(&material, vec![east]);
+        let acceptor = TlsAcceptor::from(config.expect("a configuration"));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(accept(listener, acceptor, fault));
+        Self { _tasks: tasks }
+    }
+}
+
+fn leaf(fault: Fault) -> Leaf {
+    let identities = identities();
+    let past = time::OffsetDateTime::UNIX_EPOCH;
+    let leaf = match fault {
+        Fault::Identity => identities
+            .west
+            .leaf("spiffe://west.local/ns/other/sa/gateway"),
+        Fault::Issuer => identities.east.leaf(WEST_GATEWAY),
+        Fault::Expired => identities.west.leaf_with(|params| {
+            let uri = WEST_GATEWAY.try_into().expect("a URI");
+            params.subject_alt_names = vec![rcgen::SanType::URI(uri)];
+            params.not_before = past;
+            params.not_after = past + Duration::from_secs(1);
+        }),
+        _ => identities.west.leaf(WEST_GATEWAY),
+    };
+    leaf.expect("a leaf")
+}
+
+async fn accept(listener: TcpListener, acceptor: TlsAcceptor, fault: Fault) {
+    let (shared, mut connections) = (Arc::new(Shared::default()), JoinSet::new());
+    while let Ok((stream, _)) = listener.accept().await {
+        let count = shared.connections.fetch_add(1, Ordering::SeqCst);
+        if fault == Fault::OneConnection && count > 0 {
+            continue;
+        }
+        let (acceptor, shared) = (acceptor.clone(), Arc::clone(&shared));
+        connections.spawn(async move {
+            if shared.is_silent.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
+            if let Ok(stream) = acceptor.accept(stream).await {
+                serve(stream, fault, &shared).await;
+            }
+        });
+    }
+}
+
+async fn serve(stream: TlsStream<TcpStream>, fault: Fault, shared: &Shared) {
+    let mut settings = h2::server::Builder::new();
+    settings.max_concurrent_streams(STREAMS);
+    let handshake: Result<Connection<_, Bytes>, _> = settings.handshake(stream).await;
+    let Ok(mut http2) = handshake else { return };
+    let mut tunnels = JoinSet::new();
+    while let Some(Ok((request, mut respond))) = http2.accept().await {
+        match fault {
+            Fault::AbruptGoAway => {
+                http2.abrupt_shutdown(h2::Reason::NO_ERROR);
+                tunnels.spawn(hold(respond));
+            }
+            Fault::Slow => {
+                tunnels.spawn(hold(respond));
+            }
+            Fault::Reject(outcome) => {
+                let mut answer = Response::builder().status(503);
+                if let Some(outcome) = outcome {
+                    answer = answer.header("x-strait-outcome", outcome);
+                }
+                let answer = answer.body(()).expect("an answer");
+                let _ = respond.send_response(answer, true);
+            }
+            Fault::Silent => {
+                tunnels.spawn(echo(request, respond));
+                // The tunnel is used before the silence begins.
+                let _ = tokio::time::timeout(SILENT_AFTER, http2.accept()).await;
+                shared.is_silent.store(true, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            }
+            _ => {
+                tunnels.spawn(echo(request, respond));
+                if fault == Fault::GoAway {
+                    http2.graceful_shutdown();
+                }
+            }
+        }
+    }
+}
+
+/// Leaves a request without an answer.
+async fn hold(mut respond: SendResponse<Bytes>) {
+    std::future::pending::<()>().await;
+    respond.send_reset(h2::Reason::CANCEL);
+}
+
+async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    let answer = Response::new(());
+    let (Ok(mut send), mut receive) = (respond.send_response(answer, false), request.into_body())
+    else {
+        return;
+    };
+    while let Some(Ok(bytes)) = receive.data().await {
+        let _ = receive.flow_control().release_capacity(bytes.len());
+        // The tests send less than a window.
+        let _ = send.send_data(bytes, false);
+    }
+    let _ = send.send_data(Bytes::new(), true);
+}
+
+/// Gateway of network east. [`ECHO`] is behind both gateways of network west, and [`ALONE`] behind
+/// the faulty one, as the only gateway of network north.
+struct Rig {
+    gateway: Gateway,
+    client: Client,
+    _remotes: [Remote; 2],
+}
+
+impl Rig {
+    async fn start(fault: Fault) -> Self {
+        let (faulty, good) = (Net::new(), Net::new());
+        let remotes = [
+            Remote::start(faulty, fault).await,
+            Remote::start(good, Fault::None).await,
+        ];
+        let mut settings = Settings::new(Net::new(), identities());
+        settings.mesh = mesh();
+        settings.exposure = [ECHO, ALONE].map(exposure).concat();
+        let [faulty, good] = [faulty, good].map(|net| net.address(1, 15008));
+        settings.more += &networks(faulty, good);
+        let mut gateway = Gateway::spawn(&settings, |folder| {
+            if fault == Fault::Issuer {
+                let identities = identities();
+                let issuers = [
+                    ("east", identities.east.pem()),
+                    ("west", identities.west.pem()),
+                ];
+                for (name, pem) in issuers {
+                    std::fs::write(folder.join(format!("{name}.pem")), pem).expect("a file");
+                }
+                determine_clusters_by_issuers(folder);
+            }
+        });
+        gateway.ready().await;
+        let client = gateway.client(identities()).await;
+        Self {
+            gateway,
+            client,
+            _remotes: remotes,
+        }
+    }
+
+    /// Asserts that no tunnel to the service behind both gateways fails.
+    async fn no_tunnel_fails(&self) {
+        for at in 0..TUNNELS {
+            let opened = self.client.tunnel(ECHO).await;
+            let mut tunnel = opened.unwrap_or_else(|error| panic!("tunnel {at}: {error}"));
+            echoes(&mut tunnel).await;
+        }
+    }
+
+    /// Asserts that a tunnel to the service behind the faulty gateway alone ends for this reason,
+    /// with this text in the log.
+    async fn is_rejected(&self, reason: &str, text: &str) {
+        let refused = self.client.tunnel(ALONE).await;
+        let is_503 = matches!(&refused, Err(ConnectError::Status(status)) if *status == 503);
+        assert!(is_503, "{refused:?}\n{}", self.gateway.log());
+        let ends = self.gateway.tunnels_by_reason().await;
+        assert_eq!(
+            ends.get(reason),
+            Some(&1.0),
+            "{ends:?}\n{}",
+            self.gateway.log()
+        );
+        self.gateway.logged(text).await;
+    }
+
+    async fn failed_dials(&self) -> f64 {
+        self.gateway
+            .metric("strait_dials_total{result=\"failed\"}")
+            .await
+    }
+}
+
+fn mesh() -> String {
+    let service = |name: &str| {
+        format!(
+            "  - {{name: {name}, namespace: app, hostname: {name}.app.svc.cluster.local, vips: [],
+     ports: {{80: 9000}}}}\n"
+        )
+    };
+    let instance = |name: &str, network: &str| {
+        format!(
+            "  - {{uid: \"{network}/{name}\", name: {name}-0, namespace: app, serviceAccount: echo,
+     trustDomain: west.local, clusterId: west, network: {network}, workloadIps: [\"10.0.0.1\"],
+     protocol: HBONE, workloadName: {name},
+     services: {{app/{name}.app.svc.cluster.local: {{80: 9000}}}}}}\n"
+        )
+    };
+    let services = ["echo", "secret"].map(service).concat();
+    let instances = [instance("echo", "west"), instance("secret", "north")].concat();
+    format!("services:\n{services}policies: []\nworkloads:\n{instances}")
+}
+
+fn exposure(service: &str) -> String {
+    format!("    - {{service: \"{service}\", to: [{{cluster: west}}], transit: always}}\n")
+}
+
+fn networks(faulty: SocketAddr, good: SocketAddr) -> String {
+    let network = |name: &str, gateways: &str| {
+        format!(
+            "  - {{name: {name}, cluster: west, identities: [\"{WEST_GATEWAY}\"],
+     gateways: [{gateways}]}}\n"
+        )
+    };
+    let both = format!("\"{faulty}\", \"{good}\"");
+    let alone = format!("\"{faulty}\"");
+    format!(
+        "networks:\n{}{}",
+        network("west", &both),
+        network("north", &alone)
+    )
+}
+
+fn determine_clusters_by_issuers(folder: &Path) {
+    const DOMAINS: &str = "    - {name: west.local, cluster: west}\n";
+    const CLUSTERS: &str = "  clusters:
+    - {name: east, issuers: [east.pem]}
+    - {name: west, issuers: [west.pem]}\n";
+    let file = folder.join("strait.yaml");
+    let text = std::fs::read_to_string(&file).expect("a configuration");
+    assert!(text.contains(DOMAINS), "{text}");
+    let text = text
+        .replace(DOMAINS, &format!("    - {{name: west.local}}\n{CLUSTERS}"))
+        .replace("{name: east.local, cluster: east}", "{name: east.local}");
+    std::fs::write(file, text).expect("a configuration");
+}
+
+/// Checks a fault that each tunnel meets.
+async fn check(fault: Fault, reason: &str, text: &str) {
+    let rig = Rig::start(fault).await;
+    rig.no_tunnel_fails().await;
+    assert!(rig.failed_dials().await >= 1.0, "{fault:?} was not met");
+    rig.is_rejected(reason, text).await;
+}
+
+#[test]
+fn a_graceful_goaway_costs_no_tunnel() {
+    run(async {
+        let rig = Rig::start(Fault::GoAway).await;
+        let mut open = Vec::new();
+        for _ in 0..TUNNELS {
+            let mut tunnel = rig.client.tunnel(ALONE).await.expect("a tunnel");
+            echoes(&mut tunnel).await;
+            open.push(tunnel);
+        }
+        rig.no_tunnel_fails().await;
+        for tunnel in &mut open {
+            echoes(tunnel).await;
+        }
+    });
+}
+
+#[test]
+fn an_abrupt_goaway_is_gateway_unreachable_and_another_gateway_takes_the_tunnel() {
+    let text = "the gateway's connection";
+    run(check(Fault::AbruptGoAway, "gateway_unreachable", text));
+}
+
+#[test]
+fn a_gateway_with_100_streams_in_use_and_no_second_connection_is_replaced() {
+    run(async {
+        let rig = Rig::start(Fault::OneConnection).await;
+        let mut open = Vec::new();
+        for _ in 0..STREAMS {
+            open.push(rig.client.tunnel(ALONE).await.expect("a tunnel"));
+        }
+        let text = "gateway_unreachable";
+        rig.is_rejected("gateway_unreachable", text).await;
+        rig.no_tunnel_fails().await;
+        for tunnel in &mut open {
+            echoes(tunnel).await;
+        }
+    });
+}
+
+#[test]
+fn a_slow_200_is_remote_unavailable_after_5_seconds() {
+    let text = "the gateway did not answer the CONNECT in time";
+    run(check(Fault::Slow, "remote_unavailable", text));
+}
+
+#[test]
+fn a_silent_gateway_is_unreachable_once_a_ping_is_late() {
+    run(async {
+        let rig = Rig::start(Fault::Silent).await;
+        let mut open = Vec::new();
+        for service in [ALONE, ECHO, ECHO] {
+            let mut tunnel = rig.client.tunnel(service).await.expect("a tunnel");
+            echoes(&mut tunnel).await;
+            open.push(tunnel);
+        }
+        // deadline: a connection is quiet after a further second, and a new tunnel sends a PING.
+        tokio::time::sleep(SILENT_AFTER + Duration::from_millis(1500)).await;
+        rig.no_tunnel_fails().await;
+        let text = "no connection in time";
+        rig.is_rejected("gateway_unreachable", text).await;
+    });
+}
+
+#[test]
+fn a_gateway_with_another_identity_is_untrusted() {
+    let text = "is not an identity of this gateway";
+    run(check(Fault::Identity, "gateway_untrusted", text));
+}
+
+#[test]
+fn a_gateway_with_the_issuer_of_another_cluster_is_untrusted() {
+    let text = "belongs to cluster east, not to west";
+    run(check(Fault::Issuer, "gateway_untrusted", text));
+}
+
+#[test]
+fn a_gateway_with_an_expired_certificate_is_untrusted() {
+    run(check(Fault::Expired, "gateway_untrusted", "expired"));
+}
+
+#[test]
+fn an_outcome_becomes_the_reason_and_another_gateway_takes_the_tunnel() {
+    run(async {
+        for (outcome, reason) in [
+            (None, "remote_unavailable"),
+            (Some("no_endpoint"), "remote_unavailable"),
+            (Some("unknown_service"), "remote_rejected"),
+            (Some("overloaded"), "remote_busy"),
+        ] {
+            let label = outcome.unwrap_or("none");
+            let text = format!("the gateway answered 503, outcome {label}");
+            check(Fault::Reject(outcome), reason, &text).await;
+        }
+    });
+}

@@ -1,0 +1,192 @@
+//! Shares of networks, and gateways that are replaced, over real gateways of two networks. The
+//! numbers in the test names refer to the acceptance list of the features that Strait was planned
+//! with.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use strait::tools::hbone::Client;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Instant, sleep};
+
+use crate::support::dns::{Answer, DnsServer};
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, echoes, identities, run};
+use crate::transit::{WEST_GATEWAY, start_west, west};
+
+/// Limit of the time from new addresses to tunnels that reach them.
+const RECOVERY: Duration = Duration::from_secs(5);
+/// Tunnels over which shares are measured.
+const TUNNELS: usize = 400;
+
+/// Returns the settings of a gateway of network east with these pods of its own. `remote` has the
+/// zone of each instance in network west, which is behind `gateways`.
+fn spread(net: Net, own: &[u8], remote: &[&str], gateways: &[String]) -> Settings<'static> {
+    let own: Vec<_> = own.iter().map(|host| (*host, 1, "TCP")).collect();
+    let mut settings = Settings::new(net, identities()).endpoints(&own);
+    settings.mesh = settings.mesh.replace("workloads: []", "workloads:");
+    for (at, zone) in remote.iter().enumerate() {
+        let _ = writeln!(
+            settings.mesh,
+            "  - {{uid: \"west/{at}\", namespace: app, clusterId: west, network: west,
+     workloadIps: [\"10.9.0.{at}\"], protocol: HBONE, locality: {{region: west, zone: {zone}}},
+     services: {{app/echo.app.svc.cluster.local: {{80: 9000}}}}}}"
+        );
+    }
+    let transit = "to: [{cluster: west}]\n      transit: always";
+    settings.exposure = settings.exposure.replace("to: [{cluster: west}]", transit);
+    let _ = write!(
+        settings.more,
+        "traffic: [{{service: echo.app.svc.cluster.local, distribution: any}}]
+networks: [{{name: west, cluster: west, identities: [\"{WEST_GATEWAY}\"], gateways: [{}]}}]
+",
+        gateways.join(", ")
+    );
+    settings
+}
+
+/// Returns the address of a network's gateway, as `networks[].gateways` has it.
+fn address(net: Net) -> String {
+    format!("\"{}\"", net.address(1, 15008))
+}
+
+async fn pods(net: Net, hosts: &[u8]) -> Vec<Endpoint> {
+    let mut pods = Vec::new();
+    for host in hosts {
+        pods.push(Endpoint::echo(net.listen(*host, 9000).await));
+    }
+    pods
+}
+
+fn plain(hosts: &[u8]) -> Vec<(u8, u32, &'static str)> {
+    hosts.iter().map(|host| (*host, 1, "TCP")).collect()
+}
+
+/// Opens tunnels one after another.
+async fn open(client: &Client) {
+    for _ in 0..TUNNELS {
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        echoes(&mut tunnel).await;
+        tunnel.shutdown().await.expect("an open tunnel");
+        let end = tunnel.read(&mut [0]).await.expect("a clean end");
+        assert_eq!(end, 0);
+    }
+}
+
+/// Asserts that each pod has its share of the tunnels, within five standard deviations.
+#[track_caller]
+fn assert_share(pods: &[Endpoint], share: f64) {
+    let all = TUNNELS as f64;
+    let bound = 5.0 * (all * share * (1.0 - share)).sqrt();
+    for (at, pod) in pods.iter().enumerate() {
+        let count = pod.accepted() as f64;
+        assert!(
+            (count - all * share).abs() <= bound,
+            "pod {at} has {count} of {all}, not {share}"
+        );
+    }
+}
+
+#[test]
+fn acceptance_1_two_and_two_pods_of_one_network_get_a_quarter_each_directly() {
+    run(async {
+        let net = Net::new();
+        let pods = pods(net, &[11, 12, 13, 14]).await;
+        let mut settings = spread(net, &[11, 12, 13, 14], &[], &[]);
+        // Two of them are of another cluster of the same network.
+        settings.mesh = settings
+            .mesh
+            .replacen("clusterId: east", "clusterId: west", 2);
+        let networks = settings.more.find("networks:").expect("networks");
+        settings.more.truncate(networks);
+        let gateway = Gateway::start(&settings).await;
+        open(&gateway.client(identities()).await).await;
+        assert_share(&pods, 0.25);
+    });
+}
+
+#[test]
+fn acceptance_1_the_pods_of_three_remote_zones_all_count() {
+    run(async {
+        let (here, there) = (Net::new(), Net::new());
+        let own = pods(here, &[11, 12]).await;
+        let hosts = [21, 22, 23, 24, 25, 26];
+        let remote = pods(there, &hosts).await;
+        let _west = start_west(&west(there, &plain(&hosts))).await;
+        let zones = ["a", "b", "b", "c", "c", "c"];
+        let settings = spread(here, &[11, 12], &zones, &[address(there)]);
+        let gateway = Gateway::start(&settings).await;
+        open(&gateway.client(identities()).await).await;
+        assert_share(&own, 0.125);
+        assert_share(&remote, 0.125);
+    });
+}
+
+#[test]
+fn acceptance_2_two_gateways_of_one_network_share_1_to_1() {
+    run(async {
+        let (here, first, second) = (Net::new(), Net::new(), Net::new());
+        let mut behind = pods(first, &[11]).await;
+        behind.extend(pods(second, &[11]).await);
+        let _first = start_west(&west(first, &plain(&[11]))).await;
+        let _second = start_west(&west(second, &plain(&[11]))).await;
+        let gateways = [address(first), address(second)];
+        let gateway = Gateway::start(&spread(here, &[], &["a", "a", "b"], &gateways)).await;
+        open(&gateway.client(identities()).await).await;
+        assert_share(&behind, 0.5);
+    });
+}
+
+#[test]
+fn acceptance_11_all_addresses_of_a_networks_gateways_are_replaced_within_5_s() {
+    run(async {
+        let here = Net::new();
+        let nets = [Net::new(), Net::new(), Net::new(), Net::new()];
+        let mut behind = Vec::new();
+        let mut gateways = Vec::new();
+        for net in nets {
+            behind.extend(pods(net, &[11]).await);
+            gateways.push(start_west(&west(net, &plain(&[11]))).await);
+        }
+        let says =
+            |nets: &[Net]| Answer::Addresses(nets.iter().map(|net| net.ip(1)).collect(), 300);
+        let dns = DnsServer::start(here.address(2, 5300), says(&nets[..2])).await;
+        let name = "\"gateways.west.example:15008\"".to_owned();
+        let mut settings = spread(here, &[], &["a"], &[name]);
+        let _ = writeln!(
+            settings.more,
+            "dns: {{servers: [\"{}\"]}}",
+            here.address(2, 5300)
+        );
+        let gateway = Gateway::start(&settings).await;
+        let client = gateway.client(identities()).await;
+        recovers(&client).await;
+        let before: usize = behind[..2].iter().map(Endpoint::accepted).sum();
+        assert!(before >= 1, "the old gateways serve");
+        // The old ones are gone before the name leads to the new ones, whose TTL is 300 s.
+        dns.set_answer(says(&nets[2..]));
+        drop(gateways.drain(..2));
+        let time = recovers(&client).await;
+        assert!(time < RECOVERY, "{time:?}");
+        for pod in &behind[2..] {
+            let start = Instant::now();
+            while pod.accepted() == 0 {
+                assert!(start.elapsed() < RECOVERY, "both new gateways are used");
+                recovers(&client).await;
+            }
+        }
+    });
+}
+
+/// Opens a tunnel, and repeats it while it is rejected. Returns the time that this took.
+async fn recovers(client: &Client) -> Duration {
+    let start = Instant::now();
+    loop {
+        if let Ok(mut tunnel) = client.tunnel(ECHO).await {
+            echoes(&mut tunnel).await;
+            return start.elapsed();
+        }
+        assert!(start.elapsed() < 4 * RECOVERY, "no tunnel");
+        // deadline: a rejected client retries.
+        sleep(Duration::from_millis(20)).await;
+    }
+}
