@@ -4,9 +4,9 @@
 //! The peer's side is in memory. The endpoint is an echo on a loopback socket, so that tunnels
 //! carry bytes and end in every way.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -44,10 +44,15 @@ const OUTPUT_BYTES: usize = 16 * 1024;
 const LOOPBACK: Duration = Duration::from_secs(5);
 /// Number of turns of the runtime in which a frame is answered.
 const TURNS: usize = 4;
+/// Held by an execution. The listener of the endpoints is shared, and an execution beside another
+/// would accept, and count, the connections of the other.
+static EXECUTION: Mutex<()> = Mutex::new(());
 
 /// Checks that the gateway survives this peer, sends it valid frames only, and releases it in
 /// bounded time. Returns the metrics of the gateway.
 pub fn http2(data: &[u8]) -> Arc<Metrics> {
+    // A failed execution leaves nothing behind that the next one uses.
+    let _alone = EXECUTION.lock().unwrap_or_else(PoisonError::into_inner);
     let (mode, steps) = script::read(data);
     let mut runtime = Builder::new_current_thread();
     let runtime = runtime.enable_all().start_paused(true).build();
