@@ -286,7 +286,10 @@ impl Server {
             return 0;
         };
         let capacity = usize::try_from(stream.send_window.min(connection)).unwrap_or(0);
-        stream.is_blocked = capacity == 0;
+        stream.is_blocked = false;
+        if capacity == 0 {
+            self.streams.block(key);
+        }
         capacity
     }
 

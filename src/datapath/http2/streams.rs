@@ -61,6 +61,8 @@ pub struct Streams {
     free: Vec<u32>,
     /// Identifiers in ascending order, as peers open them, with their slots.
     index: Vec<StreamKey>,
+    /// Slot of the stream that was blocked first since blocked streams were taken last.
+    first_blocked: Option<u32>,
 }
 
 impl Streams {
@@ -157,7 +159,16 @@ impl Streams {
         valid
     }
 
-    /// Takes the streams that are blocked.
+    /// Marks a stream as blocked.
+    pub fn block(&mut self, key: StreamKey) {
+        if let Some(stream) = self.get_mut(key) {
+            stream.is_blocked = true;
+            self.first_blocked.get_or_insert(key.slot);
+        }
+    }
+
+    /// Takes the streams that are blocked. The one that was blocked first comes first. Otherwise a
+    /// small window for all streams would always be used up by the same ones.
     pub fn take_blocked(&mut self) -> Vec<StreamKey> {
         let mut blocked = Vec::new();
         for (slot, stream) in (0..).zip(&mut self.slots) {
@@ -168,6 +179,9 @@ impl Streams {
                 blocked.push(StreamKey { id, slot });
             }
         }
+        let first = self.first_blocked.take().unwrap_or(0);
+        let before = blocked.partition_point(|key| key.slot < first);
+        blocked.rotate_left(before);
         blocked
     }
 

@@ -144,6 +144,37 @@ async fn a_receive_buffer_with_a_part_of_a_record_is_charged() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn tunnels_take_turns_in_a_small_window_of_the_connection() {
+    const WINDOW: u32 = 40 * 1024;
+    let gateway = TestGateway::new();
+    let mut rig = Rig::established(&gateway).await;
+    let mut ends = Vec::new();
+    for id in [1, 3, 5] {
+        ends.push(rig.tunnel(id).await);
+        let window = (1u32 << 30).to_be_bytes();
+        rig.send(Frame::new(WINDOW_UPDATE, 0, id, &window)).await;
+    }
+    let mut bytes = [0; 3];
+    for _ in 0..60 {
+        for end in &mut ends {
+            fill(end, &[7; 64 * 1024]);
+        }
+        rig.pump().await;
+        for frame in frames(&mut rig) {
+            if frame.kind == DATA {
+                bytes[frame.stream as usize / 2] += frame.payload.len();
+            }
+        }
+        rig.send(Frame::new(WINDOW_UPDATE, 0, 0, &WINDOW.to_be_bytes()))
+            .await;
+    }
+    assert!(
+        bytes.iter().all(|&count| count > 10 * WINDOW as usize),
+        "{bytes:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn many_windows_in_one_settings_frame_visit_the_streams_once() {
     let entry = |value: u32| [&[0, 4], value.to_be_bytes().as_slice()].concat();
     let entries: Vec<u8> = (0..10_000).flat_map(entry).collect();
