@@ -69,7 +69,7 @@ impl Sockets {
             holders: descriptor_usage(gateway),
             issuers: issuers(gateway),
             remote_gateways: remote_gateways(gateway),
-            explain: explain::for_gateway(gateway, &app.config),
+            explain: explain::for_gateway(app),
             listeners: {
                 let listeners = Arc::clone(&app.listeners);
                 Arc::new(move || listeners.rows())

@@ -105,7 +105,8 @@ async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         })?;
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let verified = Verified::new(certificates, tls, reader).and_then(|verified| {
-        let checked = verified.check_workload(target.workloads, (target.cluster, &reader.load()));
+        let server = verified.server();
+        let checked = server.check_workload(target.workloads, (target.cluster, &reader.load()));
         checked.map(|()| verified)
     });
     let verified = verified.map_err(|detail| untrusted(format!("the workload: {detail}")))?;

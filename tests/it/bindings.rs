@@ -9,6 +9,7 @@ use std::time::Duration;
 use hickory_resolver::proto::op::{Message, Query, ResponseCode};
 use hickory_resolver::proto::rr::{Name, RecordType};
 use rustix::process::Signal;
+use serde_json::{Value, json};
 use strait::tls::{self, TrustedDomain};
 use strait::tools::hbone::{self, IncomingTunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -287,6 +288,57 @@ fn a_workload_without_hbone_is_unreachable_and_a_gateway_of_another_identity_unt
         let untrusted = async || acceptor.tunnels("gateway_untrusted").await;
         until("untrusted", untrusted, |&count| count == 1.0).await;
         acceptor.logged("is not an identity of this gateway").await;
+    });
+}
+
+/// Returns the prediction for a connection of a client: its outcome, then the whole answer.
+async fn predicted(gateway: &Gateway, client: &str) -> (String, Value) {
+    let command = ["explain", "--binding", ECHO, "--address", client, "--json"];
+    let (_, answer, error) = gateway.run_command(&command).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{error}"));
+    let reason = answer["outcome"]["reason"].as_str().unwrap_or("opened");
+    (reason.to_owned(), answer)
+}
+
+#[test]
+fn the_running_gateway_predicts_the_ends_of_connections_to_a_binding() {
+    run(async {
+        let net = Net::new();
+        let _workload = Workload::start(net, WORKLOAD, false).await;
+        let keys = ", connections: 1, workloads: {namespaces: [app]}";
+        let (acceptor, _donor, address) = pair(net, "HBONE", keys).await;
+        let (reason, answer) = predicted(&acceptor, "127.0.0.1").await;
+        assert_eq!(reason, "opened");
+        let gateway = &answer["endpoints"][0];
+        assert_eq!(gateway["odds"], 1.0);
+        assert_eq!(
+            gateway["gatewayCertificate"],
+            format!("{WEST_GATEWAY} of cluster west")
+        );
+        assert_eq!(
+            gateway["workloadCertificate"],
+            "any of namespace app of cluster west"
+        );
+        assert_eq!(predicted(&acceptor, "192.0.2.1").await.0, "not_in_sources");
+        let mut client = connect(address).await;
+        echoes(&mut client).await;
+        let (reason, answer) = predicted(&acceptor, "127.0.0.1").await;
+        assert_eq!(
+            (&*reason, &answer["endpoints"]),
+            ("binding_full", &json!([]))
+        );
+        is_rejected(address).await;
+        assert_eq!(acceptor.tunnels("binding_full").await, 1.0);
+        let foreign = ", workloads: {identities: [\"spiffe://gone.local/ns/app/sa/echo\"]}";
+        let here = Net::new();
+        let acceptor = Gateway::start(&east(here, &[net], foreign)).await;
+        assert_eq!(
+            predicted(&acceptor, "127.0.0.1").await.0,
+            "workload_untrusted"
+        );
+        is_rejected(bound(here)).await;
+        let untrusted = async || acceptor.tunnels("workload_untrusted").await;
+        until("untrusted", untrusted, |&count| count == 1.0).await;
     });
 }
 

@@ -54,7 +54,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("responder", &["config"]),
     (
         "explain",
-        &["wire", "config", "snapshot", "tls", "datapath", "reason"],
+        &[
+            "wire", "config", "snapshot", "tls", "outer", "datapath", "reason",
+        ],
     ),
     (
         "xds",

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, EndpointSet, Snapshot};
-use crate::wire::{HOPS_MAX, Via};
+use crate::snapshot::{Endpoint, EndpointSet};
+use crate::wire::{GatewayHash, HOPS_MAX, Via};
 
 use super::super::DataPath;
 use super::super::balance::{self, Pick};
@@ -24,17 +24,26 @@ use super::super::identity::Peer;
 /// # Errors
 /// [`Reason::GatewayLoop`].
 pub fn check_loop(
-    gateway: &DataPath,
-    snapshot: &Snapshot,
+    own: impl FnOnce() -> Option<GatewayHash>,
     forwarded: Option<&Forwarded>,
 ) -> Result<(), Reason> {
     let Some(via) = forwarded.and_then(|forwarded| forwarded.via.as_deref()) else {
         return Ok(());
     };
     let passed = Via::parse(via).ok_or(Reason::GatewayLoop)?;
-    let own = gateway.outer.own_hash(snapshot);
-    let is_new = own.is_none_or(|own| !passed.contains(own));
+    let is_new = own().is_none_or(|own| !passed.contains(own));
     is_new.then_some(()).ok_or(Reason::GatewayLoop)
+}
+
+/// Returns the gateways that a tunnel has passed, with this one, for the next gateway.
+///
+/// # Errors
+/// The tunnel has passed too many gateways.
+pub fn extend_via(own: Option<GatewayHash>, forwarded: Option<&Forwarded>) -> Result<Via, String> {
+    let passed = forwarded.and_then(|forwarded| forwarded.via.as_deref());
+    let passed = passed.map_or_else(Via::default, |via| Via::parse(via).unwrap_or_default());
+    let via = own.and_then(|own| passed.with(own));
+    via.ok_or_else(|| format!("the tunnel has passed {HOPS_MAX} gateways"))
 }
 
 /// Returns the gateway of an endpoint of another network.
@@ -143,13 +152,9 @@ pub fn has_alternative(gateway: &DataPath, endpoints: &EndpointSet, target: &Tar
 /// # Errors
 /// The tunnel has passed too many gateways.
 fn request(gateway: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, String> {
-    let snapshot = gateway.reader.load();
     let forwarded = pick.route().forwarded();
-    let passed = forwarded.and_then(|forwarded| forwarded.via.as_deref());
-    let passed = passed.map_or_else(Via::default, |via| Via::parse(via).unwrap_or_default());
-    let own = gateway.outer.own_hash(&snapshot);
-    let via = own.and_then(|own| passed.with(own));
-    let via = via.ok_or_else(|| format!("the tunnel has passed {HOPS_MAX} gateways"))?;
+    let own = gateway.outer.own_hash(&gateway.reader.load());
+    let via = extend_via(own, forwarded)?;
     let authority = pick.endpoint().remote_authority();
     let authority = authority.ok_or("the endpoint names no service")?;
     let mut request = Request::new(authority, &via);
