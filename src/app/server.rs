@@ -69,6 +69,10 @@ impl Sockets {
             holders: descriptor_usage(gateway),
             issuers: issuers(gateway),
             remote_gateways: remote_gateways(gateway),
+            peer_tunnels: {
+                let gateway = Arc::clone(gateway);
+                Arc::new(move || gateway.admission.pool.tunnels())
+            },
             explain: explain::for_gateway(app),
             listeners: {
                 let listeners = Arc::clone(&app.listeners);

@@ -19,7 +19,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::io::linger;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::clients::ClientConnection;
-use crate::datapath::limits::pool::{Descriptor, Holder, LimitReached};
+use crate::datapath::limits::pool::{Holder, LimitReached, TunnelDescriptor};
 use crate::datapath::{DataPath, balance};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
 use crate::reason::Reason;
@@ -47,7 +47,7 @@ struct Client {
 struct Upstream {
     stream: Stream,
     endpoint: Arc<Endpoint>,
-    _held: (InFlight, Descriptor),
+    _held: (InFlight, TunnelDescriptor),
 }
 
 /// Forwards one connection: picks a gateway, opens the tunnel, copies. A connection that fails is
