@@ -35,7 +35,7 @@ const TRANSFER_MAX: Duration = Duration::from_secs(60);
 const SHED: &str = "strait_connections_shed_total{limit=\"not_in_sources\"}";
 
 /// HBONE workload. It ends on drop.
-struct Workload {
+pub struct Workload {
     accepted: Arc<AtomicUsize>,
     sides: mpsc::Receiver<SideResult>,
     _task: JoinSet<()>,
@@ -44,14 +44,14 @@ struct Workload {
 impl Workload {
     /// Starts a workload with this identity at host 11. It takes the endpoint's side of the oracle,
     /// or echoes.
-    async fn start(net: Net, identity: &str, has_oracle: bool) -> Self {
+    pub async fn start(net: Net, identity: &str, has_oracle: bool) -> Self {
         let leaf = identities().leaf(identity);
-        let east = TrustedDomain {
-            name: "east.local".into(),
+        let domains = ["east.local", "west.local"].map(|name| TrustedDomain {
+            name: name.into(),
             issuers: None,
             roots: None,
-        };
-        let tls = tls::endpoint_server_config(&identities().material(&leaf), vec![east]);
+        });
+        let tls = tls::endpoint_server_config(&identities().material(&leaf), domains.into());
         let listener = net.listen(11, 15008).await;
         let accepted = Arc::new(AtomicUsize::new(0));
         let (results, sides) = mpsc::channel(16);
@@ -81,7 +81,7 @@ impl Workload {
         }
     }
 
-    fn accepted(&self) -> usize {
+    pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
 }
@@ -118,12 +118,12 @@ async fn pair(net: Net, protocol: &str, keys: &str) -> (Gateway, Gateway, Socket
     (acceptor, donor, bound(here))
 }
 
-async fn connect(address: SocketAddr) -> TcpStream {
+pub async fn connect(address: SocketAddr) -> TcpStream {
     TcpStream::connect(address).await.expect("a connection")
 }
 
 /// Asserts that a connection carries bytes.
-async fn echoes(stream: &mut TcpStream) {
+pub async fn echoes(stream: &mut TcpStream) {
     stream
         .write_all(b"hello")
         .await
@@ -469,7 +469,7 @@ fn a_reload_changes_bindings_and_networks_and_ends_what_it_no_longer_permits() {
     });
 }
 
-fn question(name: &str, kind: RecordType) -> Vec<u8> {
+pub fn question(name: &str, kind: RecordType) -> Vec<u8> {
     let mut query = Message::query();
     query.add_query(Query::query(name.parse::<Name>().expect("a name"), kind));
     query.to_vec().expect("a query")
@@ -482,7 +482,7 @@ fn read(answer: &[u8]) -> (ResponseCode, Vec<String>) {
     (answer.metadata.response_code, addresses.collect())
 }
 
-async fn over_udp(server: SocketAddr, query: &[u8]) -> (ResponseCode, Vec<String>) {
+pub async fn over_udp(server: SocketAddr, query: &[u8]) -> (ResponseCode, Vec<String>) {
     let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
     socket.send_to(query, server).await.expect("a query");
     let mut answer = [0; 1500];
