@@ -192,7 +192,7 @@ fn predict(
     let remote = endpoint.remote.as_ref();
     let hops = remote.and_then(|_| remote::extend_via(Some(OWN_HASH), route.forwarded()).err());
     let failure = policy.map(fail(Reason::PolicyDenied));
-    let failure = failure.or(hops.map(fail(Reason::GatewayLoop)));
+    let failure = failure.or_else(|| hops.map(fail(Reason::GatewayLoop)));
     Prediction {
         failure: failure.or_else(|| dial_failure(world, endpoint, None)),
         audited: logged.or(dry_run),
