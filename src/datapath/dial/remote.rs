@@ -77,14 +77,27 @@ pub(super) async fn open(
     }
     let request = request(gateway, peer, pick);
     let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
-    send(
-        gateway,
-        pick.route().endpoints(),
-        target,
-        &request,
-        deadline,
-    )
-    .await
+    let endpoints = pick.route().endpoints();
+    let deadline = deadline_of_try(gateway, endpoints, pick.endpoint(), deadline);
+    send(gateway, endpoints, target, &request, deadline).await
+}
+
+/// Returns the deadline for a tunnel through the gateway of an endpoint. While the service has
+/// another endpoint, half of the time is left for it, so that silent gateways do not use up the
+/// time of all others.
+pub fn deadline_of_try(
+    gateway: &DataPath,
+    endpoints: &EndpointSet,
+    endpoint: &Endpoint,
+    deadline: Instant,
+) -> Instant {
+    let now = Instant::now();
+    let target = target(endpoint);
+    let is_last = target.is_none_or(|target| !has_alternative(gateway, endpoints, &target));
+    if is_last {
+        return deadline;
+    }
+    now + deadline.saturating_duration_since(now) / 2
 }
 
 /// Opens a tunnel for the client of a binding through the gateway of an endpoint.
