@@ -22,6 +22,8 @@ pub(super) struct Gateway {
     /// Record of the mesh or of the configuration; `None` for an address in an instance.
     pub(super) record: Option<Arc<Workload>>,
     pub(super) remote: Arc<RemoteGateway>,
+    /// Record of the address of the other family, if istiod has one for each.
+    pub(super) second_record: Option<Arc<Workload>>,
 }
 
 impl Gateway {
@@ -42,9 +44,62 @@ impl Gateway {
                 address: SocketAddr::new(first, port),
                 remote: Arc::new(remote),
                 record: Some(Arc::clone(record)),
+                second_record: None,
             }
         };
         pairs(&record.addresses).into_iter().map(gateway).collect()
+    }
+
+    /// Joins the gateways of these records whose addresses are those of one dual-stack gateway.
+    ///
+    /// istiod has a record for each address of a Gateway, without the name of the Gateway. The n-th
+    /// IPv6 and IPv4 addresses of one service account and port are one gateway, as those of a
+    /// hostname are. Records of the configuration have no service account.
+    pub(super) fn join_families(all: Vec<Self>) -> Vec<Self> {
+        let is_ipv4 = |one: &Self| one.address.is_ipv4() && one.is_joinable();
+        let (mut v4, mut joined): (Vec<_>, Vec<_>) = all.into_iter().partition(is_ipv4);
+        for v6 in joined.iter_mut().filter(|one| one.is_joinable()) {
+            let Some(at) = v4.iter().position(|other| other.is_twin_of(v6)) else {
+                continue;
+            };
+            let other = v4.remove(at);
+            let remote = RemoteGateway {
+                other_addresses: [other.address].into(),
+                ..(*v6.remote).clone()
+            };
+            v6.remote = Arc::new(remote);
+            v6.second_record = other.record;
+        }
+        joined.extend(v4);
+        joined
+    }
+
+    /// Returns true for a usable record of istiod with one address.
+    fn is_joinable(&self) -> bool {
+        let record = self.record.as_ref();
+        let is_of_istiod = record.is_some_and(|record| {
+            record.addresses.len() == 1 && !record.service_account.is_empty()
+        });
+        is_of_istiod && self.is_ready()
+    }
+
+    /// Returns true if another record may be that of the same gateway.
+    fn is_twin_of(&self, other: &Self) -> bool {
+        let account = |one: &Self| {
+            let record = one.record.as_ref()?;
+            Some((
+                Arc::clone(&record.namespace),
+                Arc::clone(&record.service_account),
+            ))
+        };
+        self.address.port() == other.address.port()
+            && account(self) == account(other)
+            && self.proves(&other.remote)
+    }
+
+    /// Returns its records.
+    pub(super) fn records(&self) -> impl Iterator<Item = &Arc<Workload>> {
+        self.record.iter().chain(&self.second_record)
     }
 
     /// Returns true if its certificate has to prove the same as that of `other`.

@@ -122,11 +122,10 @@ impl RemoteInstances {
         }
         for (network, changes) in edits.gateways {
             let old = self.gateways.get(&network).into_iter();
-            let records = old.flat_map(|list| list.iter().filter_map(|one| one.record.clone()));
+            let records = old.flat_map(|list| list.iter().flat_map(Gateway::records).cloned());
             let records = merge(records, &changes).into_iter();
-            let list: Arc<[_]> = records
-                .flat_map(|record| Gateway::of_record(&record, &network, rules))
-                .collect();
+            let list = records.flat_map(|record| Gateway::of_record(&record, &network, rules));
+            let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
             let earlier = self.gateways.get(&network);
             let earlier = earlier.or_else(|| previous.gateways.get(&network));
             let is_known = |new: &Gateway| {
@@ -217,6 +216,7 @@ impl RemoteInstances {
                 gateways.push(Gateway {
                     address,
                     record: None,
+                    second_record: None,
                     remote: Arc::new(remote_gateway(network, None, rules)),
                 });
             }
