@@ -87,13 +87,13 @@ impl Workload {
 }
 
 /// Address of the binding.
-fn bound(net: Net) -> SocketAddr {
+pub fn bound(net: Net) -> SocketAddr {
     net.address(2, 8080)
 }
 
 /// Settings of a gateway of cluster east with a binding to the service behind these gateways of
 /// cluster west, each in a network of its own. `keys` are more keys of the binding.
-fn east<'a>(net: Net, gateways: &[Net], keys: &str) -> Settings<'a> {
+pub fn east<'a>(net: Net, gateways: &[Net], keys: &str) -> Settings<'a> {
     let mut settings = Settings::new(net, identities());
     let networks = gateways.iter().enumerate().map(|(index, net)| {
         format!(
@@ -135,14 +135,14 @@ pub async fn echoes(stream: &mut TcpStream) {
 }
 
 /// Asserts that a connection is reset without another byte.
-async fn is_reset(stream: &mut TcpStream) {
+pub async fn is_reset(stream: &mut TcpStream) {
     let read = timeout(SOON, stream.read(&mut [0; 8])).await;
     let error = read.expect("an end in time").expect_err("no clean end");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
 /// Asserts that a new connection is reset, possibly before the client knows that it is open.
-async fn is_rejected(address: SocketAddr) {
+pub async fn is_rejected(address: SocketAddr) {
     match TcpStream::connect(address).await {
         Ok(mut stream) => is_reset(&mut stream).await,
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),

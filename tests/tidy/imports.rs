@@ -50,7 +50,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "reason",
         ],
     ),
-    ("outer", &["wire", "snapshot", "tls", "status", "reason"]),
+    (
+        "outer",
+        &["wire", "snapshot", "tls", "status", "lifecycle", "reason"],
+    ),
     ("responder", &["config"]),
     (
         "explain",

@@ -245,6 +245,7 @@ async fn open(
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let authority = &binding.authority;
+    let deadline = remote::deadline_of_try(gateway, endpoints, endpoint, deadline);
     let tunnel = remote::open_bound(gateway, endpoints, endpoint, authority, deadline).await?;
     if !binding.is_inner_hbone() {
         return Ok(tunnel);
@@ -257,7 +258,8 @@ async fn open(
     let verified_by = (&*gateway.tls, &gateway.reader);
     let account = Arc::clone(account);
     let charge = move |bytes| account.share(bytes);
-    outer::open_inner((tunnel, charge), &target, verified_by, deadline).await
+    let end = (&gateway.lifecycle, deadline);
+    outer::open_inner((tunnel, charge), &target, verified_by, end).await
 }
 
 /// Waits until an open connection has to be stopped. Returns the reason, and the change that
