@@ -248,12 +248,16 @@ impl BenchEnvironment {
         settings
     }
 
-    /// Starts Strait twice. The services are in the network of the second gateway.
+    /// Starts Strait twice. The services are in the network of the second gateway. The first one
+    /// leads tunnels and the clients of its bindings there.
     async fn two_straits(&self) -> [Gateway; 2] {
         let mesh = self.mesh().replace("network: east", "network: west");
         let settings = |net, to: &str| {
             let mut settings = Settings::new(net, identities());
-            let exposed = |name| format!("    - {{service: \"{name}.bench:80\", {to}}}\n");
+            let exposed = |name| {
+                let entry = |port| format!("    - {{service: \"{name}.bench:{port}\", {to}}}\n");
+                [80, 443].map(entry).concat()
+            };
             settings.exposure = SERVICES.map(exposed).concat();
             settings.mesh.clone_from(&mesh);
             settings.more = format!("workers: 1\n{STRAIT}");
@@ -270,6 +274,16 @@ impl BenchEnvironment {
              gateways: [\"{}\"]}}]\n",
             there.address(last_byte(Kind::TwoStraits), HBONE)
         );
+        let binding = |service: usize| {
+            format!(
+                "  - {{cluster: west, service: \"{}.bench:443\", listen: \"{}\", inner: tcp,\n     \
+                 connections: {DESCRIPTORS}, connections_per_client: {DESCRIPTORS}}}\n",
+                SERVICES[service],
+                self.bare_address(Kind::TwoStraits, here, service)
+            )
+        };
+        let bindings: String = (0..SERVICES.len()).map(binding).collect();
+        first.more += &format!("bindings:\n{bindings}");
         [Gateway::start(&first).await, second]
     }
 
@@ -301,12 +315,12 @@ impl BenchEnvironment {
     }
 
     /// Returns the address for bare connections to one of [`SERVICES`]. Gateways route by the
-    /// server name; the copy loop has a port for each service.
+    /// server name; the copy loop and bindings have a port for each service.
     fn bare_address(&self, kind: Kind, net: Net, service: usize) -> SocketAddr {
         let ports = u16::try_from(service).expect("four services");
         match kind {
             Kind::Direct => self.endpoints(SERVICES[service])[0],
-            Kind::CopyLoop => net.address(last_byte(kind), SNI + ports),
+            Kind::CopyLoop | Kind::TwoStraits => net.address(last_byte(kind), SNI + ports),
             _ => net.address(last_byte(kind), SNI),
         }
     }

@@ -224,7 +224,7 @@ const ADDED: [(Kind, Limit); 2] = [(Kind::Envoy, Limit::None), (Kind::Direct, Li
 const BULK: &str = "0.66 to 0.81";
 const MIXED: &str = "mixed --streams 8 --rate 200";
 
-pub const ROWS: [Row; 30] = [
+pub const ROWS: [Row; 31] = [
     hbone(
         ("idle tunnel", "echo", "idle"),
         Measurement::Memory(&IDLE),
@@ -334,6 +334,15 @@ pub const ROWS: [Row; 30] = [
         Measurement::Memory(&IDLE),
         &[(Kind::TwoEnvoys, Limit::None)],
     ),
+    // A hundredth of a pooled connection to the second gateway is part of it.
+    Row {
+        way: Transport::Sni,
+        ..two_hops(
+            ("binding, idle connection", "echo", "idle"),
+            Measurement::Memory(&PASSED),
+            &[(Kind::Strait, Limit::None)],
+        )
+    },
     two_hops(
         ("two hops, bulk up", "sink", "up"),
         Measurement::Cpu(Unit::GbSent),

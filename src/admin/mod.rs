@@ -72,6 +72,8 @@ pub struct AdminState {
     pub issuers: Source<Vec<IssuerRow>>,
     /// Gateways of other networks.
     pub remote_gateways: Source<Vec<RemoteGatewayStatus>>,
+    /// Identities of peers with open tunnels, and the number of these.
+    pub peer_tunnels: Source<Vec<(Arc<str>, usize)>>,
     /// Explanations of the outcome of a tunnel.
     pub explain: ExplainHandler,
     /// Listeners of the data path.

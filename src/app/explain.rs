@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
 use crate::admin::ExplainHandler;
-use crate::config::{Config, Discovery};
-use crate::datapath::DataPath;
+use crate::config::{self, Config, Discovery};
 use crate::datapath::dial::DenyList;
-use crate::datapath::listener::ListenerRules;
+use crate::datapath::listener::{Listener, ListenerRules};
 use crate::explain::{self, Answer, ConfigPositions, ExplainState, Question};
+use crate::lifecycle::DrainScope;
 use crate::snapshot::{Snapshot, builder};
 
 use super::Inputs;
 use super::inputs;
+use super::state::App;
 
 /// Answers for a gateway that starts with these files and has no load.
 ///
@@ -32,10 +32,15 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     let snapshot = builder::build(&Snapshot::default(), inputs.change());
     let own = config.listeners.iter().map(|listener| listener.bind);
     let deny = DenyList::new(config.dial.allow.clone(), own.collect());
+    let bindings = config.bindings.iter().map(|binding| {
+        let listener = config::Listener::from(binding);
+        Arc::new(Listener::new(&listener, DrainScope::default()))
+    });
     let world = ExplainState {
         snapshot: &snapshot,
         deny: &deny,
         listeners: &listeners(config),
+        bindings: &bindings.collect::<Vec<_>>(),
         places: &places(config),
         has_room: true,
         now: Instant::now(),
@@ -44,17 +49,16 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
 }
 
 /// Answers from the current snapshot, loads and ejections.
-pub(super) fn for_gateway(
-    gateway: &Arc<DataPath>,
-    config: &Arc<ArcSwap<Config>>,
-) -> ExplainHandler {
-    let (gateway, config) = (Arc::clone(gateway), Arc::clone(config));
+pub(super) fn for_gateway(app: &App) -> ExplainHandler {
+    let (gateway, config) = (Arc::clone(&app.gateway), Arc::clone(&app.config));
+    let open = Arc::clone(&app.listeners);
     Arc::new(move |question| {
         let config = config.load();
         let world = ExplainState {
             snapshot: &gateway.reader.snapshot(),
             deny: &gateway.deny,
             listeners: &listeners(&config),
+            bindings: &open.bindings(),
             places: &places(&config),
             has_room: gateway.budget.has_room(),
             now: Instant::now(),

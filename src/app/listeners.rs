@@ -20,6 +20,7 @@ use crate::config::{self, Config};
 use crate::datapath::accept::{self, AcceptedConnection, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
+use crate::lifecycle::DrainScope;
 
 use super::server::{spawn_thread, with_bind_context};
 
@@ -121,6 +122,22 @@ impl Listeners {
             others,
             state: Mutex::new(state),
         }
+    }
+
+    /// Returns the listeners of bindings. One that is not open has no client.
+    pub(super) fn bindings(&self) -> Vec<Arc<Listener>> {
+        let state = self.state.lock();
+        let bindings = state
+            .entries
+            .iter()
+            .filter(|entry| entry.config.is_binding());
+        let listener = |entry: &Entry| match &entry.socket {
+            SocketState::Open(open) => Arc::clone(&open.listener),
+            SocketState::Closed(_) | SocketState::Bound(_) => {
+                Arc::new(Listener::new(&entry.config, DrainScope::default()))
+            }
+        };
+        bindings.map(listener).collect()
     }
 
     /// Starts the workers and accepts connections.

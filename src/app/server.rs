@@ -69,7 +69,11 @@ impl Sockets {
             holders: descriptor_usage(gateway),
             issuers: issuers(gateway),
             remote_gateways: remote_gateways(gateway),
-            explain: explain::for_gateway(gateway, &app.config),
+            peer_tunnels: {
+                let gateway = Arc::clone(gateway);
+                Arc::new(move || gateway.admission.pool.tunnels())
+            },
+            explain: explain::for_gateway(app),
             listeners: {
                 let listeners = Arc::clone(&app.listeners);
                 Arc::new(move || listeners.rows())

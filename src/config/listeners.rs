@@ -162,6 +162,11 @@ impl Listener {
         }
     }
 
+    /// Returns whether local clients of a binding use the listener.
+    pub fn is_binding(&self) -> bool {
+        matches!(self.protocol, ListenerProtocol::Binding(_))
+    }
+
     /// Returns whether the listener forwards TLS by passthrough.
     pub fn is_tls(&self) -> bool {
         matches!(self.protocol, ListenerProtocol::Tls(_))

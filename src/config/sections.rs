@@ -116,7 +116,7 @@ section! {
         servers: Vec<SocketAddr> = default(Vec::new(), "those of `/etc/resolv.conf`");
         /// Address, or several, at which this gateway answers queries for `bindings[].names` over
         /// UDP and TCP, from every client that reaches it. TCP has at most 64 clients, each for at
-        /// most 30 s.
+        /// most 30 s. A wildcard may answer over UDP from another address than was asked.
         listen: Vec<SocketAddr> as OneOrMore<SocketAddr> = default(
             Vec::new(), "no queries are answered");
         /// Families of names, such as `*.global`. Of a family only the names of bindings exist, and
@@ -132,8 +132,19 @@ section! {
 /// Default of `dns.vips`: reserved addresses, which Istio allocates VIPs from too.
 const VIPS: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(240, 0, 0, 0)), 4);
 
-/// Rejects networks in which names would soon share a VIP.
+/// Rejects networks in which names would soon share a VIP. Warns of wildcards, whose UDP answers
+/// the kernel sends from the address of the route to the client.
 fn check_dns(dns: Dns, value: Value<'_>) -> Option<Dns> {
+    let mut listen = dns.listen.iter();
+    if let Some(any) = listen.find(|address| address.ip().is_unspecified()) {
+        let what = format!(
+            "contains {any}: where a host has several addresses, UDP answers may come from another \
+             one than was asked, and clients ignore them"
+        );
+        value
+            .at("dns", "listen")
+            .warning(what, "the addresses that clients ask");
+    }
     let bits = dns.vips.max_prefix_len() - dns.vips.prefix_len();
     if bits < 8 {
         let what = format!("is {}, which has fewer than 256 addresses", dns.vips);
@@ -246,4 +257,19 @@ fn level(value: Value<'_>, wanted: &str) -> Option<String> {
         return None;
     }
     Some(read.text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::with;
+
+    #[test]
+    fn a_wildcard_of_the_responder_is_a_warning() {
+        let found = with("dns: {listen: [\"192.0.2.1:53\", \"0.0.0.0:53\"]}");
+        assert!(
+            found.contains("warning: `dns.listen` contains 0.0.0.0:53"),
+            "{found}"
+        );
+        assert_eq!(with("dns: {listen: \"192.0.2.1:53\"}"), "");
+    }
 }

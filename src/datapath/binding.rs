@@ -59,6 +59,11 @@ impl Binding {
         }
     }
 
+    /// Returns the configuration of the binding.
+    pub fn config(&self) -> &config::Binding {
+        &self.config
+    }
+
     /// Returns whether the tunnel ends at a workload whose identity is verified.
     pub fn is_inner_hbone(&self) -> bool {
         self.config.inner == Inner::Hbone

@@ -56,7 +56,7 @@ pub struct Answer {
 pub struct ListenerRow {
     /// Name in the configuration.
     pub name: String,
-    /// Protocol: `hbone` or `tls`.
+    /// Protocol: `hbone`, `tls` or `binding`.
     pub protocol: String,
 }
 
@@ -183,6 +183,11 @@ pub struct EndpointRow {
     pub probability: f64,
     /// Seconds until the ejection ends; none if the endpoint is not ejected.
     pub ejected: Option<u64>,
+    /// Certificate that the gateway has to present; none for an endpoint of the own network.
+    pub gateway_certificate: Option<String>,
+    /// Certificate that the workload behind the gateway has to present; none if it is not
+    /// verified.
+    pub workload_certificate: Option<String>,
     /// Reason for which the endpoint would be refused after a pick, if any.
     pub refused: Option<String>,
     /// Refusal by a policy that only logs, if any.
@@ -229,6 +234,8 @@ pub enum RejectionForm {
     Reset,
     /// TLS alert in place of a ServerHello.
     Alert,
+    /// Reset of the connection of a binding's client.
+    Connection,
 }
 
 impl Outcome {
@@ -237,10 +244,15 @@ impl Outcome {
         let description = match form {
             RejectionForm::Alert => "opened, if the endpoint answers: the ClientHello is forwarded",
             RejectionForm::Status | RejectionForm::Reset => "opened, if the endpoint answers: 200",
+            RejectionForm::Connection => {
+                "opened, if the gateway and the service behind it answer: the bytes of the client \
+                 are forwarded"
+            }
         };
+        let has_status = matches!(form, RejectionForm::Status | RejectionForm::Reset);
         Self {
             opened: true,
-            status: (form != RejectionForm::Alert).then_some(200),
+            status: has_status.then_some(200),
             description: description.to_owned(),
             ..Self::default()
         }
@@ -269,6 +281,7 @@ impl Outcome {
                 outcome.alert = Some(alert);
                 format!("TLS alert {alert}")
             }
+            RejectionForm::Connection => "the connection is reset".to_owned(),
         };
         outcome.description = format!("refused: {what} ({reason})");
         outcome

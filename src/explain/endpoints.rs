@@ -4,21 +4,23 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::datapath::first_peer::FirstPeer;
+use crate::datapath::dial::remote;
 use crate::datapath::forward::establish::POLICY_REFUSALS_MAX;
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
 use crate::datapath::route::{self, Route};
 use crate::datapath::{authorize, balance};
+use crate::outer::{ExpectedWorkloads, Failure};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, ExclusionReason, MatchedBy, PolicyVerdict, Protocol,
-    Service, exclusion_reason, pick_probabilities,
+    Endpoint, EndpointSet, Enforcement, ExclusionReason, MatchedBy, Protocol, Service,
+    exclusion_reason, pick_probabilities,
 };
 
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
-use super::{ExplainState, Explainer, why};
+use super::question::OWN_HASH;
+use super::{ExplainState, Explainer, servers, why};
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
 struct WeightedSet {
@@ -33,10 +35,25 @@ struct Candidate<'a> {
     group: usize,
     probability: f64,
     is_ejected: bool,
-    verdict: Option<PolicyVerdict>,
-    denied: Option<&'static str>,
-    /// Reason for which a try of the endpoint fails, if it is known.
-    refusal: Option<Reason>,
+    prediction: Prediction,
+}
+
+/// Predicted result of a try of an endpoint.
+#[derive(Default)]
+struct Prediction {
+    /// Failure, if it is known.
+    failure: Option<Failure>,
+    /// Refusal by a policy that only logs.
+    audited: Option<String>,
+}
+
+impl Candidate<'_> {
+    fn reason(&self) -> Option<Reason> {
+        self.prediction
+            .failure
+            .as_ref()
+            .map(|failure| failure.reason)
+    }
 }
 
 /// Adds the endpoints of this permit, with the possible outcomes of a tunnel to them, to the
@@ -48,14 +65,17 @@ pub(super) fn run(
     form: RejectionForm,
     answer: &mut Answer,
 ) -> Outcome {
-    let (world, route, limit) = (asking.world, permit.route(), asking.question.limit());
+    let (world, route) = (asking.world, permit.route());
     let drawn = weighted_sets(world, route);
     let mut all = Vec::new();
     let mut outcomes = Vec::new();
     for one in &drawn {
         let first = answer.groups.len();
         let groups = groups(one);
-        let candidates = candidates(world, (peer, route.first_peer()), one, first);
+        let by_waypoint = one.waypoint.is_some();
+        let candidates = candidates(world, one, first, |endpoint| {
+            predict(world, (peer, route), endpoint, by_waypoint)
+        });
         for outcome in possible_outcomes(&candidates, route.reason_without_endpoint()) {
             if !outcomes.contains(&outcome) {
                 outcomes.push(outcome);
@@ -76,14 +96,7 @@ pub(super) fn run(
         outcomes.push(dropped);
         answer.notes.push(drops(route));
     }
-    outcomes.sort_by_key(|outcome| outcome.is_err());
-    let mut outcomes = outcomes.into_iter().map(|outcome| match outcome {
-        Ok(()) => Outcome::opened(form),
-        Err(reason) => Outcome::refused(reason, form),
-    });
-    let without = || Outcome::refused(route.reason_without_endpoint(), form);
-    let mut outcome = outcomes.next().unwrap_or_else(without);
-    outcome.or = outcomes.collect();
+    let outcome = outcome(outcomes, route.reason_without_endpoint(), form);
     let enforced = world.snapshot.enforcement != Enforcement::Off;
     if enforced && route.is_by_waypoint() {
         let note = "authorization policies are not evaluated here: the tunnel goes to a waypoint, \
@@ -98,15 +111,109 @@ pub(super) fn run(
                     --address";
         answer.notes.push(note.to_owned());
     }
-    list_unused(world, route, &all, limit, answer);
+    list_unused(asking, route, &all, answer);
+    list_endpoints(asking, all, None, answer);
+    outcome
+}
+
+/// Adds the gateways of a binding, with the possible outcomes of a connection through them, to the
+/// answer. Without `expected` no workload is verified.
+pub(super) fn run_bound(
+    asking: Explainer<'_>,
+    set: Arc<EndpointSet>,
+    expected: Option<&ExpectedWorkloads>,
+    answer: &mut Answer,
+) -> Outcome {
+    let all = WeightedSet {
+        waypoint: None,
+        share: 1.0,
+        set,
+    };
+    let world = asking.world;
+    let candidates = candidates(world, &all, 0, |endpoint| Prediction {
+        failure: dial_failure(world, endpoint, expected),
+        audited: None,
+    });
+    answer.groups = groups(&all);
+    let without = Reason::NoEndpoint;
+    let outcomes = possible_outcomes(&candidates, without);
+    list_endpoints(asking, candidates, expected, answer);
+    outcome(outcomes, without, RejectionForm::Connection)
+}
+
+/// Returns the first of the possible outcomes with the others. An open tunnel precedes failures.
+fn outcome(mut outcomes: Vec<Result<(), Reason>>, without: Reason, form: RejectionForm) -> Outcome {
+    outcomes.sort_by_key(|outcome| outcome.is_err());
+    let mut outcomes = outcomes.into_iter().map(|outcome| match outcome {
+        Ok(()) => Outcome::opened(form),
+        Err(reason) => Outcome::refused(reason, form),
+    });
+    let first = outcomes.next();
+    let mut outcome = first.unwrap_or_else(|| Outcome::refused(without, form));
+    outcome.or = outcomes.collect();
+    outcome
+}
+
+/// Lists the candidates, the most probable first.
+fn list_endpoints(
+    asking: Explainer<'_>,
+    mut all: Vec<Candidate<'_>>,
+    expected: Option<&ExpectedWorkloads>,
+    answer: &mut Answer,
+) {
     all.sort_by(|one, other| {
         let by_probability = other.probability.total_cmp(&one.probability);
         by_probability.then_with(|| one.endpoint.uid().cmp(other.endpoint.uid()))
     });
+    let limit = asking.question.limit();
     answer.more_endpoints = all.len().saturating_sub(limit);
-    let rows = all.iter().take(limit);
-    answer.endpoints = rows.map(|one| row(world, one)).collect();
-    outcome
+    let rows = all.into_iter().take(limit);
+    answer.endpoints = rows.map(|one| row(asking.world, one, expected)).collect();
+}
+
+/// Predicts the result of a try of an endpoint, in the order of the stages.
+fn predict(
+    world: &ExplainState<'_>,
+    (peer, route): (&Peer, &Route),
+    endpoint: &Endpoint,
+    by_waypoint: bool,
+) -> Prediction {
+    let callers = (peer, route.first_peer());
+    let verdict = authorize::evaluate(world.snapshot, callers, endpoint, by_waypoint);
+    let (refusal, dry_run) = verdict.map_or((None, None), |of| (of.refusal, of.dry_run));
+    let [refusal, dry_run] = [refusal, dry_run].map(|why| why.map(|why| why.to_string()));
+    let is_enforced = world.snapshot.enforcement == Enforcement::Enforce;
+    let (policy, logged) = if is_enforced {
+        (refusal, None)
+    } else {
+        (None, refusal)
+    };
+    let fail = |reason| move |detail| Failure { reason, detail };
+    let remote = endpoint.remote.as_ref();
+    let hops = remote.and_then(|_| remote::extend_via(Some(OWN_HASH), route.forwarded()).err());
+    let failure = policy.map(fail(Reason::PolicyDenied));
+    let failure = failure.or_else(|| hops.map(fail(Reason::GatewayLoop)));
+    Prediction {
+        failure: failure.or_else(|| dial_failure(world, endpoint, None)),
+        audited: logged.or(dry_run),
+    }
+}
+
+/// Predicts that an endpoint is not dialled, or that a server behind it cannot be verified.
+fn dial_failure(
+    world: &ExplainState<'_>,
+    endpoint: &Endpoint,
+    expected: Option<&ExpectedWorkloads>,
+) -> Option<Failure> {
+    let others = endpoint.remote.iter();
+    let others = others.flat_map(|remote| &remote.other_addresses);
+    let mut addresses = std::iter::once(&endpoint.address).chain(others);
+    let denied = addresses.find_map(|address| world.deny.denies(*address));
+    let denied = denied.map(|rule| Failure {
+        reason: Reason::DialDenied,
+        detail: format!("its address is {rule}; see dial.allow"),
+    });
+    denied.or_else(|| servers::check(world.snapshot, endpoint, expected).err())
 }
 
 /// Formats the drop overloads of the control plane.
@@ -178,9 +285,9 @@ fn groups(drawn: &WeightedSet) -> Vec<GroupRow> {
 
 fn candidates<'a>(
     world: &ExplainState<'_>,
-    callers: (&Peer, Option<&FirstPeer>),
     drawn: &'a WeightedSet,
     first: usize,
+    predict: impl Fn(&Endpoint) -> Prediction,
 ) -> Vec<Candidate<'a>> {
     // Endpoints of a set are ordered by group.
     let sizes: Vec<_> = match drawn.set.groups() {
@@ -194,83 +301,75 @@ fn candidates<'a>(
     let places = sizes.flat_map(|(place, size)| std::iter::repeat_n(first + place, size));
     let probability = pick_probabilities(&drawn.set, world.now);
     let endpoints = drawn.set.endpoints.iter().zip(probability).zip(places);
-    let enforces = world.snapshot.enforcement == Enforcement::Enforce;
-    let candidates = endpoints.map(|((endpoint, probability), group)| {
-        let by_waypoint = drawn.waypoint.is_some();
-        let verdict = authorize::evaluate(world.snapshot, callers, endpoint, by_waypoint);
-        let refuses = |verdict: &PolicyVerdict| enforces && verdict.refusal.is_some();
-        let others = endpoint
-            .remote
-            .iter()
-            .flat_map(|remote| &remote.other_addresses);
-        let mut addresses = std::iter::once(&endpoint.address).chain(others);
-        let denied = addresses.find_map(|address| world.deny.denies(*address));
-        let policy = verdict.as_ref().filter(|verdict| refuses(verdict));
-        let policy = policy.map(|_| Reason::PolicyDenied);
-        Candidate {
-            endpoint,
-            group,
-            probability: probability * drawn.share,
-            is_ejected: endpoint.state.is_ejected(world.now),
-            refusal: policy.or_else(|| denied.map(|_| Reason::DialDenied)),
-            verdict,
-            denied,
-        }
+    let candidates = endpoints.map(|((endpoint, probability), group)| Candidate {
+        endpoint,
+        group,
+        probability: probability * drawn.share,
+        is_ejected: endpoint.state.is_ejected(world.now),
+        prediction: predict(endpoint),
     });
     candidates.collect()
 }
 
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
-/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] refusals.
+/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] refusals or a gateway loop.
 fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Result<(), Reason>> {
-    let count = |is_ejected: bool, refusal: Option<Reason>| {
-        let of = candidates.iter().filter(|one| one.is_ejected == is_ejected);
-        of.filter(|one| one.refusal == refusal).count()
+    let has = |is_in: &dyn Fn(&Candidate<'_>) -> bool, reason: Option<Reason>| {
+        let mut among = candidates.iter().filter(|one| is_in(one));
+        among.any(|one| one.reason() == reason)
     };
-    let policy = Some(Reason::PolicyDenied);
-    let refused = count(false, policy);
-    let all_refused = refused + count(true, policy);
-    let opened = |refused: usize| -> Vec<Result<(), Reason>> {
-        let denied = (refused >= POLICY_REFUSALS_MAX).then_some(Err(Reason::PolicyDenied));
-        std::iter::once(Ok(())).chain(denied).collect()
+    // Ends after which no other endpoint is tried.
+    let ends = |is_in: &dyn Fn(&Candidate<'_>) -> bool| -> Vec<Result<(), Reason>> {
+        let opened = has(is_in, None).then_some(Ok(()));
+        let looped = has(is_in, Some(Reason::GatewayLoop)).then_some(Err(Reason::GatewayLoop));
+        opened.into_iter().chain(looped).collect()
     };
-    // If none of the endpoints serves, the reason is that of the last try.
-    let last_try = |is_ejected: bool| {
-        let reasons = [Reason::PolicyDenied, Reason::DialDenied].into_iter();
-        let reasons = reasons.filter(|reason| count(is_ejected, Some(*reason)) > 0);
-        reasons.map(Err).collect::<Vec<_>>()
+    let refusals = |is_in: &dyn Fn(&Candidate<'_>) -> bool| {
+        let refused = candidates.iter().filter(|one| is_in(one));
+        let refused = refused.filter(|one| one.reason() == Some(Reason::PolicyDenied));
+        refused.count()
     };
+    let is_healthy = |one: &Candidate<'_>| !one.is_ejected;
+    let denied = Err(Reason::PolicyDenied);
     if candidates.is_empty() {
-        vec![Err(without)]
-    } else if count(false, None) > 0 {
-        opened(refused)
-    } else if refused >= POLICY_REFUSALS_MAX {
-        vec![Err(Reason::PolicyDenied)]
-    } else if count(true, None) > 0 {
-        opened(all_refused)
-    } else if all_refused >= POLICY_REFUSALS_MAX {
-        vec![Err(Reason::PolicyDenied)]
-    } else {
-        let of_ejected = last_try(true);
-        if of_ejected.is_empty() {
-            last_try(false)
-        } else {
-            of_ejected
+        return vec![Err(without)];
+    }
+    let first = ends(&|one| one.probability > 0.0);
+    for is_in in [&is_healthy as &dyn Fn(&Candidate<'_>) -> bool, &|_| true] {
+        let is_denied = refusals(is_in) >= POLICY_REFUSALS_MAX;
+        let ends = ends(is_in);
+        if !ends.is_empty() {
+            let ends = if first.is_empty() { ends } else { first };
+            return ends
+                .into_iter()
+                .chain(is_denied.then_some(denied))
+                .collect();
+        }
+        if is_denied {
+            return vec![denied];
         }
     }
+    // None of the endpoints serves, and the reason is that of the last try.
+    let is_last = |one: &Candidate<'_>| one.is_ejected || candidates.iter().all(is_healthy);
+    let reasons = [
+        Reason::PolicyDenied,
+        Reason::DialDenied,
+        Reason::GatewayUntrusted,
+        Reason::WorkloadUntrusted,
+    ];
+    let reasons = reasons
+        .into_iter()
+        .filter(|reason| has(&is_last, Some(*reason)));
+    reasons.map(Err).collect()
 }
 
-fn row(world: &ExplainState<'_>, candidate: &Candidate<'_>) -> EndpointRow {
-    let endpoint = candidate.endpoint;
+fn row(
+    world: &ExplainState<'_>,
+    candidate: Candidate<'_>,
+    expected: Option<&ExpectedWorkloads>,
+) -> EndpointRow {
+    let (endpoint, prediction) = (candidate.endpoint, candidate.prediction);
     let definition = &endpoint.definition;
-    let enforcement = world.snapshot.enforcement;
-    let verdict = candidate.verdict.as_ref();
-    let refusal = verdict.and_then(|verdict| verdict.refusal.as_ref());
-    let policy = refusal.filter(|_| enforcement == Enforcement::Enforce);
-    let denied = candidate.denied;
-    let denied = denied.map(|rule| format!("its address is {rule}; see dial.allow"));
-    let dry_run = verdict.and_then(|verdict| verdict.dry_run.as_ref());
-    let logged = refusal.filter(|_| enforcement == Enforcement::Audit);
     let left = endpoint.state.ejected_for(world.now);
     EndpointRow {
         workload: Arc::clone(endpoint.uid()),
@@ -290,8 +389,11 @@ fn row(world: &ExplainState<'_>, candidate: &Candidate<'_>) -> EndpointRow {
         tunnels: endpoint.state.in_flight(),
         probability: candidate.probability,
         ejected: left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0)),
-        refused: policy.map(ToString::to_string).or(denied),
-        audited: logged.or(dry_run).map(ToString::to_string),
+        gateway_certificate: endpoint.remote.as_deref().map(servers::gateway),
+        workload_certificate: expected
+            .map(|expected| servers::workload(expected, &definition.cluster)),
+        refused: prediction.failure.map(|failure| failure.detail),
+        audited: prediction.audited,
     }
 }
 
@@ -302,12 +404,14 @@ fn locality(of: &Locality) -> String {
 
 /// Lists the workloads of the service that are not candidates.
 fn list_unused(
-    world: &ExplainState<'_>,
+    Explainer {
+        world, question, ..
+    }: Explainer<'_>,
     route: &Route,
     candidates: &[Candidate<'_>],
-    limit: usize,
     answer: &mut Answer,
 ) {
+    let limit = question.limit();
     let used: HashSet<&str> = candidates.iter().map(|one| &**one.endpoint.uid()).collect();
     let mut list = |workload: &Workload, why: &dyn Fn() -> String| {
         if answer.unused.len() == limit {

@@ -5,9 +5,11 @@
 //! dials nothing. It neither counts nor logs. It cannot tell whether an endpoint answers.
 
 mod answer;
+mod binding;
 mod change;
 mod endpoints;
 mod question;
+mod servers;
 #[cfg(test)]
 mod tests;
 mod why;
@@ -20,8 +22,8 @@ use tokio::time::Instant;
 
 use crate::config::parse_identity;
 use crate::datapath::client_hello::{ClientHello, is_istio_alpn};
-use crate::datapath::dial::DenyList;
-use crate::datapath::http2::tunnel::{Origin, Target};
+use crate::datapath::dial::{DenyList, remote};
+use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy::{self, Permit};
@@ -30,13 +32,14 @@ use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{ServicePort, Snapshot};
 use crate::tls::{Identity, Issuer};
 use crate::wire::sni::{self, RouteBy};
-use crate::wire::{Authority, SpkiHash};
+use crate::wire::{Authority, HOPS_MAX, SpkiHash};
 
 pub use answer::{
     Answer, EndpointRow, EntryRow, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
     RejectionForm, RouteRow, RuleRow, UnusedRow,
 };
 pub use change::ConfigPositions;
+use question::OWN_HASH;
 pub use question::Question;
 
 const NO_TARGET: &str = "no target; write --to with an authority, such as `--to \
@@ -51,6 +54,8 @@ pub struct ExplainState<'a> {
     pub deny: &'a DenyList,
     /// Listeners by name.
     pub listeners: &'a [(String, ListenerRules)],
+    /// Listeners of bindings.
+    pub bindings: &'a [Arc<Listener>],
     /// Positions of the configuration's entries.
     pub places: &'a ConfigPositions,
     /// True if the budget of buffered bytes admits a new tunnel.
@@ -64,6 +69,15 @@ pub struct ExplainState<'a> {
 /// # Errors
 /// The defect of the question, with the remedy.
 pub fn run(world: &ExplainState<'_>, question: &Question) -> Result<Answer, String> {
+    let forwarded = question.forwarded()?;
+    let asking = Explainer {
+        world,
+        question,
+        forwarded: forwarded.as_ref(),
+    };
+    if let Some(wanted) = &question.binding {
+        return binding::run(asking, wanted);
+    }
     let (name, listener) = select_listener(world, question)?;
     let is_tls = listener.is_passthrough();
     let protocol = if is_tls { "tls" } else { "hbone" };
@@ -87,7 +101,6 @@ pub fn run(world: &ExplainState<'_>, question: &Question) -> Result<Answer, Stri
         }
         _ => {}
     }
-    let asking = Explainer { world, question };
     answer.outcome = if is_tls {
         asking.explain_client_hello(listener, &mut answer)?
     } else {
@@ -141,6 +154,8 @@ fn select_listener<'a>(
 struct Explainer<'a> {
     world: &'a ExplainState<'a>,
     question: &'a Question,
+    /// Headers of gateways that the tunnel has passed.
+    forwarded: Option<&'a Forwarded>,
 }
 
 impl Explainer<'_> {
@@ -152,9 +167,11 @@ impl Explainer<'_> {
     ) -> Result<Outcome, String> {
         let question = self.question;
         let has_identity = question.from.is_some() || question.cluster.is_some();
-        if has_identity || question.to.is_some() || question.origin.is_some() {
+        let has_header = question.origin.is_some() || self.forwarded.is_some();
+        if has_identity || question.to.is_some() || has_header {
             let what = "peers of a TLS listener present no certificate and send no CONNECT; write \
-                        --sni and --alpn, and neither --from, --cluster, --to nor --origin";
+                        --sni and --alpn, and neither --from, --cluster, --to, --origin, --source \
+                        nor --via";
             return Err(what.to_owned());
         }
         let peer = Peer::unauthenticated(question.address(), Arc::default(), None);
@@ -244,6 +261,10 @@ impl Explainer<'_> {
         };
         if !self.world.has_room {
             return Ok(Outcome::refused(Reason::BuffersFull, form));
+        }
+        if let Err(reason) = remote::check_loop(|| Some(OWN_HASH), self.forwarded) {
+            answer.legs.push(looped(&authority));
+            return Ok(Outcome::refused(reason, form));
         }
         let (mut leg, permit) = self.resolve_and_evaluate(&peer, authority, origin);
         let route_by = permit.as_ref().ok().map(|permit| {
@@ -336,12 +357,11 @@ impl Explainer<'_> {
         authority: Authority,
         origin: Origin,
     ) -> (LookupRow, Result<Permit, Reason>) {
-        let forwarded = self.question.forwarded();
         let target = Target {
             authority: authority.clone(),
             origin,
-            via_gateway: forwarded.is_some(),
-            forwarded,
+            via_gateway: self.forwarded.is_some(),
+            forwarded: self.forwarded.cloned().map(Box::new),
         };
         let route = route::resolve(self.world.snapshot, peer, target);
         self.evaluate(peer, &authority, route, false)
@@ -458,16 +478,39 @@ impl Explainer<'_> {
                 "peers of an HBONE listener have an identity; {HOW}"
             ));
         };
-        let parts = parse_identity(uri);
-        let [trust_domain, namespace, service_account] = parts
-            .ok_or_else(|| format!("{uri:?} is not a workload identity; {HOW}"))?
-            .map(Arc::from);
-        Ok(Identity {
-            uri: uri.as_str().into(),
-            trust_domain,
-            namespace,
-            service_account,
-            not_after: SystemTime::UNIX_EPOCH,
-        })
+        let identity = parse(uri);
+        identity.ok_or_else(|| format!("{uri:?} is not a workload identity; {HOW}"))
+    }
+}
+
+/// Parses the identity of a hypothetical certificate.
+fn parse(uri: &str) -> Option<Identity> {
+    let [trust_domain, namespace, service_account] = parse_identity(uri)?.map(Arc::from);
+    Some(Identity {
+        uri: uri.into(),
+        trust_domain,
+        namespace,
+        service_account,
+        not_after: SystemTime::UNIX_EPOCH,
+    })
+}
+
+/// Describes a tunnel whose `x-strait-via` names this gateway or too many others.
+fn looped(asked: &Authority) -> LookupRow {
+    LookupRow {
+        asked: asked.to_string(),
+        rule: RuleRow {
+            description: format!(
+                "x-strait-via has this gateway, so that the tunnel has come back, or more than \
+                 {HOPS_MAX} gateways"
+            ),
+            change: Some(
+                "turn off `transit` of the service at one of the gateways that the tunnel has \
+                 passed"
+                    .to_owned(),
+            ),
+            ..RuleRow::default()
+        },
+        ..LookupRow::default()
     }
 }

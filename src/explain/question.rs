@@ -7,10 +7,16 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::datapath::http2::tunnel::{Forwarded, Origin};
+use crate::wire::GatewayHash;
 
 /// Number of endpoints, and of workloads that cannot be picked, to list unless all are
 /// requested.
 const ROWS_SHOWN_MAX: usize = 50;
+
+/// Stand-in for the hash of this gateway, which may have no certificate yet.
+pub(super) const OWN_HASH: GatewayHash = GatewayHash::new([1; 8]);
+/// Hash of another gateway.
+const OTHER_HASH: GatewayHash = GatewayHash::new([2; 8]);
 
 /// Description of a tunnel to explain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
@@ -48,7 +54,15 @@ pub struct Question {
     /// Value of the peer's x-strait-source header: the first peer of a tunnel through a gateway.
     #[arg(long, value_name = "spiffe://TD/ns/NS/sa/SA[;cluster=NAME]")]
     pub source: Option<String>,
-    /// Address of the peer, for `sources` of a listener and for policies that match it.
+    /// Value of the peer's x-strait-via header: the gateways that the tunnel has passed, each this
+    /// gateway (`own`) or another one.
+    #[arg(long, value_name = "own|other,…")]
+    pub via: Option<String>,
+    /// Binding that a local client connects to, instead of a peer: its service, its `listen`
+    /// address or one of its names. Only --address and --all apply besides.
+    #[arg(long, value_name = "NAME|HOST:PORT")]
+    pub binding: Option<String>,
+    /// Address of the peer or client, for `sources` of a listener and for policies that match it.
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
     /// All endpoints; without it the 50 most probable.
@@ -72,11 +86,29 @@ impl Question {
         }
     }
 
-    /// Returns the headers that gateways of other networks send.
-    pub(super) fn forwarded(&self) -> Option<Box<Forwarded>> {
-        let source = self.source.as_ref()?;
-        Some(Box::new(Forwarded {
-            source: Some(source.as_bytes().into()),
+    /// Returns the headers that gateways of other networks send; none for a tunnel that has passed
+    /// no gateway.
+    pub(super) fn forwarded(&self) -> Result<Option<Forwarded>, String> {
+        if self.source.is_none() && self.via.is_none() {
+            return Ok(None);
+        }
+        let via = self.via.as_ref().map(|via| {
+            let hashes = via.split(',').map(|gateway| match gateway {
+                "own" => Ok(OWN_HASH.to_string()),
+                "other" => Ok(OTHER_HASH.to_string()),
+                _ => Err(format!(
+                    "unknown gateway {gateway:?} in --via; write a list of `own` and `other`, such \
+                     as `--via other,own`"
+                )),
+            });
+            hashes.collect::<Result<Vec<_>, _>>()
+        });
+        let source = self.source.as_ref().map(|source| source.as_bytes().into());
+        Ok(Some(Forwarded {
+            via: via
+                .transpose()?
+                .map(|via| via.join(",").into_bytes().into()),
+            source,
             ..Forwarded::default()
         }))
     }

@@ -129,7 +129,9 @@ pub(super) async fn open(
     })?;
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let verified = Verified::new(certificates, tls, reader).and_then(|verified| {
-        let checked = verified.check_gateway(&target.gateway, &reader.load());
+        let checked = verified
+            .server()
+            .check_gateway(&target.gateway, &reader.load());
         checked.map(|()| verified)
     });
     let verified = verified.map_err(|detail| {

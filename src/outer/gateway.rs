@@ -302,13 +302,15 @@ enum Picked {
 }
 
 impl Links {
-    /// Takes a place, on an aged connection only if no other has one.
     /// Retires connections whose certificate has expired, or no longer proves the gateway.
     fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {
         self.connections.retain(|one| {
             let peer = &one.state.peer;
             let is_verified = peer.not_after() > SystemTime::now()
-                && peer.check_gateway(&target.gateway, snapshot).is_ok();
+                && peer
+                    .server()
+                    .check_gateway(&target.gateway, snapshot)
+                    .is_ok();
             if !is_verified {
                 one.state.retire();
             }
@@ -316,6 +318,7 @@ impl Links {
         });
     }
 
+    /// Takes a place, on an aged connection only if no other has one.
     fn take(&self, tls: Option<&Arc<OutboundTls>>) -> Option<Slot> {
         let (aged, fresh): (Vec<_>, Vec<_>) = self
             .connections

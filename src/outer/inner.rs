@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::client::TlsStream;
 
+use crate::lifecycle::Lifecycle;
 use crate::reason::Reason;
 use crate::snapshot::Reader;
 use crate::tls::InboundTls;
@@ -49,13 +50,16 @@ pub struct InnerTarget<'a> {
 }
 
 /// Tunnel as the byte stream below a connection. Once both have ended, it delivers what was sent.
-struct Carrier<F> {
-    tunnel: Option<Stream>,
+pub(super) struct Carrier<F> {
+    pub(super) tunnel: Option<Stream>,
     /// Charges bytes until they have left for the socket.
-    charge: F,
+    pub(super) charge: F,
+    /// Tasks that a drain waits for.
+    pub(super) tasks: Lifecycle,
 }
 
 /// Opens an HBONE connection inside a tunnel, verifies the workload, and asks it for the service.
+/// A drain of `tasks` waits until the connection has sent everything.
 ///
 /// # Errors
 /// [`Reason::WorkloadUntrusted`] or [`Reason::WorkloadUnreachable`]. No byte of the client was
@@ -64,7 +68,7 @@ pub async fn open_inner<F, C>(
     (mut tunnel, charge): (Stream, F),
     target: &InnerTarget<'_>,
     (tls, reader): (&InboundTls, &Reader),
-    deadline: Instant,
+    (tasks, deadline): (&Lifecycle, Instant),
 ) -> Result<Stream, Failure>
 where
     F: Fn(usize) -> C + Send + Unpin + 'static,
@@ -78,10 +82,11 @@ where
         let carrier = Carrier {
             tunnel: Some(tunnel),
             charge,
+            tasks: tasks.clone(),
         };
         let (connection, workload) = connect(carrier, target, (tls, reader)).await?;
         let verified = (gateway, Arc::new(workload));
-        request(connection, target.authority, verified).await
+        request(connection, target.authority, verified, tasks).await
     };
     let opened = timeout_at(deadline, opened).await;
     opened.unwrap_or_else(|_| Err(unreachable("no answer in time")))
@@ -105,7 +110,8 @@ async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         })?;
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let verified = Verified::new(certificates, tls, reader).and_then(|verified| {
-        let checked = verified.check_workload(target.workloads, (target.cluster, &reader.load()));
+        let server = verified.server();
+        let checked = server.check_workload(target.workloads, (target.cluster, &reader.load()));
         checked.map(|()| verified)
     });
     let verified = verified.map_err(|detail| untrusted(format!("the workload: {detail}")))?;
@@ -124,6 +130,7 @@ async fn request<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     (mut send, http2): (SendRequest<Bytes>, Http2<S>),
     authority: &str,
     (gateway, workload): (Arc<State>, Arc<Verified>),
+    tasks: &Lifecycle,
 ) -> Result<Stream, Failure> {
     let request = Request::connect(authority).body(()).map_err(unreachable)?;
     let mut http2 = Box::pin(http2);
@@ -145,7 +152,7 @@ async fn request<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     }
     let (ended, mut has_ended) = oneshot::channel::<()>();
     let chain = Arc::clone(&workload.chain);
-    tokio::spawn(async move {
+    tasks.spawn(async move {
         tokio::select! {
             _ = &mut http2 => return,
             _ = chain.wait_trust_lost() => return,
@@ -200,7 +207,7 @@ where
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let Self { tunnel, charge } = &mut *self;
+        let Self { tunnel, charge, .. } = &mut *self;
         let Some(stream) = tunnel else {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         };
@@ -226,8 +233,9 @@ where
 impl<F> Drop for Carrier<F> {
     fn drop(&mut self) {
         let stream = self.tunnel.take().filter(Stream::is_shut_down);
-        if let (Some(stream), Ok(runtime)) = (stream, Handle::try_current()) {
-            runtime.spawn(stream.deliver(Instant::now() + CLOSE_DEADLINE));
+        if let (Some(stream), Ok(_)) = (stream, Handle::try_current()) {
+            let delivery = stream.deliver(Instant::now() + CLOSE_DEADLINE);
+            self.tasks.spawn(delivery);
         }
     }
 }

@@ -29,7 +29,7 @@ pub use outcome::{OUTCOME_HEADER, outcome_of};
 pub use pool::Pool;
 pub use request::{Request, SOURCE_HEADER};
 pub use stream::{Servers, Stream};
-pub use verify::ExpectedWorkloads;
+pub use verify::{ExpectedWorkloads, ServerIdentity};
 
 /// Gateway with the addresses by which it is dialled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

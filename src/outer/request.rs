@@ -14,8 +14,8 @@ use super::stream::{Held, Stream};
 /// Header with the identity of the peer that the first gateway has verified.
 pub const SOURCE_HEADER: &str = "x-strait-source";
 
-/// Deadline for the answer. The gateway dials within it, and another gateway can be tried after it
-/// within the ten seconds of all dials.
+/// Limit of the wait for the answer, within which the gateway dials. The caller shortens it where
+/// another gateway can be tried.
 const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// CONNECT request.

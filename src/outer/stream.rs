@@ -77,7 +77,7 @@ impl Servers {
     /// # Errors
     /// The difference.
     pub fn check_gateway(&self, wanted: &RemoteGateway, snapshot: &Snapshot) -> Result<(), String> {
-        self.gateway.peer.check_gateway(wanted, snapshot)
+        self.gateway.peer.server().check_gateway(wanted, snapshot)
     }
 
     /// Checks that the workload, if there is one, is still an expected one of a cluster.
@@ -91,7 +91,9 @@ impl Servers {
         snapshot: &Snapshot,
     ) -> Result<(), String> {
         let workload = self.workload.as_ref();
-        workload.map_or(Ok(()), |it| it.check_workload(wanted, (cluster, snapshot)))
+        workload.map_or(Ok(()), |it| {
+            it.server().check_workload(wanted, (cluster, snapshot))
+        })
     }
 }
 

@@ -8,6 +8,7 @@ use rustls::pki_types::CertificateDer;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Reader, RemoteGateway, Snapshot};
 use crate::tls::{Chain, Identity, InboundTls, leaf_identity};
+use crate::wire::SpkiHash;
 
 /// Identity and chain of a server, as the handshake has verified them.
 #[derive(Debug)]
@@ -24,6 +25,15 @@ pub struct ExpectedWorkloads {
     pub identities: Box<[Arc<str>]>,
     /// Accepted namespaces.
     pub namespaces: Box<[Arc<str>]>,
+}
+
+/// Server by its identity and issuer.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerIdentity<'a> {
+    /// Identity in its certificate.
+    pub identity: &'a Identity,
+    /// Issuer of the certificate.
+    pub issuer: Option<&'a SpkiHash>,
 }
 
 impl Verified {
@@ -43,21 +53,32 @@ impl Verified {
         let identity = leaf_identity(leaf).map_err(refused)?;
         let chain = tls.register_chain(certificates).map_err(refused)?;
         let verified = Self { chain, identity };
-        verified.cluster(&reader.load())?;
+        verified.server().cluster(&reader.load())?;
         Ok(verified)
     }
 
+    /// Returns the server for checks of its identity.
+    pub(super) fn server(&self) -> ServerIdentity<'_> {
+        ServerIdentity {
+            identity: &self.identity,
+            issuer: Some(&self.chain.issuer().spki),
+        }
+    }
+
+    /// Returns the first expiry in the chain.
+    pub(super) fn not_after(&self) -> SystemTime {
+        self.chain.not_after()
+    }
+}
+
+impl ServerIdentity<'_> {
     /// Checks that the server is the wanted gateway.
     ///
     /// The root alone proves nothing: each workload of the mesh has a certificate below it.
     ///
     /// # Errors
     /// The difference.
-    pub(super) fn check_gateway(
-        &self,
-        wanted: &RemoteGateway,
-        snapshot: &Snapshot,
-    ) -> Result<(), String> {
+    pub fn check_gateway(self, wanted: &RemoteGateway, snapshot: &Snapshot) -> Result<(), String> {
         let (uri, own) = (&self.identity.uri, &*snapshot.balancing.position.cluster);
         if !wanted.identities.is_empty() && !wanted.identities.contains(uri) {
             return Err(format!("{uri} is not an identity of this gateway"));
@@ -78,13 +99,13 @@ impl Verified {
     ///
     /// # Errors
     /// The difference.
-    pub(super) fn check_workload(
-        &self,
+    pub fn check_workload(
+        self,
         wanted: &ExpectedWorkloads,
         (cluster, snapshot): (&str, &Snapshot),
     ) -> Result<(), String> {
         self.check_cluster(cluster, snapshot)?;
-        let Identity { uri, namespace, .. } = &self.identity;
+        let Identity { uri, namespace, .. } = self.identity;
         let ExpectedWorkloads {
             identities,
             namespaces,
@@ -96,23 +117,17 @@ impl Verified {
         Err(format!("{uri} is not one of the binding's `workloads`"))
     }
 
-    /// Returns the first expiry in the chain.
-    pub(super) fn not_after(&self) -> SystemTime {
-        self.chain.not_after()
-    }
-
     /// Returns the cluster of the issuer or trust domain.
-    fn cluster(&self, snapshot: &Snapshot) -> Result<Arc<str>, String> {
-        let issuer = Some(&self.chain.issuer().spki);
+    fn cluster(self, snapshot: &Snapshot) -> Result<Arc<str>, String> {
         let cluster = snapshot
             .trust
-            .peer_cluster(&self.identity.trust_domain, issuer);
+            .peer_cluster(&self.identity.trust_domain, self.issuer);
         let refusal = HandshakeRefusal::UntrustedDomain;
         let cluster = cluster.ok_or_else(|| format!("{refusal}: {}", refusal.description()))?;
         Ok(cluster.name)
     }
 
-    fn check_cluster(&self, wanted: &str, snapshot: &Snapshot) -> Result<(), String> {
+    fn check_cluster(self, wanted: &str, snapshot: &Snapshot) -> Result<(), String> {
         let (uri, found) = (&self.identity.uri, self.cluster(snapshot)?);
         if *found == *wanted {
             return Ok(());

@@ -61,11 +61,19 @@ impl BoundEndpoints {
         Arc::clone(&last.set)
     }
 
-    fn shares(
-        &self,
-        snapshot: &Snapshot,
-        state: impl FnMut(&Arc<str>, SocketAddr) -> Arc<EndpointState>,
-    ) -> Vec<super::remote_instances::NetworkShare> {
+    /// Returns the gateways that are not endpoints, each with the reason.
+    pub fn unused(&self, snapshot: &Snapshot) -> Vec<(String, &'static str)> {
+        let (service, name) = self.service(snapshot);
+        let (service, rules) = (
+            ((&*service, &*name), self.port),
+            (&*snapshot.networks, snapshot.network()),
+        );
+        let remote = &snapshot.index.remote;
+        remote.unused_gateways(&self.clusters, service, rules)
+    }
+
+    /// Returns the service with its `namespace/hostname`.
+    fn service(&self, snapshot: &Snapshot) -> (Arc<mesh::Service>, String) {
         let known = snapshot.services.get(&*self.host);
         let unknown = || {
             Arc::new(mesh::Service {
@@ -75,6 +83,15 @@ impl BoundEndpoints {
         };
         let service = known.map_or_else(unknown, |known| Arc::clone(&known.definition));
         let name = format!("{}/{}", service.namespace, service.hostname);
+        (service, name)
+    }
+
+    fn shares(
+        &self,
+        snapshot: &Snapshot,
+        state: impl FnMut(&Arc<str>, SocketAddr) -> Arc<EndpointState>,
+    ) -> Vec<super::remote_instances::NetworkShare> {
+        let (service, name) = self.service(snapshot);
         let (service, rules) = (
             ((&*service, &*name), self.port),
             (&*snapshot.networks, snapshot.network()),

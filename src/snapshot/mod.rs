@@ -35,6 +35,7 @@ mod pick_probability;
 mod policies;
 mod precedence;
 mod remote;
+mod remote_gateways;
 mod remote_instances;
 mod required_hosts;
 mod service_limits;

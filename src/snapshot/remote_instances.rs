@@ -7,15 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::builder::HBONE_PORT;
 use super::exclusion::{is_split_horizon, remote_network, service_exclusion, speaks_hbone};
-use super::mesh::{self, GatewayAddress, Locality, Place, Protocol, Template, Workload};
+use super::mesh::{self, GatewayAddress, Place, Workload};
 use super::networks::NetworkTable;
-use super::remote::{GATEWAY_RECORD, gateway_network};
+use super::remote::gateway_network;
+use super::remote_gateways::{Gateway, remote_gateway};
 use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards};
-
-/// Cluster of records whose source names none (docs/wire-contract.md 3.2).
-const UNNAMED_CLUSTER: &str = "Kubernetes";
 
 /// Instances and gateways of other networks.
 #[derive(Clone, Debug, Default)]
@@ -36,16 +33,6 @@ struct Instances {
 }
 
 type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
-
-/// Gateway of another network.
-#[derive(Clone, Debug)]
-struct Gateway {
-    /// First address, by which the gateway is known.
-    address: SocketAddr,
-    /// Record of the mesh or of the configuration; `None` for an address in an instance.
-    record: Option<Arc<Workload>>,
-    remote: Arc<RemoteGateway>,
-}
 
 /// Instances of a service in one network.
 #[derive(Default)]
@@ -135,11 +122,10 @@ impl RemoteInstances {
         }
         for (network, changes) in edits.gateways {
             let old = self.gateways.get(&network).into_iter();
-            let records = old.flat_map(|list| list.iter().filter_map(|one| one.record.clone()));
+            let records = old.flat_map(|list| list.iter().flat_map(Gateway::records).cloned());
             let records = merge(records, &changes).into_iter();
-            let list: Arc<[_]> = records
-                .flat_map(|record| Gateway::of_record(&record, &network, rules))
-                .collect();
+            let list = records.flat_map(|record| Gateway::of_record(&record, &network, rules));
+            let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
             let earlier = self.gateways.get(&network);
             let earlier = earlier.or_else(|| previous.gateways.get(&network));
             let is_known = |new: &Gateway| {
@@ -230,6 +216,7 @@ impl RemoteInstances {
                 gateways.push(Gateway {
                     address,
                     record: None,
+                    second_record: None,
                     remote: Arc::new(remote_gateway(network, None, rules)),
                 });
             }
@@ -332,6 +319,35 @@ impl RemoteInstances {
         networks.into_iter().filter_map(share).collect()
     }
 
+    /// Returns the gateways of these clusters that [`Self::cluster_shares`] leaves out, each with
+    /// the reason.
+    pub(super) fn unused_gateways(
+        &self,
+        clusters: &[Arc<str>],
+        (service, port): ((&mesh::Service, &str), u16),
+        (rules, own_network): (&NetworkTable, &str),
+    ) -> Vec<(String, &'static str)> {
+        let known = self.instances(service, port, (own_network, false));
+        let networks = self.gateways.keys().map(|network| &**network);
+        let networks: BTreeSet<&str> = networks.chain(known.keys().copied()).collect();
+        let unused = networks.into_iter().flat_map(|network| {
+            let found = known.get(network);
+            let instances = found.map_or(&[][..], |found| &found.all);
+            let has_ready = found.is_none_or(|found| capacity(&found.serving).0 > 0);
+            let mut gateways = self.gateways(network, instances, rules);
+            gateways.retain(|one| clusters.contains(&one.remote.cluster));
+            gateways.into_iter().filter_map(move |gateway| {
+                let why = match (gateway.is_ready(), has_ready) {
+                    (true, true) => return None,
+                    (false, _) => "the gateway is not ready",
+                    (true, false) => "no instance of the service behind it is ready",
+                };
+                Some((format!("{network}/gateway/{}", gateway.address), why))
+            })
+        });
+        unused.collect()
+    }
+
     /// Returns the instances of a service by network.
     fn instances(
         &self,
@@ -364,84 +380,6 @@ impl RemoteInstances {
     }
 }
 
-impl Gateway {
-    /// Returns the gateways of a record: one for each address, or for each pair of both families.
-    fn of_record(record: &Arc<Workload>, network: &str, rules: &NetworkTable) -> Vec<Self> {
-        let port = record_port(record, network);
-        let gateway = |(first, other): (IpAddr, Option<IpAddr>)| {
-            let mut remote = remote_gateway(network, Some(record), rules);
-            remote.other_addresses = other
-                .map(|ip| SocketAddr::new(ip, port))
-                .into_iter()
-                .collect();
-            Self {
-                address: SocketAddr::new(first, port),
-                remote: Arc::new(remote),
-                record: Some(Arc::clone(record)),
-            }
-        };
-        pairs(&record.addresses).into_iter().map(gateway).collect()
-    }
-
-    /// Returns true if its certificate has to prove the same as that of `other`.
-    fn proves(&self, other: &RemoteGateway) -> bool {
-        let own = &self.remote;
-        (&own.cluster, &own.identities) == (&other.cluster, &other.identities)
-    }
-
-    fn has_address(&self, address: SocketAddr) -> bool {
-        self.address == address || self.remote.other_addresses.contains(&address)
-    }
-
-    fn is_ready(&self) -> bool {
-        let record = self.record.as_ref();
-        record.is_none_or(|record| record.healthy && record.capacity > 0)
-    }
-
-    /// Returns the endpoint that represents the instances of a service port behind the gateway.
-    /// Namespace policies of the service apply to it. Its one service names the authority.
-    fn endpoint(
-        &self,
-        (service, name): (&mesh::Service, &str),
-        port: u16,
-        instances: &[(&Arc<Workload>, bool)],
-        state: Arc<EndpointState>,
-    ) -> Endpoint {
-        let (network, address) = (&self.remote.network, self.address);
-        let record = self.record.as_ref();
-        let own_locality = record.map(|record| &record.locality);
-        let own_locality = own_locality.filter(|own| ***own != Locality::default());
-        let instances = instances.iter().map(|(one, _)| &*one.locality);
-        let definition = Workload {
-            uid: format!("{network}/gateway/{address}/{name}:{port}").into(),
-            own_name: Some(format!("gateway of {network}").into()),
-            healthy: true,
-            capacity: 1,
-            services: [(name.into(), [(port, 0)].into())].into(),
-            template: Template {
-                namespace: Arc::clone(&service.namespace),
-                cluster: Arc::clone(&self.remote.cluster),
-                network: Arc::clone(network),
-                hostname: record.map_or_else(Arc::default, |record| Arc::clone(&record.hostname)),
-                protocol: Protocol::Hbone,
-                locality: own_locality
-                    .map_or_else(|| Arc::new(common_locality(instances)), Arc::clone),
-                ..Template::default()
-            }
-            .into(),
-            ..Workload::default()
-        };
-        Endpoint {
-            address,
-            protocol: Protocol::Hbone,
-            weight: 0,
-            definition: Arc::new(definition),
-            remote: Some(Arc::clone(&self.remote)),
-            state,
-        }
-    }
-}
-
 fn merge<'a>(
     old: impl Iterator<Item = Arc<Workload>>,
     changes: &Changes<'a>,
@@ -455,48 +393,6 @@ fn merge<'a>(
         }
     }
     all.into_values().collect()
-}
-
-fn remote_gateway(network: &str, record: Option<&Workload>, rules: &NetworkTable) -> RemoteGateway {
-    let rule = rules.get(network);
-    let cluster = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
-    let of_record = || record.map(|record| &record.cluster);
-    let cluster = cluster.or_else(|| of_record().filter(|of| ***of != *UNNAMED_CLUSTER));
-    let cluster = cluster.cloned().unwrap_or_default();
-    let identities = rule.map(|rule| &rule.identities);
-    let identities = identities.filter(|list| !list.is_empty()).cloned();
-    let of_record = || {
-        let known = record.filter(|record| !record.service_account.is_empty())?;
-        Some(rules.identities_of(known, &cluster))
-    };
-    RemoteGateway {
-        network: network.into(),
-        cluster: Arc::clone(&cluster),
-        identities: identities.or_else(of_record).unwrap_or_default(),
-        other_addresses: Box::default(),
-    }
-}
-
-/// Returns the addresses of a record by gateway, each in the order in which they are tried: IPv6
-/// first (RFC 8305 section 4). The n-th addresses of both families are one dual-stack gateway.
-/// Addresses of a family are sorted, because answers of DNS come in any order.
-fn pairs(addresses: &[IpAddr]) -> Vec<(IpAddr, Option<IpAddr>)> {
-    let addresses: BTreeSet<_> = addresses.iter().map(IpAddr::to_canonical).collect();
-    let (v6, v4): (Vec<_>, Vec<_>) = addresses.into_iter().partition(IpAddr::is_ipv6);
-    let pair = |index: usize| match (v6.get(index), v4.get(index)) {
-        (Some(&v6), v4) => Some((v6, v4.copied())),
-        (None, v4) => Some((*v4?, None)),
-    };
-    (0..v6.len().max(v4.len())).filter_map(pair).collect()
-}
-
-/// Returns the port in the uid of a record, `NetworkGateway/NETWORK/ADDRESS/PORT`. The address
-/// follows if the record had a hostname. Port 0 means the default (docs/wire-contract.md 2.1).
-fn record_port(record: &Workload, network: &str) -> u16 {
-    let rest = record.uid.strip_prefix(GATEWAY_RECORD);
-    let rest = rest.and_then(|rest| rest.strip_prefix(network)?.strip_prefix('/'));
-    let port = rest.and_then(|rest| rest.split('/').nth(1)?.parse().ok());
-    port.filter(|port| *port != 0).unwrap_or(HBONE_PORT)
 }
 
 fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u16)> {
@@ -552,22 +448,4 @@ fn capacity(instances: &[(&Arc<Workload>, bool)]) -> (u32, u32) {
     } else {
         sum
     }
-}
-
-/// Returns the parts that all localities have in common.
-fn common_locality<'a>(mut localities: impl Iterator<Item = &'a Locality>) -> Locality {
-    let Some(first) = localities.next() else {
-        return Locality::default();
-    };
-    localities.fold(first.clone(), |common, other| {
-        let is_region = common.region == other.region;
-        let is_zone = is_region && common.zone == other.zone;
-        let is_subzone = is_zone && common.subzone == other.subzone;
-        let keep = |part: Arc<str>, is_same| if is_same { part } else { Arc::default() };
-        Locality {
-            region: keep(common.region, is_region),
-            zone: keep(common.zone, is_zone),
-            subzone: keep(common.subzone, is_subzone),
-        }
-    })
 }

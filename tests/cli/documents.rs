@@ -128,14 +128,16 @@ impl Place {
     }
 }
 
-/// Copies `deploy/local`, with `change` applied to its files.
+/// Copies `deploy/local` and the example of a binding, with `change` applied to their files.
 fn copy_example(folder: &Path, change: impl Fn(&str) -> String) {
-    let to = folder.join("deploy/local");
-    std::fs::create_dir_all(&to).expect("a folder");
-    for name in ["strait.yaml", "mesh.yaml"] {
-        let from = top().join("deploy/local").join(name);
-        let text = std::fs::read_to_string(from).expect("an example");
-        write(&to, name, &change(&text));
+    for example in ["deploy/local", "deploy/examples/acceptor"] {
+        let to = folder.join(example);
+        std::fs::create_dir_all(&to).expect("a folder");
+        for name in ["strait.yaml", "mesh.yaml"] {
+            let from = top().join(example).join(name);
+            let text = std::fs::read_to_string(from).expect("an example");
+            write(&to, name, &change(&text));
+        }
     }
 }
 

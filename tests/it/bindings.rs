@@ -9,6 +9,7 @@ use std::time::Duration;
 use hickory_resolver::proto::op::{Message, Query, ResponseCode};
 use hickory_resolver::proto::rr::{Name, RecordType};
 use rustix::process::Signal;
+use serde_json::{Value, json};
 use strait::tls::{self, TrustedDomain};
 use strait::tools::hbone::{self, IncomingTunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,7 +35,7 @@ const TRANSFER_MAX: Duration = Duration::from_secs(60);
 const SHED: &str = "strait_connections_shed_total{limit=\"not_in_sources\"}";
 
 /// HBONE workload. It ends on drop.
-struct Workload {
+pub struct Workload {
     accepted: Arc<AtomicUsize>,
     sides: mpsc::Receiver<SideResult>,
     _task: JoinSet<()>,
@@ -43,14 +44,14 @@ struct Workload {
 impl Workload {
     /// Starts a workload with this identity at host 11. It takes the endpoint's side of the oracle,
     /// or echoes.
-    async fn start(net: Net, identity: &str, has_oracle: bool) -> Self {
+    pub async fn start(net: Net, identity: &str, has_oracle: bool) -> Self {
         let leaf = identities().leaf(identity);
-        let east = TrustedDomain {
-            name: "east.local".into(),
+        let domains = ["east.local", "west.local"].map(|name| TrustedDomain {
+            name: name.into(),
             issuers: None,
             roots: None,
-        };
-        let tls = tls::endpoint_server_config(&identities().material(&leaf), vec![east]);
+        });
+        let tls = tls::endpoint_server_config(&identities().material(&leaf), domains.into());
         let listener = net.listen(11, 15008).await;
         let accepted = Arc::new(AtomicUsize::new(0));
         let (results, sides) = mpsc::channel(16);
@@ -80,19 +81,19 @@ impl Workload {
         }
     }
 
-    fn accepted(&self) -> usize {
+    pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
 }
 
 /// Address of the binding.
-fn bound(net: Net) -> SocketAddr {
+pub fn bound(net: Net) -> SocketAddr {
     net.address(2, 8080)
 }
 
 /// Settings of a gateway of cluster east with a binding to the service behind these gateways of
 /// cluster west, each in a network of its own. `keys` are more keys of the binding.
-fn east<'a>(net: Net, gateways: &[Net], keys: &str) -> Settings<'a> {
+pub fn east<'a>(net: Net, gateways: &[Net], keys: &str) -> Settings<'a> {
     let mut settings = Settings::new(net, identities());
     let networks = gateways.iter().enumerate().map(|(index, net)| {
         format!(
@@ -117,12 +118,12 @@ async fn pair(net: Net, protocol: &str, keys: &str) -> (Gateway, Gateway, Socket
     (acceptor, donor, bound(here))
 }
 
-async fn connect(address: SocketAddr) -> TcpStream {
+pub async fn connect(address: SocketAddr) -> TcpStream {
     TcpStream::connect(address).await.expect("a connection")
 }
 
 /// Asserts that a connection carries bytes.
-async fn echoes(stream: &mut TcpStream) {
+pub async fn echoes(stream: &mut TcpStream) {
     stream
         .write_all(b"hello")
         .await
@@ -134,14 +135,14 @@ async fn echoes(stream: &mut TcpStream) {
 }
 
 /// Asserts that a connection is reset without another byte.
-async fn is_reset(stream: &mut TcpStream) {
+pub async fn is_reset(stream: &mut TcpStream) {
     let read = timeout(SOON, stream.read(&mut [0; 8])).await;
     let error = read.expect("an end in time").expect_err("no clean end");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
 /// Asserts that a new connection is reset, possibly before the client knows that it is open.
-async fn is_rejected(address: SocketAddr) {
+pub async fn is_rejected(address: SocketAddr) {
     match TcpStream::connect(address).await {
         Ok(mut stream) => is_reset(&mut stream).await,
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
@@ -290,6 +291,57 @@ fn a_workload_without_hbone_is_unreachable_and_a_gateway_of_another_identity_unt
     });
 }
 
+/// Returns the prediction for a connection of a client: its outcome, then the whole answer.
+async fn predicted(gateway: &Gateway, client: &str) -> (String, Value) {
+    let command = ["explain", "--binding", ECHO, "--address", client, "--json"];
+    let (_, answer, error) = gateway.run_command(&command).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{error}"));
+    let reason = answer["outcome"]["reason"].as_str().unwrap_or("opened");
+    (reason.to_owned(), answer)
+}
+
+#[test]
+fn the_running_gateway_predicts_the_ends_of_connections_to_a_binding() {
+    run(async {
+        let net = Net::new();
+        let _workload = Workload::start(net, WORKLOAD, false).await;
+        let keys = ", connections: 1, workloads: {namespaces: [app]}";
+        let (acceptor, _donor, address) = pair(net, "HBONE", keys).await;
+        let (reason, answer) = predicted(&acceptor, "127.0.0.1").await;
+        assert_eq!(reason, "opened");
+        let gateway = &answer["endpoints"][0];
+        assert_eq!(gateway["odds"], 1.0);
+        assert_eq!(
+            gateway["gatewayCertificate"],
+            format!("{WEST_GATEWAY} of cluster west")
+        );
+        assert_eq!(
+            gateway["workloadCertificate"],
+            "any of namespace app of cluster west"
+        );
+        assert_eq!(predicted(&acceptor, "192.0.2.1").await.0, "not_in_sources");
+        let mut client = connect(address).await;
+        echoes(&mut client).await;
+        let (reason, answer) = predicted(&acceptor, "127.0.0.1").await;
+        assert_eq!(
+            (&*reason, &answer["endpoints"]),
+            ("binding_full", &json!([]))
+        );
+        is_rejected(address).await;
+        assert_eq!(acceptor.tunnels("binding_full").await, 1.0);
+        let foreign = ", workloads: {identities: [\"spiffe://gone.local/ns/app/sa/echo\"]}";
+        let here = Net::new();
+        let acceptor = Gateway::start(&east(here, &[net], foreign)).await;
+        assert_eq!(
+            predicted(&acceptor, "127.0.0.1").await.0,
+            "workload_untrusted"
+        );
+        is_rejected(bound(here)).await;
+        let untrusted = async || acceptor.tunnels("workload_untrusted").await;
+        until("untrusted", untrusted, |&count| count == 1.0).await;
+    });
+}
+
 #[test]
 fn clients_of_other_networks_and_those_beyond_a_limit_are_reset() {
     run(async {
@@ -417,7 +469,7 @@ fn a_reload_changes_bindings_and_networks_and_ends_what_it_no_longer_permits() {
     });
 }
 
-fn question(name: &str, kind: RecordType) -> Vec<u8> {
+pub fn question(name: &str, kind: RecordType) -> Vec<u8> {
     let mut query = Message::query();
     query.add_query(Query::query(name.parse::<Name>().expect("a name"), kind));
     query.to_vec().expect("a query")
@@ -430,7 +482,7 @@ fn read(answer: &[u8]) -> (ResponseCode, Vec<String>) {
     (answer.metadata.response_code, addresses.collect())
 }
 
-async fn over_udp(server: SocketAddr, query: &[u8]) -> (ResponseCode, Vec<String>) {
+pub async fn over_udp(server: SocketAddr, query: &[u8]) -> (ResponseCode, Vec<String>) {
     let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
     socket.send_to(query, server).await.expect("a query");
     let mut answer = [0; 1500];

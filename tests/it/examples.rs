@@ -4,12 +4,15 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use hickory_resolver::proto::rr::RecordType;
 use strait::tools::hbone::{Client, ConnectError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::bindings::{self, Workload, over_udp, question};
 use crate::support::process::strait;
 use crate::support::{
-    CLIENT, Endpoint, GATEWAY, Gateway, Net, Settings, echoes, identities, replace, run, until,
+    CLIENT, ENDPOINT, Endpoint, GATEWAY, Gateway, Net, Settings, echoes, identities, replace, run,
+    until,
 };
 use crate::transit::WEST_GATEWAY;
 
@@ -152,6 +155,27 @@ fn the_donor_serves_one_namespace_of_the_acceptor_under_the_agreed_name() {
             is_rejected(&client, "shop-echo.global:80").await;
             assert_eq!(gateway.tunnels(reason).await, 1.0, "{other}");
         }
+    });
+}
+
+#[test]
+fn local_clients_of_the_acceptor_reach_the_service_of_the_donor_by_its_name() {
+    run(async {
+        let networks = Networks::new();
+        let workload = Workload::start(networks.east, ENDPOINT, false).await;
+        let _donor = networks.start(networks.east, "donor", "strait.yaml").await;
+        let acceptor = networks
+            .start(networks.west, "acceptor", "strait.yaml")
+            .await;
+        let query = question("shop-echo.global", RecordType::A);
+        let (_, found) = over_udp(networks.west.address(1, 5353), &query).await;
+        assert_eq!(found, [networks.west.ip(2).to_string()]);
+        let mut client = bindings::connect(networks.west.address(2, 8080)).await;
+        bindings::echoes(&mut client).await;
+        drop(client);
+        assert_eq!(workload.accepted(), 1);
+        let completed = async || acceptor.tunnels("completed").await;
+        until("its end", completed, |&count| count == 1.0).await;
     });
 }
 

@@ -103,6 +103,14 @@ fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
         let client = first.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut tunnel).await;
+        for (gateway, tunnels) in [
+            (&first, format!("{WEST_GATEWAY} 0 1")),
+            (&second, format!("{GATEWAY} 1 0")),
+        ] {
+            let (_, page, _) = gateway.run_command(&["status", "peers"]).await;
+            let words: Vec<_> = page.split_whitespace().collect();
+            assert!(words.join(" ").contains(&tunnels), "{tunnels}: {page}");
+        }
         // More than all windows and buffers on the way.
         let sent: Vec<u8> = (0..8_000_000_u32)
             .map(|index| index.to_le_bytes()[1])

@@ -50,11 +50,16 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "reason",
         ],
     ),
-    ("outer", &["wire", "snapshot", "tls", "status", "reason"]),
+    (
+        "outer",
+        &["wire", "snapshot", "tls", "status", "lifecycle", "reason"],
+    ),
     ("responder", &["config"]),
     (
         "explain",
-        &["wire", "config", "snapshot", "tls", "datapath", "reason"],
+        &[
+            "wire", "config", "snapshot", "tls", "outer", "datapath", "reason",
+        ],
     ),
     (
         "xds",

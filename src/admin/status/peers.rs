@@ -1,6 +1,7 @@
 //! GET `/peers`: gateways of other networks, and links between this cluster and others.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -39,6 +40,7 @@ fn page(state: &AdminState) -> Value {
         "cluster": config.gateway.cluster,
         "network": snapshot.network(),
         "links": links(&config, &snapshot, &gateways, &issuers),
+        "peers": tunnels(&snapshot, &gateways, (state.peer_tunnels)()),
         "gateways": gateways.into_iter().map(gateway_to_json).collect::<Vec<_>>(),
     })
 }
@@ -100,6 +102,40 @@ fn links(
     rows.collect()
 }
 
+/// Open tunnels between this gateway and one identity.
+#[derive(Default)]
+struct Tunnels {
+    /// Tunnels that the identity has opened here.
+    inbound: usize,
+    /// Tunnels through gateways with the identity.
+    outbound: usize,
+}
+
+/// Returns a row for each identity of a gateway of another network with a connection or tunnels.
+/// Replicas share an identity.
+fn tunnels(
+    snapshot: &Snapshot,
+    gateways: &[RemoteGatewayStatus],
+    inbound: Vec<(Arc<str>, usize)>,
+) -> Vec<Value> {
+    let mut rows: BTreeMap<Arc<str>, Tunnels> = BTreeMap::new();
+    for gateway in gateways {
+        if let Some(identity) = &gateway.identity {
+            rows.entry(Arc::clone(identity)).or_default().outbound += gateway.streams;
+        }
+    }
+    for (identity, open) in inbound {
+        if snapshot.is_gateway(&identity) || snapshot.trust.is_gateway(&identity) {
+            rows.entry(identity).or_default().inbound = open;
+        }
+    }
+    let rows = rows.into_iter();
+    rows.map(|(identity, Tunnels { inbound, outbound })| {
+        json!({"identity": identity, "in": inbound, "out": outbound})
+    })
+    .collect()
+}
+
 fn to_text(page: &Value, color: bool) -> String {
     let mut text = Text::new(color);
     text.heading("Links", "");
@@ -124,6 +160,18 @@ fn to_text(page: &Value, color: bool) -> String {
             ("REFUSED", &key("refused")),
         ],
     );
+    let peers = list(&page["peers"]);
+    if !peers.is_empty() {
+        text.heading("Tunnels of peer gateways", "");
+        text.table(
+            peers,
+            &[
+                ("IDENTITY", &key("identity")),
+                ("IN", &key("in")),
+                ("OUT", &key("out")),
+            ],
+        );
+    }
     text::gateways(&mut text, page, usize::MAX);
     if list(&page["gateways"]).is_empty() {
         text.line("");
@@ -142,8 +190,8 @@ mod tests {
     use crate::admin::admin_router;
     use crate::admin::tests::{ask, fixture};
     use crate::config::Link;
-    use crate::snapshot::ServiceVisibility;
     use crate::snapshot::builder::Change;
+    use crate::snapshot::{ServiceVisibility, TrustSet};
 
     fn gateway() -> RemoteGatewayStatus {
         let address = ([192, 0, 2, 1], 15008).into();
@@ -165,6 +213,10 @@ mod tests {
             let unused = RemoteGatewayStatus::unused(other, &"west-net".into(), &"west".into());
             vec![gateway(), unused]
         });
+        fixture.state.peer_tunnels = Arc::new(|| {
+            let gateway = "spiffe://north.local/ns/g/sa/g".into();
+            vec![(gateway, 3), ("spiffe://north.local/ns/a/sa/pod".into(), 9)]
+        });
         let mut config = Config::clone(&fixture.state.config.load());
         let link = |from: &str, to: &str| Link {
             from: from.to_owned(),
@@ -179,6 +231,7 @@ mod tests {
         };
         fixture.publisher.update(Change {
             scope: Some(visibility),
+            trust: Some(TrustSet::default().with_gateways(["spiffe://north.local/ns/g/sa/g"])),
             ..Change::default()
         });
         let router = admin_router(fixture.state.clone());
@@ -207,9 +260,12 @@ mod tests {
             .collect();
         for want in [
             "east west not linked 2 1 7 - -",
+            "spiffe://north.local/ns/g/sa/g 3 0",
+            "spiffe://west.local/ns/g/sa/g 0 7",
             "192.0.2.1:15008 west-net ready 20ms 7 0 spiffe://west.local/ns/g/sa/g -",
         ] {
             assert!(lines.iter().any(|line| line == want), "{want}\n{text}");
         }
+        assert!(!text.contains("/sa/pod"), "{text}");
     }
 }

@@ -20,13 +20,17 @@ Examples:
     -c strait.yaml
   strait explain --listener sidecars --alpn istio \\
     --sni outbound_.80_._.echo.app.svc.cluster.local
+  strait explain --binding echo.app.svc.cluster.local:80 --address 127.0.0.1
+  strait explain --from spiffe://west.local/ns/edge/sa/gateway --to echo.global:80 \
+    --source spiffe://north.local/ns/shop/sa/checkout --via other,own
   strait explain --from spiffe://west.local/ns/shop/sa/checkout --to echo.global:80 --json |
     jq .outcome
   kubectl exec -n istio-system deploy/eastwest -- /strait explain --from … --to …";
 
 /// Explains the outcome of a hypothetical tunnel: its service, the rule that allows or rejects it
 /// and the change that would alter that, the tiers of endpoints, the probability of each endpoint,
-/// and the reasons why others are not used.
+/// and the reasons why others are not used. With --binding it explains the connection of a local
+/// client: the gateways, and the certificates that they and the workloads behind them must have.
 ///
 /// The running gateway answers, with its current loads and ejections, as for `strait status`; with
 /// -c the answer comes from the files, as for a gateway that has just started with them.

@@ -114,6 +114,28 @@ impl Page {
         );
     }
 
+    /// Writes the certificates that endpoints of other networks have to present.
+    fn certificates(&mut self, answer: &Answer) {
+        let is_remote = |row: &&EndpointRow| row.gateway_certificate.is_some();
+        let remote: Vec<_> = answer.endpoints.iter().filter(is_remote).cloned().collect();
+        if remote.is_empty() {
+            return;
+        }
+        self.0.line("");
+        self.field("Verified", "before a byte of the client is forwarded");
+        self.0.table(
+            &remote,
+            &[
+                ("ADDRESS", &|row| row.address.clone()),
+                ("NETWORK", &|row| or_dash(row.network.as_ref())),
+                ("GATEWAY", &|row| or_dash(row.gateway_certificate.as_ref())),
+                ("WORKLOAD", &|row| {
+                    or_dash(row.workload_certificate.as_ref())
+                }),
+            ],
+        );
+    }
+
     /// Writes the endpoints that can be picked, and the workloads that cannot.
     fn endpoints(&mut self, answer: &Answer) {
         if !answer.endpoints.is_empty() {
@@ -140,6 +162,7 @@ impl Page {
                 ],
             );
             self.0.more(answer.more_endpoints, SEE_ALL);
+            self.certificates(answer);
         }
         if !answer.unused.is_empty() {
             self.0.line("");

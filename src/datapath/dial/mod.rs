@@ -23,7 +23,7 @@ use super::authorize::Authorized;
 use super::balance::Pick;
 use super::identity::Peer;
 use super::io::endpoint::EndpointStream;
-use super::limits::pool::{Descriptor, LimitReached};
+use super::limits::pool::{LimitReached, TunnelDescriptor};
 use super::policy::{Grant, Permit};
 
 /// A connection to an endpoint.
@@ -35,12 +35,12 @@ pub struct Upstream {
     pub endpoints: Arc<EndpointSet>,
     /// Grant of the tunnel, with its endpoint.
     pub grant: Grant,
-    _held: (InFlight, Descriptor),
+    _held: (InFlight, TunnelDescriptor),
 }
 
 impl Upstream {
     /// Creates the connection to a picked endpoint from its socket.
-    pub(super) fn new(pick: Pick, stream: EndpointStream, descriptor: Descriptor) -> Self {
+    pub(super) fn new(pick: Pick, stream: EndpointStream, descriptor: TunnelDescriptor) -> Self {
         let (permit, endpoint, in_flight) = pick.into_parts();
         Self {
             stream,

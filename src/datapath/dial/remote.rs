@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, EndpointSet, Snapshot};
-use crate::wire::{HOPS_MAX, Via};
+use crate::snapshot::{Endpoint, EndpointSet};
+use crate::wire::{GatewayHash, HOPS_MAX, Via};
 
 use super::super::DataPath;
 use super::super::balance::{self, Pick};
@@ -24,17 +24,26 @@ use super::super::identity::Peer;
 /// # Errors
 /// [`Reason::GatewayLoop`].
 pub fn check_loop(
-    gateway: &DataPath,
-    snapshot: &Snapshot,
+    own: impl FnOnce() -> Option<GatewayHash>,
     forwarded: Option<&Forwarded>,
 ) -> Result<(), Reason> {
     let Some(via) = forwarded.and_then(|forwarded| forwarded.via.as_deref()) else {
         return Ok(());
     };
     let passed = Via::parse(via).ok_or(Reason::GatewayLoop)?;
-    let own = gateway.outer.own_hash(snapshot);
-    let is_new = own.is_none_or(|own| !passed.contains(own));
+    let is_new = own().is_none_or(|own| !passed.contains(own));
     is_new.then_some(()).ok_or(Reason::GatewayLoop)
+}
+
+/// Returns the gateways that a tunnel has passed, with this one, for the next gateway.
+///
+/// # Errors
+/// The tunnel has passed too many gateways.
+pub fn extend_via(own: Option<GatewayHash>, forwarded: Option<&Forwarded>) -> Result<Via, String> {
+    let passed = forwarded.and_then(|forwarded| forwarded.via.as_deref());
+    let passed = passed.map_or_else(Via::default, |via| Via::parse(via).unwrap_or_default());
+    let via = own.and_then(|own| passed.with(own));
+    via.ok_or_else(|| format!("the tunnel has passed {HOPS_MAX} gateways"))
 }
 
 /// Returns the gateway of an endpoint of another network.
@@ -68,14 +77,27 @@ pub(super) async fn open(
     }
     let request = request(gateway, peer, pick);
     let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
-    send(
-        gateway,
-        pick.route().endpoints(),
-        target,
-        &request,
-        deadline,
-    )
-    .await
+    let endpoints = pick.route().endpoints();
+    let deadline = deadline_of_try(gateway, endpoints, pick.endpoint(), deadline);
+    send(gateway, endpoints, target, &request, deadline).await
+}
+
+/// Returns the deadline for a tunnel through the gateway of an endpoint. While the service has
+/// another endpoint, half of the time is left for it, so that silent gateways do not use up the
+/// time of all others.
+pub fn deadline_of_try(
+    gateway: &DataPath,
+    endpoints: &EndpointSet,
+    endpoint: &Endpoint,
+    deadline: Instant,
+) -> Instant {
+    let now = Instant::now();
+    let target = target(endpoint);
+    let is_last = target.is_none_or(|target| !has_alternative(gateway, endpoints, &target));
+    if is_last {
+        return deadline;
+    }
+    now + deadline.saturating_duration_since(now) / 2
 }
 
 /// Opens a tunnel for the client of a binding through the gateway of an endpoint.
@@ -143,13 +165,9 @@ pub fn has_alternative(gateway: &DataPath, endpoints: &EndpointSet, target: &Tar
 /// # Errors
 /// The tunnel has passed too many gateways.
 fn request(gateway: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, String> {
-    let snapshot = gateway.reader.load();
     let forwarded = pick.route().forwarded();
-    let passed = forwarded.and_then(|forwarded| forwarded.via.as_deref());
-    let passed = passed.map_or_else(Via::default, |via| Via::parse(via).unwrap_or_default());
-    let own = gateway.outer.own_hash(&snapshot);
-    let via = own.and_then(|own| passed.with(own));
-    let via = via.ok_or_else(|| format!("the tunnel has passed {HOPS_MAX} gateways"))?;
+    let own = gateway.outer.own_hash(&gateway.reader.load());
+    let via = extend_via(own, forwarded)?;
     let authority = pick.endpoint().remote_authority();
     let authority = authority.ok_or("the endpoint names no service")?;
     let mut request = Request::new(authority, &via);

@@ -19,7 +19,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::io::linger;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::clients::ClientConnection;
-use crate::datapath::limits::pool::{Descriptor, Holder, LimitReached};
+use crate::datapath::limits::pool::{Holder, LimitReached, TunnelDescriptor};
 use crate::datapath::{DataPath, balance};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
 use crate::reason::Reason;
@@ -47,7 +47,7 @@ struct Client {
 struct Upstream {
     stream: Stream,
     endpoint: Arc<Endpoint>,
-    _held: (InFlight, Descriptor),
+    _held: (InFlight, TunnelDescriptor),
 }
 
 /// Forwards one connection: picks a gateway, opens the tunnel, copies. A connection that fails is
@@ -245,6 +245,7 @@ async fn open(
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let authority = &binding.authority;
+    let deadline = remote::deadline_of_try(gateway, endpoints, endpoint, deadline);
     let tunnel = remote::open_bound(gateway, endpoints, endpoint, authority, deadline).await?;
     if !binding.is_inner_hbone() {
         return Ok(tunnel);
@@ -257,7 +258,8 @@ async fn open(
     let verified_by = (&*gateway.tls, &gateway.reader);
     let account = Arc::clone(account);
     let charge = move |bytes| account.share(bytes);
-    outer::open_inner((tunnel, charge), &target, verified_by, deadline).await
+    let end = (&gateway.lifecycle, deadline);
+    outer::open_inner((tunnel, charge), &target, verified_by, end).await
 }
 
 /// Waits until an open connection has to be stopped. Returns the reason, and the change that

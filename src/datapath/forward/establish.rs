@@ -61,7 +61,8 @@ impl NewTunnel {
         self.check_room()?;
         let snapshot = self.gateway.reader.load();
         let target = target?;
-        dial::remote::check_loop(&self.gateway, &snapshot, target.forwarded())?;
+        let own = || self.gateway.outer.own_hash(&snapshot);
+        dial::remote::check_loop(own, target.forwarded())?;
         let route = route::resolve(&snapshot, &self.peer, target).inspect_err(|reason| {
             if *reason == Reason::NotForPeer {
                 let detail = "x-strait-source is no identity of a workload";

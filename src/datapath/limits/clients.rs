@@ -46,18 +46,33 @@ impl ClientConnections {
     ) -> Result<ClientConnection, String> {
         let client = source(address);
         let mut counts = self.0.lock();
-        if counts.total >= limits.total {
-            let total = limits.total;
-            return Err(format!("the binding has {total} open connections"));
-        }
-        let own = counts.by_client.entry(client).or_default();
-        if *own >= limits.each {
-            return Err(format!("the client has {own} open connections"));
-        }
-        *own += 1;
+        counts.check(client, limits)?;
+        *counts.by_client.entry(client).or_default() += 1;
         counts.total += 1;
         let counts = Arc::clone(self);
         Ok(ClientConnection { counts, client })
+    }
+
+    /// Checks that a client may open one more connection.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn check(&self, address: IpAddr, limits: ClientLimits) -> Result<(), String> {
+        self.0.lock().check(source(address), limits)
+    }
+}
+
+impl Counts {
+    fn check(&self, client: IpAddr, limits: ClientLimits) -> Result<(), String> {
+        if self.total >= limits.total {
+            let total = limits.total;
+            return Err(format!("the binding has {total} open connections"));
+        }
+        let own = self.by_client.get(&client).copied().unwrap_or_default();
+        if own >= limits.each {
+            return Err(format!("the client has {own} open connections"));
+        }
+        Ok(())
     }
 }
 

@@ -20,7 +20,7 @@ use crate::snapshot::{
     Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, NameTable, Snapshot, TrustSet,
 };
 use crate::tls::Identity;
-use crate::wire::{Authority, RegionPattern, Transit};
+use crate::wire::{Authority, HOPS_MAX, RegionPattern, Transit};
 
 use super::super::Question;
 
@@ -94,6 +94,7 @@ impl Generated {
             question: Question {
                 from: Some(uri(peer)),
                 to: Some(target(&mut rng, count)),
+                via: one_in(&mut rng, 4).then(|| via(&mut rng)),
                 all: true,
                 ..Question::default()
             },
@@ -107,8 +108,8 @@ impl Generated {
         Target {
             authority: Authority::parse(to).expect("an authority"),
             origin: self.question.origin().expect("an origin"),
-            via_gateway: false,
-            forwarded: None,
+            via_gateway: self.question.via.is_some(),
+            forwarded: self.question.forwarded().expect("gateways").map(Box::new),
         }
     }
 
@@ -150,6 +151,16 @@ fn target(rng: &mut Rng, count: u8) -> String {
         6 => format!("10.0.0.{}:8080", rng.u8(1..=count)),
         _ => format!("{ECHO}:80"),
     }
+}
+
+/// Returns gateways that a tunnel has passed, seldom this one or too many.
+fn via(rng: &mut Rng) -> String {
+    let passed = rng.usize(1..=HOPS_MAX + 1);
+    let mut gateways = vec!["other"; passed];
+    if one_in(rng, 4) {
+        gateways[passed - 1] = "own";
+    }
+    gateways.join(",")
 }
 
 fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {

@@ -1,6 +1,7 @@
 //! Goodness of fit between predicted pick probabilities and picks of the balancer, for seeded
 //! random meshes (Pearson's chi-square).
 
+mod bindings;
 mod mesh;
 mod networks;
 
@@ -48,6 +49,7 @@ fn explained(snapshot: &Snapshot, question: &Question, transit: Transit, now: In
         places: &ConfigPositions::default(),
         deny: &deny,
         listeners: &listeners,
+        bindings: &[],
         has_room: true,
         now,
     };
@@ -86,7 +88,9 @@ fn distort(answer: &mut Answer, fault: Fault) {
 fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
     let peer = of.peer();
     let route = || {
-        let route = route::resolve(&of.snapshot, &peer, of.target())?;
+        let target = of.target();
+        remote::check_loop(|| Some(OWN_HASH), target.forwarded())?;
+        let route = route::resolve(&of.snapshot, &peer, target)?;
         let transit = transit::evaluate(&of.snapshot, &peer, &route);
         Ok::<_, Reason>(route.permit_transit(transit))
     };

@@ -70,6 +70,7 @@ fn explained_with(transit: Transit, has_gateway: bool, question: Question) -> An
         places: &ConfigPositions::default(),
         deny: &DenyList::new(Vec::new(), Vec::new()),
         listeners: &listeners,
+        bindings: &[],
         has_room: true,
         now: Instant::now(),
     };
@@ -123,31 +124,38 @@ fn gateways_are_endpoints_with_the_network_behind_them() {
 /// Returns the reason for which a real tunnel is rejected before the dial; none if it has an
 /// endpoint.
 fn rejection(of: &Generated) -> Option<Reason> {
-    let peer = of.peer();
-    let route = route::resolve(&of.snapshot, &peer, of.target());
+    let (peer, target) = (of.peer(), of.target());
+    let own = || Some(OWN_HASH);
+    let looped = remote::check_loop(own, target.forwarded());
+    let route = looped.and_then(|()| route::resolve(&of.snapshot, &peer, target));
     match route.and_then(|route| policy::run(&of.snapshot, &peer, route)) {
         Err(reason) => Some(reason),
-        Ok(permit) => {
-            let left = balance::pick(permit, &[]).err();
-            left.map(|permit| permit.route().reason_without_endpoint())
-        }
+        Ok(permit) => match balance::pick(permit, &[]) {
+            Err(permit) => Some(permit.route().reason_without_endpoint()),
+            Ok(pick) if pick.endpoint().remote.is_some() => {
+                let via = remote::extend_via(own(), pick.route().forwarded());
+                via.is_err().then_some(Reason::GatewayLoop)
+            }
+            Ok(_) => None,
+        },
     }
 }
 
 /// Listeners, entries and peers that are gateways limit transit; regions are drained.
 #[test]
 fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunnels() {
-    let (mut compared, mut rejected, mut drained) = (0, 0, 0);
+    let (mut compared, mut rejected, mut drained, mut looped) = (0, 0, 0, 0);
     for seed in 100_000.. {
         let of = Generated::new(seed);
         let answer = super::explained(&of.snapshot, &of.question, of.transit, Instant::now());
-        let Some(transit) = &answer.transit else {
-            continue;
-        };
         let reason = rejection(&of).map(|reason| reason.label().to_owned());
+        looped += usize::from(reason.as_deref() == Some("gateway_loop"));
         let is_predicted = answer.outcome.all().any(|one| one.reason == reason);
         let outcome = &answer.outcome;
         assert!(is_predicted, "seed {seed}: {reason:?}, not {outcome:?}");
+        let Some(transit) = &answer.transit else {
+            continue;
+        };
         rejected += usize::from(transit.starts_with("off") && reason.is_some());
         if reaches_other_network(&answer) {
             let p = fit(seed, Fault::Nothing).expect("an endpoint");
@@ -164,6 +172,29 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
         "{rejected} are rejected because transit is off"
     );
     assert!(drained > 10, "{drained} have a drained region");
+    assert!(looped > 30, "{looped} end as a gateway loop");
+}
+
+#[test]
+fn a_tunnel_that_comes_back_or_has_passed_too_many_gateways_is_predicted_to_loop() {
+    for (via, is_opened) in [
+        ("other", true),
+        ("other,other", true),
+        ("own", false),
+        ("other,own", false),
+        ("other,other,other", false),
+        ("other,other,other,other", false),
+    ] {
+        let question = Question {
+            from: Some(GATEWAY.to_owned()),
+            via: Some(via.to_owned()),
+            ..Question::default()
+        };
+        let outcome = explained_with(Transit::Always, true, question).outcome;
+        let label = (!is_opened).then_some("gateway_loop");
+        assert_eq!(outcome.reason.as_deref(), label, "{via}: {outcome:?}");
+        assert_eq!(outcome.or, [], "{via}");
+    }
 }
 
 #[test]

@@ -2,7 +2,11 @@
 
 use std::future::poll_fn;
 
+use tokio::io::AsyncWriteExt;
+
+use super::inner::Carrier;
 use super::*;
+use crate::lifecycle::Lifecycle;
 
 /// Time without progress after which a write is blocked.
 const BLOCKED: Duration = Duration::from_millis(300);
@@ -66,6 +70,81 @@ async fn bytes_that_wait_for_the_socket_are_charged_and_their_writes_are_bounded
     // The write that is being sent may outlive its stream until the connection goes on.
     let left = counter.load(Ordering::SeqCst);
     assert!(left <= bytes.len(), "{left} are left");
+}
+
+/// Opens a tunnel to a gateway that then goes silent, and returns it with the script's sender.
+async fn silenced(world: &World) -> (Scripted, Stream) {
+    let (stop, stopped) = watch::channel(Stop::No);
+    let script = Script {
+        window: 64 << 20,
+        stop: stopped,
+        ..Script::new(Answer::Echo)
+    };
+    let gateway = world.west(script).await;
+    let stream = world.open(&gateway).await.expect("a tunnel");
+    stop.send_replace(Stop::Silence);
+    (gateway, stream)
+}
+
+#[tokio::test]
+async fn bytes_of_an_inner_connection_that_wait_for_the_socket_are_charged() {
+    let world = World::new();
+    let (_gateway, tunnel) = silenced(&world).await;
+    let counter = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&counter);
+    let mut carrier = Carrier {
+        tunnel: Some(tunnel),
+        charge: move |bytes| Charge::new(&counted, bytes),
+        tasks: Lifecycle::new(),
+    };
+    let bytes = vec![7; 64 * 1024];
+    while let Ok(written) = timeout(BLOCKED, carrier.write(&bytes)).await {
+        written.expect("an open tunnel");
+    }
+    let held = counter.load(Ordering::SeqCst);
+    assert!(held >= bytes.len(), "{held} are charged");
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_the_delivery_of_an_inner_connection() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let lifecycle = Lifecycle::new();
+    let mut carrier = Carrier {
+        tunnel: Some(world.open(&gateway).await.expect("a tunnel")),
+        charge: |_| (),
+        tasks: lifecycle.clone(),
+    };
+    carrier.write_all(b"last").await.expect("an open tunnel");
+    carrier.shutdown().await.expect("an open tunnel");
+    drop(carrier);
+    assert_eq!(lifecycle.tasks(), 1);
+    let delivered = async {
+        while lifecycle.tasks() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, delivered)
+        .await
+        .expect("an end by the gateway");
+}
+
+#[tokio::test]
+async fn a_pooled_connection_that_no_longer_proves_its_gateway_gets_no_tunnel() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let mut open = world.open(&gateway).await.expect("a tunnel");
+    world.publisher.update(Change {
+        trust: Some(TrustSet::new([
+            ("east.local", "east"),
+            ("west.local", "north"),
+        ])),
+        ..Change::default()
+    });
+    let refused = world.open(&gateway).await.expect_err("another cluster");
+    assert_eq!(refused.reason, Reason::GatewayUntrusted, "{refused:?}");
+    assert_eq!(gateway.requests.load(Ordering::SeqCst), 1);
+    echoes(&mut open, b"hello").await;
 }
 
 #[tokio::test]

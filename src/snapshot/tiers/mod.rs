@@ -33,6 +33,8 @@ pub(super) struct Ranking<'a> {
     strict: bool,
     /// Present if the tiers are the priorities of an Envoy assignment.
     assignment: Option<&'a Assignment>,
+    /// Parts that share the load of each tier, before places share it.
+    split: Option<&'a Subset>,
     places: Places<'a>,
     spill: Spill,
     by_latency: bool,
@@ -44,19 +46,39 @@ enum Places<'a> {
     None,
     Regions(&'a Regions),
     Localities(&'a [(u32, Locality, u32)]),
-    Subsets(&'a Subset),
 }
 
-/// Tier and place of an endpoint.
+/// Tier, part and place of an endpoint.
 #[derive(Clone, Copy, Debug)]
 struct Placement {
     /// Order of the tier; lower ones are used first.
     order: u32,
     tier: Tier,
+    /// Index of the part of a split subset.
+    part: Option<usize>,
+    /// Weight of the part.
+    part_weight: u32,
     /// Index of the place in the list of weights; `None` if the place has no weight of its own.
     place: Option<usize>,
     /// Weight of the place. An endpoint of weight 0 counts in its tier but gets no tunnels.
     weight: u32,
+}
+
+/// Key of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct GroupKey {
+    order: u32,
+    part: Option<usize>,
+    place: Option<usize>,
+}
+
+/// Part of a split subset in one tier.
+#[derive(Debug, Default)]
+struct Part {
+    count: Count,
+    weight: u32,
+    /// Sum of the capacities of its groups.
+    sum: u128,
 }
 
 /// Endpoints of one spot.
@@ -127,6 +149,7 @@ impl<'a> Ranking<'a> {
             is_own_network_first,
             strict: service.strict && configured_preferences.is_none(),
             assignment: by_priority,
+            split: None,
             places,
             spill: spill.unwrap_or_default(),
             by_latency: own.and_then(|own| own.by_latency).or(every.by_latency) == Some(true),
@@ -135,12 +158,9 @@ impl<'a> Ranking<'a> {
 
     /// Returns the ranking with the weights of the parts of a subset, if it has several.
     pub(super) fn with_subset(self, subset: Option<&'a Subset>) -> Self {
-        match subset.filter(|subset| subset.parts.len() > 1) {
-            Some(subset) => Self {
-                places: Places::Subsets(subset),
-                ..self
-            },
-            None => self,
+        Self {
+            split: subset.filter(|subset| subset.parts.len() > 1),
+            ..self
         }
     }
 
@@ -163,6 +183,7 @@ impl<'a> Ranking<'a> {
         self.preferences.is_empty()
             && !(self.is_own_network_first && entries.has_remote)
             && self.assignment.is_none()
+            && self.split.is_none()
             && matches!(self.places, Places::None)
             && self.balancing.evacuated.is_empty()
             && !self.by_latency
@@ -171,7 +192,7 @@ impl<'a> Ranking<'a> {
     /// Returns the reason for which the location of a workload excludes it, if it does.
     pub(super) fn exclusion(&self, workload: &Workload) -> Option<ExclusionReason> {
         match self.placement(workload) {
-            Ok(spot) => (spot.weight == 0).then_some(ExclusionReason::NoLocality),
+            Ok(spot) => (!spot.has_weight()).then_some(ExclusionReason::NoLocality),
             Err(why) => Some(why),
         }
     }
@@ -185,7 +206,7 @@ impl<'a> Ranking<'a> {
         let ranks_networks = self.is_own_network_first && entries.has_remote;
         let scale = entries.scale.max(1);
         let mut tiers: BTreeMap<u32, Count> = BTreeMap::new();
-        let mut groups: BTreeMap<(u32, Option<usize>), Group> = BTreeMap::new();
+        let mut groups: BTreeMap<GroupKey, Group> = BTreeMap::new();
         let mut left_out = BTreeSet::new();
         for Entry { endpoint, count } in entries.list {
             let is_ready = count.ready > 0;
@@ -201,11 +222,16 @@ impl<'a> Ranking<'a> {
                 }
             };
             tiers.entry(spot.order).or_default().add(count);
-            if spot.weight == 0 {
+            if !spot.has_weight() {
                 left_out.extend(is_ready.then_some(ExclusionReason::NoLocality));
                 continue;
             }
-            let group = groups.entry((spot.order, spot.place));
+            let Placement { part, place, .. } = spot;
+            let group = groups.entry(GroupKey {
+                order: spot.order,
+                part,
+                place,
+            });
             let group = group.or_insert_with(|| Group {
                 spot,
                 count: Count::default(),
@@ -218,7 +244,10 @@ impl<'a> Ranking<'a> {
             merge_degraded_counts(&mut tiers, |order| degraded_order(*order), |count| count);
             merge_degraded_counts(
                 &mut groups,
-                |(order, place)| (degraded_order(*order), *place),
+                |key| GroupKey {
+                    order: degraded_order(key.order),
+                    ..*key
+                },
                 |group| &mut group.count,
             );
         }
@@ -234,8 +263,9 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// Returns the groups with their parts. The load of a tier is divided by the weights of its
-    /// groups, each reduced by the group's own ratio of ready endpoints.
+    /// Returns the groups with their shares. The load of a tier is divided by the weights of its
+    /// parts, and that of a part by the weights of its groups. Each weight is reduced by the ratio
+    /// of ready endpoints.
     fn distribute(
         &self,
         tiers: &BTreeMap<u32, Count>,
@@ -244,23 +274,38 @@ impl<'a> Ranking<'a> {
     ) -> Vec<Found> {
         let loads = tier_loads(self.spill, tiers.values().copied());
         let loads: BTreeMap<_, _> = tiers.keys().copied().zip(loads).collect();
-        let capacity = |group: &Group| {
-            let part = self.spill.capacity(SHARE_RESOLUTION, group.count);
-            u128::from(part) * u128::from(group.spot.weight)
+        let capacity = |count: Count, weight: u32| {
+            let able = self.spill.capacity(SHARE_RESOLUTION, count);
+            u128::from(able) * u128::from(weight)
         };
-        let groups: Vec<_> = groups.map(|group| (capacity(&group), group)).collect();
-        let mut sums: BTreeMap<u32, u128> = BTreeMap::new();
+        let able = |group: &Group| capacity(group.count, group.spot.weight);
+        let groups: Vec<_> = groups.map(|group| (able(&group), group)).collect();
+        let mut parts: BTreeMap<(u32, Option<usize>), Part> = BTreeMap::new();
         for (able, group) in &groups {
-            *sums.entry(group.spot.order).or_default() += able;
+            let part = parts
+                .entry((group.spot.order, group.spot.part))
+                .or_default();
+            part.count.add(group.count);
+            part.weight = group.spot.part_weight;
+            part.sum += able;
         }
+        let mut sums: BTreeMap<u32, u128> = BTreeMap::new();
+        for ((order, _), part) in &parts {
+            *sums.entry(*order).or_default() += capacity(part.count, part.weight);
+        }
+        let divide = |load: u128, part: u128, sum: u128| (load * part).checked_div(sum);
         let found = groups.into_iter().map(|(able, group)| {
             let order = group.spot.order;
             let load = loads
                 .get(&order)
                 .map_or(0, |load| u128::from(load * SHARE_RESOLUTION));
-            let sum = sums.get(&order).copied().unwrap_or(0);
-            let parts = (load * able).checked_div(sum).unwrap_or(0);
-            let parts = u32::try_from(parts).unwrap_or(u32::MAX);
+            let part = parts.get(&(order, group.spot.part));
+            let load = part.and_then(|part| {
+                let of_tier = sums.get(&order).copied().unwrap_or(0);
+                let load = divide(load, capacity(part.count, part.weight), of_tier)?;
+                divide(load, able, part.sum)
+            });
+            let parts = u32::try_from(load.unwrap_or(0)).unwrap_or(u32::MAX);
             (order, Reverse(parts), self.build_group(group, parts, scale))
         });
         let mut found: Vec<_> = found.collect();
@@ -277,10 +322,9 @@ impl<'a> Ranking<'a> {
 
     fn build_group(&self, group: Group, parts: u32, scale: u32) -> Found {
         let instances = |units: u32| units.div_ceil(scale);
-        let place = group.spot.place.and_then(|place| self.name(place));
         Found {
             tier: group.spot.tier,
-            place: place.map(|name| (name, group.spot.weight)),
+            place: self.name(group.spot),
             endpoints: group.ready,
             count: Count {
                 ready: instances(group.count.ready),
@@ -322,14 +366,17 @@ impl<'a> Ranking<'a> {
                     None => (None, 0),
                 }
             }
-            Places::Subsets(subset) => match subset.part_of(workload) {
-                Some((place, part)) => (Some(place), part.weight),
-                None => (None, 0),
-            },
+        };
+        let (part, part_weight) = match self.split.map(|split| split.part_of(workload)) {
+            None => (None, 1),
+            Some(None) => (None, 0),
+            Some(Some((part, of))) => (Some(part), of.weight),
         };
         Ok(Placement {
             order,
             tier,
+            part,
+            part_weight,
             place,
             weight,
         })
@@ -394,8 +441,24 @@ impl<'a> Ranking<'a> {
         }
     }
 
+    /// Returns the name and weight of the place of a group, which is that of its part if it has no
+    /// other.
+    fn name(&self, spot: Placement) -> Option<(Arc<str>, u32)> {
+        let place = spot.place.and_then(|place| self.place_name(place));
+        let part = spot.part.zip(self.split);
+        let part = part.and_then(|(part, split)| split.parts.get(part));
+        match (part, place) {
+            (None, place) => place.map(|name| (name, spot.weight)),
+            (Some(part), None) => Some((Arc::clone(&part.name), part.weight)),
+            (Some(part), Some(place)) => {
+                let name = format!("{}, {place}", part.name);
+                Some((name.into(), spot.weight))
+            }
+        }
+    }
+
     /// Returns the name of a place with a weight.
-    fn name(&self, place: usize) -> Option<Arc<str>> {
+    fn place_name(&self, place: usize) -> Option<Arc<str>> {
         match self.places {
             Places::None => None,
             Places::Regions(regions) => Some(Arc::clone(&regions.list().get(place)?.name)),
@@ -404,8 +467,14 @@ impl<'a> Ranking<'a> {
                 let parts = [&*of.region, &of.zone, &of.subzone];
                 Some(parts.join("/").trim_end_matches('/').into())
             }
-            Places::Subsets(subset) => Some(Arc::clone(&subset.parts.get(place)?.name)),
         }
+    }
+}
+
+impl Placement {
+    /// Returns whether the endpoint may get tunnels.
+    fn has_weight(&self) -> bool {
+        self.weight > 0 && self.part_weight > 0
     }
 }
 

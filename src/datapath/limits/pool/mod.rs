@@ -72,6 +72,8 @@ pub enum Party {
 struct PartyCount {
     name: Party,
     held: AtomicUsize,
+    /// Descriptors of tunnels, which are counted in `held` too.
+    tunnels: AtomicUsize,
     pool: Arc<DescriptorPool>,
 }
 
@@ -97,6 +99,10 @@ struct Parties {
 /// Descriptor in use, returned on drop.
 #[derive(Debug)]
 pub struct Descriptor(Holder);
+
+/// Descriptor of a tunnel to an endpoint.
+#[derive(Debug)]
+pub struct TunnelDescriptor(Descriptor);
 
 /// Descriptor of one end of a pipe, which serves all tunnels of a thread.
 #[derive(Debug)]
@@ -186,6 +192,19 @@ impl DescriptorPool {
         }
     }
 
+    /// Returns the identities with open tunnels, and the number of these.
+    pub fn tunnels(&self) -> Vec<(Arc<str>, usize)> {
+        let live: Vec<_> = self.holders().values().filter_map(Weak::upgrade).collect();
+        let of_identity = |count: &Arc<PartyCount>| match &count.name {
+            Party::Identity(name) => {
+                let open = count.tunnels.load(Ordering::Relaxed);
+                (open > 0).then(|| (Arc::clone(name), open))
+            }
+            Party::Cluster(_) | Party::Source(_) => None,
+        };
+        live.iter().filter_map(of_identity).collect()
+    }
+
     fn max(&self) -> usize {
         self.files.min(self.memory.load(Ordering::Relaxed))
     }
@@ -207,6 +226,7 @@ impl DescriptorPool {
         let count = Arc::new(PartyCount {
             name: name.clone(),
             held: AtomicUsize::new(0),
+            tunnels: AtomicUsize::new(0),
             pool: Arc::clone(self),
         });
         holders.insert(name, Arc::downgrade(&count));
@@ -308,12 +328,16 @@ impl Holder {
         self.take(Purpose::Connection)
     }
 
-    /// Takes a descriptor for a socket to an endpoint.
+    /// Takes a descriptor for a tunnel to an endpoint.
     ///
     /// # Errors
     /// As [`Holder::connection`].
-    pub fn upstream(&self) -> Result<Descriptor, LimitReached> {
-        self.take(Purpose::Upstream)
+    pub fn upstream(&self) -> Result<TunnelDescriptor, LimitReached> {
+        let descriptor = self.take(Purpose::Upstream)?;
+        for count in self.counts() {
+            count.tunnels.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(TunnelDescriptor(descriptor))
     }
 
     /// Checks the share and counts. Concurrent threads may exceed a share by one each, but never
@@ -445,6 +469,14 @@ impl fmt::Display for Party {
             Self::Identity(name) => write!(f, "identity {name}"),
             Self::Source(IpAddr::V4(ip)) => write!(f, "source {ip}"),
             Self::Source(IpAddr::V6(ip)) => write!(f, "source {ip}/64"),
+        }
+    }
+}
+
+impl Drop for TunnelDescriptor {
+    fn drop(&mut self) {
+        for count in self.0.holder().counts() {
+            count.tunnels.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

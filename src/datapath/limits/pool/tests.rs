@@ -12,7 +12,7 @@ fn peer(listener: &Arc<ListenerReserve>, cluster: &str, principal: &str) -> Hold
 }
 
 /// Takes descriptors for tunnels until the holder is rejected.
-fn fill(holder: &Holder) -> Vec<Descriptor> {
+fn fill(holder: &Holder) -> Vec<TunnelDescriptor> {
     std::iter::from_fn(|| holder.upstream().ok()).collect()
 }
 
@@ -38,6 +38,19 @@ fn a_lone_identity_takes_half_and_a_lone_cluster_two_thirds() {
         }
     );
     assert!(pool.holders().is_empty(), "nothing is kept of holders");
+}
+
+#[test]
+fn tunnels_of_an_identity_are_counted_until_they_end_and_connections_are_not() {
+    let pool = DescriptorPool::new(1200);
+    let listener = pool.register_listener();
+    let (one, same) = (peer(&listener, "west", "a"), peer(&listener, "west", "a"));
+    let connection = one.connection().expect("room");
+    assert_eq!(pool.tunnels(), []);
+    let tunnels = [one.upstream(), same.upstream()];
+    assert_eq!(pool.tunnels(), [("a".into(), 2)]);
+    drop((connection, tunnels));
+    assert_eq!(pool.tunnels(), []);
 }
 
 #[test]

@@ -3,9 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
+use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{Mesh, Workload};
-use crate::snapshot::{Endpoint, NetworkRule, NetworkTable, Snapshot};
+use crate::snapshot::mesh::{Mesh, Template, Workload};
+use crate::snapshot::{Endpoint, NetworkRule, NetworkTable, Publisher, Snapshot};
 
 use super::{always, assert_shares, gateway, pods, service, spread};
 
@@ -47,6 +50,68 @@ fn a_gateway_with_several_addresses_has_the_share_of_one() {
     let mut endpoints = set.endpoints.iter();
     let dual = endpoints.find(|one| one.address.is_ipv6()).expect("one");
     assert_eq!(others(dual), ["192.0.2.1:15008"]);
+}
+
+#[test]
+fn records_of_istiod_for_both_families_of_a_gateway_have_the_share_of_one() {
+    let record = |at: u8, ip: &str| {
+        let mut one = gateway("west", at);
+        one.uid = format!("NetworkGateway/west/{ip}/0").into();
+        one.addresses = [address(ip)].into();
+        one
+    };
+    let other_account = |mut one: Workload| {
+        let template = Template {
+            service_account: "other".into(),
+            ..Template::clone(&one.template)
+        };
+        one.template = template.into();
+        one
+    };
+    let instances = pods("west", 2);
+    let dual = [record(1, "192.0.2.1"), record(2, IPV6)];
+    let snapshot = spread([&instances[..], &dual, &[record(3, "192.0.2.3")]].concat());
+    let want = [("192.0.2.3:15008", 0.5), ("[2001:db8::1]:15008", 0.5)];
+    assert_shares(always(&snapshot), &want);
+    let mut endpoints = always(&snapshot).endpoints.iter();
+    let joined = endpoints.find(|one| one.address.is_ipv6()).expect("one");
+    assert_eq!(others(joined), ["192.0.2.1:15008"]);
+    // Each record stays one of its own in later updates.
+    let v4_alone = updated(&snapshot, [&instances[..], &dual[..1]].concat());
+    assert_shares(always(&v4_alone), &[("192.0.2.1:15008", 1.0)]);
+    let mut unready = dual.clone();
+    unready[1].healthy = false;
+    let unready = updated(&snapshot, [&instances[..], &unready].concat());
+    assert_shares(always(&unready), &[("192.0.2.1:15008", 1.0)]);
+    let [v4, v6] = dual;
+    let accounts = updated(
+        &snapshot,
+        [&instances[..], &[v4, other_account(v6)]].concat(),
+    );
+    let want = [("192.0.2.1:15008", 0.5), ("[2001:db8::1]:15008", 0.5)];
+    assert_shares(always(&accounts), &want);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
+    let gateway_of = |workloads| {
+        let snapshot = spread(workloads);
+        Arc::clone(always(&snapshot))
+    };
+    let gateways = (1..=3).map(|at| gateway("west", at));
+    let three = gateway_of([pods("west", 1), gateways.collect()].concat());
+    let one = gateway_of([pods("west", 1), vec![gateway("west", 1)]].concat());
+    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
+    let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], deadline);
+    assert_eq!(only, deadline);
+    for endpoint in &three.endpoints {
+        let left = deadline - Instant::now();
+        let end = remote::deadline_of_try(&own, &three, endpoint, deadline);
+        assert_eq!(end - Instant::now(), left / 2);
+        tokio::time::advance(end - Instant::now()).await;
+    }
+    assert!(Instant::now() < deadline);
 }
 
 #[test]

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{ServiceLimits, ServiceVisibility, Snapshot, Subset, SubsetPart};
-use crate::wire::Label;
+use crate::snapshot::traffic::{Regions, Traffic, TrafficRule};
+use crate::snapshot::{
+    ServiceLimits, ServiceVisibility, Snapshot, Subset, SubsetPart, pick_probabilities,
+};
 use crate::wire::sni::{self, SniPattern};
+use crate::wire::{Label, RegionPattern};
 
 const ECHO: &str = "echo.app.svc.cluster.local";
 const CART: &str = "cart.shop.svc.cluster.local";
@@ -162,6 +165,73 @@ fn part(version: &str, weight: u32) -> SubsetPart {
         name: version.into(),
         labels: [(Label::Revision, version.into())].into(),
         weight,
+    }
+}
+
+#[test]
+fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions() {
+    let placed = |last, version, region: &str| {
+        let one = of_version(last, version);
+        let template = mesh::Template {
+            locality: Locality {
+                region: region.into(),
+                ..Locality::default()
+            }
+            .into(),
+            ..mesh::Template::clone(&one.template)
+        };
+        Workload {
+            template: template.into(),
+            ..one
+        }
+    };
+    let workloads = [
+        placed(1, "v1", "us-west"),
+        placed(2, "v1", "us-east"),
+        placed(3, "v2", "us-west"),
+        placed(4, "v2", "evacuated"),
+    ];
+    let alias = Alias::new(ECHO, None, vec![(ECHO.into(), None)], None, None);
+    let split = Subset {
+        name: "mix".into(),
+        parts: [part("v1", 3), part("v2", 1)].into(),
+    };
+    let alias = (format!("{ECHO}@mix"), alias.with_subset(split));
+    let weights = [("us-west", 10), ("us-east", 90), ("evacuated", 0)];
+    let weights = weights.map(|(text, weight)| {
+        let pattern = RegionPattern::parse(text).expect("a region");
+        (pattern, weight)
+    });
+    let rule = TrafficRule {
+        regions: Regions::new(weights),
+        ..TrafficRule::default()
+    };
+    let mesh = Mesh::new([service(ECHO, &[80])], workloads);
+    let names = NameTable::new(SUFFIXES, [(&*alias.0, alias.1)]);
+    let before = build_snapshot(mesh, names, ExposureTable::new(true));
+    let change = Change {
+        traffic: Some(Traffic::new([], rule)),
+        ..Change::default()
+    };
+    let snapshot = build(&before, change);
+    let asked = sni::authority_of("outbound_.80_.mix_.echo.app.global", 1);
+    let found = snapshot
+        .find(caller("west.local"), &asked)
+        .expect("a service");
+    let set = snapshot.endpoints(&found, false);
+    let shares = pick_probabilities(&set, tokio::time::Instant::now());
+    let mut shares: Vec<_> = set
+        .endpoints
+        .iter()
+        .map(|one| one.uid())
+        .zip(shares)
+        .collect();
+    shares.sort_by(|one, other| one.0.cmp(other.0));
+    let want = [("uid-1", 0.075), ("uid-2", 0.675), ("uid-3", 0.25)];
+    assert_eq!(shares.len(), want.len(), "{shares:?}");
+    for ((uid, share), (wanted, part)) in shares.iter().zip(want) {
+        let is_near = (share - part).abs() < 1e-6;
+        assert!(***uid == *wanted && is_near, "{shares:?}");
     }
 }
 

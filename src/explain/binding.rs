@@ -1,0 +1,156 @@
+//! Explanation of a connection to a binding: the gateways of other clusters that a local client is
+//! led to.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::datapath::binding::Binding;
+use crate::datapath::listener::Listener;
+use crate::reason::Reason;
+
+use super::answer::{
+    Answer, ListenerRow, LookupRow, Outcome, PeerRow, RejectionForm, RuleRow, UnusedRow,
+};
+use super::{ExplainState, Explainer, Question, endpoints};
+
+/// Predicts the outcome of a connection to the binding that `wanted` names.
+///
+/// # Errors
+/// The defect of the question, with the remedy.
+pub(super) fn run(asking: Explainer<'_>, wanted: &str) -> Result<Answer, String> {
+    let Explainer {
+        world, question, ..
+    } = asking;
+    let own = Question {
+        binding: question.binding.clone(),
+        address: question.address,
+        all: question.all,
+        ..Question::default()
+    };
+    if *question != own {
+        let what = "clients of a binding have no identity and send no CONNECT; write --binding \
+                    with --address and --all alone";
+        return Err(what.to_owned());
+    }
+    let (listener, binding) = select(world, wanted)?;
+    let at = question.address;
+    let mut answer = Answer {
+        snapshot: world.snapshot.version,
+        listener: ListenerRow {
+            name: format!("binding {}", binding.authority),
+            protocol: "binding".to_owned(),
+        },
+        peer: PeerRow {
+            description: format!(
+                "a local client{} without an identity; it has that of this gateway",
+                at.map(|address| format!(" at {address}"))
+                    .unwrap_or_default()
+            ),
+            ..PeerRow::default()
+        },
+        policies: "off".to_owned(),
+        ..Answer::default()
+    };
+    answer.outcome = evaluate(asking, (listener, &binding), &mut answer);
+    Ok(answer)
+}
+
+/// Returns the outcome. The order of the checks is that of real connections.
+fn evaluate(
+    asking: Explainer<'_>,
+    (listener, binding): (&Listener, &Binding),
+    answer: &mut Answer,
+) -> Outcome {
+    let Explainer {
+        world, question, ..
+    } = asking;
+    let form = RejectionForm::Connection;
+    let admits = |address: &IpAddr| listener.rules().admits(*address);
+    let refused = question.address.filter(|address| !admits(address));
+    answer.legs.push(lookup(binding, refused));
+    if refused.is_some() {
+        return Outcome::not_in_sources();
+    }
+    if question.address.is_none() {
+        let note = "the binding has `clients`; test a client's address by --address";
+        answer.notes.push(note.to_owned());
+    }
+    let limits = binding.limits;
+    if let Err(full) = listener.clients.check(question.address().ip(), limits) {
+        answer.notes.push(full);
+        return Outcome::refused(Reason::BindingFull, form);
+    }
+    if !world.has_room {
+        return Outcome::refused(Reason::BuffersFull, form);
+    }
+    let set = binding.endpoints.load(world.snapshot);
+    let unused = binding.endpoints.unused(world.snapshot);
+    let rows = unused.into_iter().map(|(gateway, why)| UnusedRow {
+        workload: gateway.into(),
+        why: why.to_owned(),
+    });
+    answer.unused = rows.collect();
+    answer.notes.push(if set.endpoints.is_empty() {
+        format!(
+            "no gateway of {} has an address; only a running gateway resolves hostnames",
+            binding.clusters()
+        )
+    } else {
+        "the gateways decide whether they expose the service to the identity of this one".to_owned()
+    });
+    let workloads = binding.is_inner_hbone().then_some(&binding.workloads);
+    endpoints::run_bound(asking, set, workloads, answer)
+}
+
+/// Describes the service of a binding and its clients. `refused` is an address that is none.
+fn lookup(binding: &Binding, refused: Option<IpAddr>) -> LookupRow {
+    let config = binding.config();
+    let clients = config.clients.iter().map(ToString::to_string);
+    let clients = clients.collect::<Vec<_>>().join(", ");
+    LookupRow {
+        asked: binding.authority.to_string(),
+        from: Some(format!("for connections to {}", config.listen)),
+        rule: RuleRow {
+            allowed: refused.is_none(),
+            description: format!("`clients` of the binding: {clients}"),
+            change: refused.map(|address| format!("add {address} to `clients` of the binding")),
+            ..RuleRow::default()
+        },
+        ..LookupRow::default()
+    }
+}
+
+/// Returns the binding with this service, `listen` address or name.
+fn select<'a>(
+    world: &ExplainState<'a>,
+    wanted: &str,
+) -> Result<(&'a Listener, Arc<Binding>), String> {
+    let all = world.bindings.iter();
+    let all = all.filter_map(|listener| Some((&**listener, listener.binding()?)));
+    let (mut found, others): (Vec<_>, Vec<_>) = all.partition(|(_, binding)| {
+        let config = binding.config();
+        let is_named = |name: &str| name.eq_ignore_ascii_case(wanted);
+        is_named(&binding.authority)
+            || is_named(&config.service.host)
+            || config.listen.to_string() == wanted
+            || config.names.iter().any(|name| is_named(name))
+    });
+    let list = |bindings: &[(&Listener, Arc<Binding>)]| {
+        let each = bindings.iter();
+        let each = each.map(|(_, of)| format!("{} ({})", of.config().listen, of.authority));
+        each.collect::<Vec<_>>().join(", ")
+    };
+    if found.len() > 1 {
+        let found = list(&found);
+        return Err(format!(
+            "several bindings are called {wanted:?}; write --binding with one of {found}"
+        ));
+    }
+    found.pop().ok_or_else(|| {
+        if others.is_empty() {
+            return "there are no `bindings`; write --from and --to, or --sni".to_owned();
+        }
+        let others = list(&others);
+        format!("unknown binding {wanted:?}; write --binding with one of {others}")
+    })
+}

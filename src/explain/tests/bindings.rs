@@ -1,0 +1,316 @@
+//! Explanation of connections to bindings, compared with picks and with real connections.
+
+use std::net::IpAddr;
+
+use fastrand::Rng;
+
+use super::*;
+use crate::config;
+use crate::datapath::accept::{AcceptedConnection, ConnectionResources, WorkerLoad};
+use crate::datapath::forward::binding;
+use crate::datapath::limits::clients::ClientConnection;
+use crate::datapath::tests::{descriptor, gateway_of, tcp_pair};
+use crate::lifecycle::DrainScope;
+use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
+use crate::snapshot::{InFlight, NetworkRule, NetworkTable, Publisher};
+
+const WORLDS: u32 = 300;
+const HOST: &str = "echo.app.svc.cluster.local";
+const NETWORKS: [(&str, &str); 3] = [("west-1", "west"), ("west-2", "west"), ("north", "north")];
+const GATEWAYS: [&[&str]; 4] = [
+    &[],
+    &["spiffe://west.local/ns/edge/sa/gateway"],
+    &[
+        "spiffe://gone.local/ns/edge/sa/gateway",
+        "spiffe://north.local/ns/edge/sa/gateway",
+    ],
+    &["spiffe://gone.local/ns/edge/sa/gateway"],
+];
+
+/// Random networks with a binding, a client of it, and its open connections.
+struct Generated {
+    publisher: Publisher,
+    listener: Arc<Listener>,
+    address: IpAddr,
+    _open: (Vec<ClientConnection>, Vec<InFlight>),
+}
+
+fn one_in(rng: &mut Rng, of: u8) -> bool {
+    rng.u8(..of) == 0
+}
+
+/// Returns gateways of a network. Loopback addresses are never dialled.
+fn network(rng: &mut Rng, cluster: &str, first: u8) -> NetworkRule {
+    let gateways = (first..first + rng.u8(..4)).map(|last| {
+        let net = if one_in(rng, 3) { "127.0.0" } else { "192.0.2" };
+        (format!("{net}.{last}").into(), 15008)
+    });
+    let gateways = gateways.collect();
+    let identities = rng.choice(&GATEWAYS).expect("identities").iter();
+    NetworkRule {
+        cluster: cluster.into(),
+        gateways,
+        identities: identities.map(|&uri| uri.into()).collect(),
+    }
+}
+
+fn mesh(rng: &mut Rng) -> Mesh {
+    let service = Service {
+        namespace: "app".into(),
+        hostname: HOST.into(),
+        ports: [(80, 8080)].into(),
+        ..Service::default()
+    };
+    let instances = (0..rng.u8(..12)).map(|at| Workload {
+        uid: format!("uid-{at}").into(),
+        addresses: [[10, 0, 0, at].into()].into(),
+        healthy: !one_in(rng, 4),
+        capacity: rng.u32(1..4),
+        services: [(format!("app/{HOST}").into(), [(80, 8080)].into())].into(),
+        template: Template {
+            network: rng.choice(&NETWORKS).expect("a network").0.into(),
+            protocol: Protocol::Hbone,
+            ..Template::default()
+        }
+        .into(),
+        ..Workload::default()
+    });
+    let instances: Vec<_> = instances.collect();
+    let has_service = !one_in(rng, 4);
+    Mesh::new(has_service.then_some(service), instances)
+}
+
+fn binding(rng: &mut Rng) -> config::Binding {
+    let clients: &[&str] = if rng.bool() {
+        &["127.0.0.0/8"]
+    } else {
+        &["10.0.0.0/8", "127.0.0.0/8"]
+    };
+    let workloads = if one_in(rng, 4) {
+        vec!["spiffe://gone.local/ns/app/sa/echo".to_owned()]
+    } else {
+        Vec::new()
+    };
+    config::Binding {
+        cluster: match rng.u8(..3) {
+            0 => vec!["north".to_owned()],
+            1 => vec!["west".to_owned()],
+            _ => vec!["north".to_owned(), "west".to_owned()],
+        },
+        service: config::HostPort::parse(&format!("{HOST}:80")).expect("a service"),
+        listen: ([127, 0, 0, 1], 8080).into(),
+        clients: clients
+            .iter()
+            .map(|net| net.parse().expect("a net"))
+            .collect(),
+        inner: if rng.bool() {
+            config::Inner::Hbone
+        } else {
+            config::Inner::Tcp
+        },
+        workloads: config::Workloads {
+            identities: workloads,
+            namespaces: Vec::new(),
+        },
+        names: vec!["echo.global".to_owned()],
+        connections: rng.u32(1..4),
+        connections_per_client: rng.u32(1..3),
+        idle: std::time::Duration::from_secs(1),
+        line: config::Line(1),
+    }
+}
+
+impl Generated {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let networks = NETWORKS.iter().zip([1, 11, 21]);
+        let networks = networks.map(|((name, cluster), first)| {
+            let rule = network(&mut rng, cluster, first);
+            (Arc::from(*name), rule)
+        });
+        let networks = NetworkTable::from_iter(networks.collect::<Vec<_>>());
+        let publisher = Publisher::new();
+        publisher.update(Change {
+            mesh: Some((mesh(&mut rng), "east".into())),
+            networks: Some(networks.with_bindings(true)),
+            trust: Some(TrustSet::new([
+                ("east.local", "east"),
+                ("west.local", "west"),
+                ("north.local", "north"),
+            ])),
+            ..Change::default()
+        });
+        let listener = config::Listener::from(&binding(&mut rng));
+        let listener = Arc::new(Listener::new(&listener, DrainScope::default()));
+        let known = listener.binding().expect("a binding");
+        let address = *rng
+            .choice(&[[127, 0, 0, 1], [127, 0, 0, 1], [10, 0, 0, 1]])
+            .expect("an address");
+        let others = [[127, 0, 0, 1], [127, 0, 0, 2]].into_iter().cycle();
+        let others = others.take(rng.usize(..4));
+        let open = others.flat_map(|other| listener.clients.open(other.into(), known.limits));
+        let open = open.collect();
+        let mut tunnels = Vec::new();
+        for endpoint in &known
+            .endpoints
+            .load(&publisher.reader().snapshot())
+            .endpoints
+        {
+            tunnels.extend((0..rng.u8(..4)).map(|_| InFlight::new(&endpoint.state)));
+            if one_in(&mut rng, 6) {
+                // The ejection lasts minutes.
+                (0..8).for_each(|_| {
+                    endpoint.state.eject(Instant::now());
+                });
+            }
+        }
+        Self {
+            publisher,
+            listener,
+            address: address.into(),
+            _open: (open, tunnels),
+        }
+    }
+
+    fn explained(&self, question: &Question) -> Result<Answer, String> {
+        let world = ExplainState {
+            snapshot: &self.publisher.reader().snapshot(),
+            places: &ConfigPositions::default(),
+            deny: &DenyList::new(Vec::new(), Vec::new()),
+            listeners: &[],
+            bindings: &[Arc::clone(&self.listener)],
+            has_room: true,
+            now: Instant::now(),
+        };
+        run(&world, question)
+    }
+
+    /// Returns the p-value of picks.
+    fn fit(&self, answer: &Answer) -> f64 {
+        let known = self.listener.binding().expect("a binding");
+        let set = known.endpoints.load(&self.publisher.reader().snapshot());
+        let mut counts: HashMap<String, u32> = HashMap::new();
+        for _ in 0..PICKS {
+            let endpoint = choose(&set, &[]).expect("an endpoint");
+            *counts.entry(endpoint.uid().to_string()).or_default() += 1;
+        }
+        let bins = answer.endpoints.iter().map(|row| {
+            let count = counts.remove(&*row.workload).unwrap_or(0);
+            (row.probability * f64::from(PICKS), f64::from(count))
+        });
+        let p = p_value(&bins.collect::<Vec<_>>());
+        assert!(counts.is_empty(), "picks that are not reported: {counts:?}");
+        p
+    }
+
+    /// Serves a real connection, and returns the metrics after its end.
+    async fn connect(&self) -> String {
+        let gateway = gateway_of(self.publisher.reader(), DenyList::default());
+        let (_client, stream) = tcp_pair().await;
+        let accepted = AcceptedConnection {
+            stream: stream.into_std().expect("a socket"),
+            address: (self.address, 1).into(),
+            handshake: gateway
+                .admission
+                .acquire_handshake(self.address)
+                .expect("a slot"),
+            resources: ConnectionResources {
+                load: WorkerLoad::default().add(),
+                descriptor: descriptor(&gateway),
+            },
+            listener: Arc::clone(&self.listener),
+        };
+        binding::run(Arc::clone(&gateway), accepted).await;
+        gateway.metrics.encode()
+    }
+}
+
+/// Reasons for which a connection ends before anything is dialled.
+const LOCAL: [&str; 3] = ["binding_full", "no_endpoint", "dial_denied"];
+
+#[tokio::test]
+async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() {
+    let mut counts: HashMap<String, u32> = HashMap::new();
+    let mut fitted = 0;
+    for seed in 200_000.. {
+        fastrand::seed(seed);
+        let of = Generated::new(seed);
+        let question = Question {
+            binding: Some("echo.global".to_owned()),
+            address: Some(of.address),
+            all: true,
+            ..Question::default()
+        };
+        let answer = of.explained(&question).expect("a good question");
+        let outcome = &answer.outcome;
+        let reason = outcome
+            .reason
+            .clone()
+            .unwrap_or_else(|| "opened".to_owned());
+        if !answer.endpoints.is_empty() {
+            let p = of.fit(&answer);
+            assert!(p > P_MIN, "seed {seed}: p is {p}");
+            fitted += 1;
+        }
+        let is_admitted = of.listener.rules().admits(of.address);
+        assert_eq!(reason != "not_in_sources", is_admitted, "seed {seed}");
+        // No other address of the mesh answers.
+        let is_denied = |row: &EndpointRow| {
+            let refused = row.refused.as_deref();
+            refused.is_some_and(|why| why.ends_with("see dial.allow"))
+        };
+        if LOCAL.contains(&&*reason) && answer.endpoints.iter().all(is_denied) {
+            let metrics = of.connect().await;
+            let line = format!("strait_tunnels_total{{reason=\"{reason}\",source_cluster=\"");
+            let mut lines = metrics.lines().filter(|found| found.starts_with(&line));
+            assert!(
+                lines.any(|found| found.ends_with(" 1")),
+                "seed {seed}: {reason}"
+            );
+        }
+        *counts.entry(reason).or_default() += 1;
+        if fitted == WORLDS {
+            break;
+        }
+    }
+    for reason in LOCAL
+        .iter()
+        .chain(&["opened", "gateway_untrusted", "workload_untrusted"])
+    {
+        let count = counts.get(*reason).copied().unwrap_or(0);
+        assert!(count >= 5, "{reason}: {counts:?}");
+    }
+}
+
+#[test]
+fn a_binding_is_found_by_service_address_or_name_and_asked_alone() {
+    let of = Generated::new(1);
+    let asked = |binding: &str| Question {
+        binding: Some(binding.to_owned()),
+        ..Question::default()
+    };
+    for name in [
+        HOST,
+        "echo.app.svc.cluster.local:80",
+        "127.0.0.1:8080",
+        "ECHO.global",
+    ] {
+        of.explained(&asked(name)).expect(name);
+    }
+    let unknown = of
+        .explained(&asked("other.global"))
+        .expect_err("no such binding");
+    assert!(
+        unknown.contains("127.0.0.1:8080 (echo.app.svc.cluster.local:80)"),
+        "{unknown}"
+    );
+    let question = Question {
+        to: Some("a:1".to_owned()),
+        ..asked(HOST)
+    };
+    let mixed = of.explained(&question).expect_err("two questions");
+    assert!(
+        mixed.contains("--binding with --address and --all alone"),
+        "{mixed}"
+    );
+}

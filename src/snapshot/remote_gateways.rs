@@ -1,0 +1,227 @@
+//! Gateways of other networks by their records, and the endpoints that represent instances behind
+//! them.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::builder::HBONE_PORT;
+use super::mesh::{self, Locality, Protocol, Template, Workload};
+use super::networks::NetworkTable;
+use super::remote::GATEWAY_RECORD;
+use super::{Endpoint, EndpointState, RemoteGateway};
+
+/// Cluster of records whose source names none (docs/wire-contract.md 3.2).
+const UNNAMED_CLUSTER: &str = "Kubernetes";
+
+/// Gateway of another network.
+#[derive(Clone, Debug)]
+pub(super) struct Gateway {
+    /// First address, by which the gateway is known.
+    pub(super) address: SocketAddr,
+    /// Record of the mesh or of the configuration; `None` for an address in an instance.
+    pub(super) record: Option<Arc<Workload>>,
+    pub(super) remote: Arc<RemoteGateway>,
+    /// Record of the address of the other family, if istiod has one for each.
+    pub(super) second_record: Option<Arc<Workload>>,
+}
+
+impl Gateway {
+    /// Returns the gateways of a record: one for each address, or for each pair of both families.
+    pub(super) fn of_record(
+        record: &Arc<Workload>,
+        network: &str,
+        rules: &NetworkTable,
+    ) -> Vec<Self> {
+        let port = record_port(record, network);
+        let gateway = |(first, other): (IpAddr, Option<IpAddr>)| {
+            let mut remote = remote_gateway(network, Some(record), rules);
+            remote.other_addresses = other
+                .map(|ip| SocketAddr::new(ip, port))
+                .into_iter()
+                .collect();
+            Self {
+                address: SocketAddr::new(first, port),
+                remote: Arc::new(remote),
+                record: Some(Arc::clone(record)),
+                second_record: None,
+            }
+        };
+        pairs(&record.addresses).into_iter().map(gateway).collect()
+    }
+
+    /// Joins the gateways of these records whose addresses are those of one dual-stack gateway.
+    ///
+    /// istiod has a record for each address of a Gateway, without the name of the Gateway. The n-th
+    /// IPv6 and IPv4 addresses of one service account and port are one gateway, as those of a
+    /// hostname are. Records of the configuration have no service account.
+    pub(super) fn join_families(all: Vec<Self>) -> Vec<Self> {
+        let is_ipv4 = |one: &Self| one.address.is_ipv4() && one.is_joinable();
+        let (mut v4, mut joined): (Vec<_>, Vec<_>) = all.into_iter().partition(is_ipv4);
+        for v6 in joined.iter_mut().filter(|one| one.is_joinable()) {
+            let Some(at) = v4.iter().position(|other| other.is_twin_of(v6)) else {
+                continue;
+            };
+            let other = v4.remove(at);
+            let remote = RemoteGateway {
+                other_addresses: [other.address].into(),
+                ..(*v6.remote).clone()
+            };
+            v6.remote = Arc::new(remote);
+            v6.second_record = other.record;
+        }
+        joined.extend(v4);
+        joined
+    }
+
+    /// Returns true for a usable record of istiod with one address.
+    fn is_joinable(&self) -> bool {
+        let record = self.record.as_ref();
+        let is_of_istiod = record.is_some_and(|record| {
+            record.addresses.len() == 1 && !record.service_account.is_empty()
+        });
+        is_of_istiod && self.is_ready()
+    }
+
+    /// Returns true if another record may be that of the same gateway.
+    fn is_twin_of(&self, other: &Self) -> bool {
+        let account = |one: &Self| {
+            let record = one.record.as_ref()?;
+            Some((
+                Arc::clone(&record.namespace),
+                Arc::clone(&record.service_account),
+            ))
+        };
+        self.address.port() == other.address.port()
+            && account(self) == account(other)
+            && self.proves(&other.remote)
+    }
+
+    /// Returns its records.
+    pub(super) fn records(&self) -> impl Iterator<Item = &Arc<Workload>> {
+        self.record.iter().chain(&self.second_record)
+    }
+
+    /// Returns true if its certificate has to prove the same as that of `other`.
+    pub(super) fn proves(&self, other: &RemoteGateway) -> bool {
+        let own = &self.remote;
+        (&own.cluster, &own.identities) == (&other.cluster, &other.identities)
+    }
+
+    pub(super) fn has_address(&self, address: SocketAddr) -> bool {
+        self.address == address || self.remote.other_addresses.contains(&address)
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        let record = self.record.as_ref();
+        record.is_none_or(|record| record.healthy && record.capacity > 0)
+    }
+
+    /// Returns the endpoint that represents the instances of a service port behind the gateway.
+    /// Namespace policies of the service apply to it. Its one service names the authority.
+    pub(super) fn endpoint(
+        &self,
+        (service, name): (&mesh::Service, &str),
+        port: u16,
+        instances: &[(&Arc<Workload>, bool)],
+        state: Arc<EndpointState>,
+    ) -> Endpoint {
+        let (network, address) = (&self.remote.network, self.address);
+        let record = self.record.as_ref();
+        let own_locality = record.map(|record| &record.locality);
+        let own_locality = own_locality.filter(|own| ***own != Locality::default());
+        let instances = instances.iter().map(|(one, _)| &*one.locality);
+        let definition = Workload {
+            uid: format!("{network}/gateway/{address}/{name}:{port}").into(),
+            own_name: Some(format!("gateway of {network}").into()),
+            healthy: true,
+            capacity: 1,
+            services: [(name.into(), [(port, 0)].into())].into(),
+            template: Template {
+                namespace: Arc::clone(&service.namespace),
+                cluster: Arc::clone(&self.remote.cluster),
+                network: Arc::clone(network),
+                hostname: record.map_or_else(Arc::default, |record| Arc::clone(&record.hostname)),
+                protocol: Protocol::Hbone,
+                locality: own_locality
+                    .map_or_else(|| Arc::new(common_locality(instances)), Arc::clone),
+                ..Template::default()
+            }
+            .into(),
+            ..Workload::default()
+        };
+        Endpoint {
+            address,
+            protocol: Protocol::Hbone,
+            weight: 0,
+            definition: Arc::new(definition),
+            remote: Some(Arc::clone(&self.remote)),
+            state,
+        }
+    }
+}
+
+/// Returns the gateway of a network with what its configuration and its record say.
+pub(super) fn remote_gateway(
+    network: &str,
+    record: Option<&Workload>,
+    rules: &NetworkTable,
+) -> RemoteGateway {
+    let rule = rules.get(network);
+    let cluster = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
+    let of_record = || record.map(|record| &record.cluster);
+    let cluster = cluster.or_else(|| of_record().filter(|of| ***of != *UNNAMED_CLUSTER));
+    let cluster = cluster.cloned().unwrap_or_default();
+    let identities = rule.map(|rule| &rule.identities);
+    let identities = identities.filter(|list| !list.is_empty()).cloned();
+    let of_record = || {
+        let known = record.filter(|record| !record.service_account.is_empty())?;
+        Some(rules.identities_of(known, &cluster))
+    };
+    RemoteGateway {
+        network: network.into(),
+        cluster: Arc::clone(&cluster),
+        identities: identities.or_else(of_record).unwrap_or_default(),
+        other_addresses: Box::default(),
+    }
+}
+
+/// Returns the addresses of a record by gateway, each in the order in which they are tried: IPv6
+/// first (RFC 8305 section 4). The n-th addresses of both families are one dual-stack gateway.
+/// Addresses of a family are sorted, because answers of DNS come in any order.
+fn pairs(addresses: &[IpAddr]) -> Vec<(IpAddr, Option<IpAddr>)> {
+    let addresses: BTreeSet<_> = addresses.iter().map(IpAddr::to_canonical).collect();
+    let (v6, v4): (Vec<_>, Vec<_>) = addresses.into_iter().partition(IpAddr::is_ipv6);
+    let pair = |index: usize| match (v6.get(index), v4.get(index)) {
+        (Some(&v6), v4) => Some((v6, v4.copied())),
+        (None, v4) => Some((*v4?, None)),
+    };
+    (0..v6.len().max(v4.len())).filter_map(pair).collect()
+}
+
+/// Returns the port in the uid of a record, `NetworkGateway/NETWORK/ADDRESS/PORT`. The address
+/// follows if the record had a hostname. Port 0 means the default (docs/wire-contract.md 2.1).
+fn record_port(record: &Workload, network: &str) -> u16 {
+    let rest = record.uid.strip_prefix(GATEWAY_RECORD);
+    let rest = rest.and_then(|rest| rest.strip_prefix(network)?.strip_prefix('/'));
+    let port = rest.and_then(|rest| rest.split('/').nth(1)?.parse().ok());
+    port.filter(|port| *port != 0).unwrap_or(HBONE_PORT)
+}
+
+/// Returns the parts that all localities have in common.
+fn common_locality<'a>(mut localities: impl Iterator<Item = &'a Locality>) -> Locality {
+    let Some(first) = localities.next() else {
+        return Locality::default();
+    };
+    localities.fold(first.clone(), |common, other| {
+        let is_region = common.region == other.region;
+        let is_zone = is_region && common.zone == other.zone;
+        let is_subzone = is_zone && common.subzone == other.subzone;
+        let keep = |part: Arc<str>, is_same| if is_same { part } else { Arc::default() };
+        Locality {
+            region: keep(common.region, is_region),
+            zone: keep(common.zone, is_zone),
+            subzone: keep(common.subzone, is_subzone),
+        }
+    })
+}
