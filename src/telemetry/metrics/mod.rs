@@ -24,6 +24,7 @@ use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition};
 use crate::config::Access;
+use crate::labels::labelled;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
@@ -69,47 +70,28 @@ const TUNNELS: &str = "Tunnels ended, by reason and by the cluster of the peer";
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
-/// Kind of a failed accept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AcceptError {
-    /// The connection failed while it waited in the accept queue.
-    Connection,
-    /// This host is out of descriptors or memory.
-    Resource,
-}
-
-impl AcceptError {
-    const ALL: [Self; 2] = [Self::Connection, Self::Resource];
-
-    const fn labels(self) -> Labels<1> {
-        match self {
-            Self::Connection => [("kind", "connection")],
-            Self::Resource => [("kind", "resource")],
-        }
+labelled! {
+    /// Kind of a failed accept.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum AcceptError {
+        /// The connection failed while it waited in the accept queue.
+        Connection = "connection",
+        /// This host is out of descriptors or memory.
+        Resource = "resource",
     }
 }
 
-/// Outcome of the refusal of a tunnel by authorization policies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicyOutcome {
-    /// The tunnel was rejected, or reset if it was open.
-    Refused,
-    /// The tunnel was permitted, because the mode is audit.
-    Audited,
-    /// The tunnel was permitted, because only dry-run policies refuse it.
-    DryRun,
-}
-
-impl PolicyOutcome {
-    const ALL: [Self; 3] = [Self::Refused, Self::Audited, Self::DryRun];
-
-    /// Returns the metric label, which is also the `outcome` field of the log.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Refused => "refused",
-            Self::Audited => "audited",
-            Self::DryRun => "dry_run",
-        }
+labelled! {
+    /// Outcome of the refusal of a tunnel by authorization policies. Its label is also the
+    /// `outcome` field of the log.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum PolicyOutcome {
+        /// The tunnel was rejected, or reset if it was open.
+        Refused = "refused",
+        /// The tunnel was permitted, because the mode is audit.
+        Audited = "audited",
+        /// The tunnel was permitted, because only dry-run policies refuse it.
+        DryRun = "dry_run",
     }
 }
 
@@ -239,7 +221,7 @@ impl Metrics {
             drop(self.shed.get_or_create(&[("limit", limit)]));
         }
         for error in AcceptError::ALL {
-            drop(self.accept_errors.get_or_create(&error.labels()));
+            drop(self.accept_errors.get_or_create(&[("kind", error.label())]));
         }
         for result in DIAL_RESULTS {
             drop(self.dials.get_or_create(&[("result", result)]));
@@ -275,7 +257,8 @@ impl Metrics {
 
     /// Counts a failed accept.
     pub fn accept_error(&self, error: AcceptError) {
-        self.accept_errors.get_or_create(&error.labels()).inc();
+        let labels = [("kind", error.label())];
+        self.accept_errors.get_or_create(&labels).inc();
     }
 
     /// Counts a connection that was refused before a byte of HTTP/2.
