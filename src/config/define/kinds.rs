@@ -141,17 +141,10 @@ form! {
     /// A duration of a drain.
     DrainTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
         "string",
-        |value, wanted| value.parsed(wanted, |text| {
-            humantime::parse_duration(text).ok().filter(|time| *time <= DRAIN_MAX)
-        }),
-        duration;
+        |value, wanted| time_within(value, wanted, (Duration::ZERO, DRAIN_MAX)), duration;
     /// A time without a byte.
     IdleTime => Duration, "a duration from 1s to 7d, such as `1h`", "string",
-        |value, wanted| value.parsed(wanted, |text| {
-            let time = humantime::parse_duration(text).ok()?;
-            (IDLE.0..=IDLE.1).contains(&time).then_some(time)
-        }),
-        duration;
+        |value, wanted| time_within(value, wanted, IDLE), duration;
     /// The lifetime of a certificate.
     Ttl => Duration, "a duration from 1m to 365d, such as `24h`", "string",
         |value, wanted| time_within(value, wanted, TTL), duration;
