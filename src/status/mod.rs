@@ -264,7 +264,7 @@ pub struct HostnameStatuses {
 }
 
 /// Status of the process; share it in an `Arc`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Status {
     pending: Mutex<Vec<(&'static str, Vec<&'static str>)>>,
     discovery: Mutex<Option<Discovery>>,
@@ -281,13 +281,7 @@ impl Status {
     pub fn new(pending: &[&'static str]) -> Self {
         Self {
             pending: Mutex::new(pending.iter().map(|&name| (name, Vec::new())).collect()),
-            discovery: Mutex::default(),
-            certificates: Mutex::default(),
-            crls: Mutex::default(),
-            unlisted_roots: Mutex::default(),
-            reloads: Mutex::default(),
-            conflicts: Mutex::default(),
-            hosts: Mutex::default(),
+            ..Self::default()
         }
     }
 

@@ -156,9 +156,9 @@ pub struct Server {
     pub control: Vec<u8>,
 }
 
-impl Server {
+impl Default for Server {
     /// Creates the state of a new connection, with SETTINGS to send.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let mut control = Vec::new();
         let settings = [
             (setting::MAX_CONCURRENT_STREAMS, STREAMS_MAX),
@@ -180,11 +180,11 @@ impl Server {
             header: [0; HEADER_BYTES],
             payload: Vec::new(),
             block: None,
-            decoder: hpack::Decoder::new(),
-            meter: FrameMeter::new(),
+            decoder: hpack::Decoder::default(),
+            meter: FrameMeter::default(),
             has_settings: false,
             streams: Streams::default(),
-            windows: ConnectionWindows::new(),
+            windows: ConnectionWindows::default(),
             peer_window: DEFAULT_WINDOW,
             last_stream: 0,
             reset: VecDeque::new(),
@@ -195,7 +195,9 @@ impl Server {
             control,
         }
     }
+}
 
+impl Server {
     /// Returns true once the preface was received.
     pub fn has_preface(&self) -> bool {
         !matches!(self.read, Read::Preface(_))
@@ -382,11 +384,5 @@ impl Server {
         }
         self.peer_window = value;
         Ok(())
-    }
-}
-
-impl Default for Server {
-    fn default() -> Self {
-        Self::new()
     }
 }
