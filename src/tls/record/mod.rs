@@ -136,11 +136,6 @@ impl RecordLayer {
         }
     }
 
-    /// Lowers the limit of records per key, for tests.
-    pub fn set_key_records_max(&mut self, records: u64) {
-        self.key_records_max = records;
-    }
-
     /// Opens the first record of `input` in place. None: the record is incomplete.
     ///
     /// # Errors
