@@ -181,7 +181,7 @@ mod tests {
 
     use super::super::DestinationService;
     use super::super::labels::{NO_FLAGS, TunnelFacts};
-    use super::super::support::source;
+    use super::super::tests::source;
     use super::*;
 
     fn labels(account: usize) -> TcpLabels {

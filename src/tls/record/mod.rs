@@ -5,7 +5,6 @@
 
 mod error;
 mod key;
-pub mod plain;
 
 use std::fmt;
 use std::ops::Range;
