@@ -152,6 +152,8 @@ pub struct Server {
     /// True if the next header block begins with a table size update (RFC 7541 section 4.2).
     pub(super) owes_table_update: bool,
     is_ping_unanswered: bool,
+    /// Events of the input that is being received; empty in between.
+    pub(super) events: Vec<Event>,
     /// Frames to send, except DATA.
     pub control: Vec<u8>,
 }
@@ -192,6 +194,7 @@ impl Default for Server {
             peer_is_leaving: false,
             owes_table_update: false,
             is_ping_unanswered: false,
+            events: Vec::new(),
             control,
         }
     }
