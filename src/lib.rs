@@ -36,6 +36,7 @@ pub mod status;
 pub mod telemetry;
 
 // Foundations.
+mod labels;
 pub mod lifecycle;
 pub mod reason;
 mod replace_file;

@@ -115,8 +115,7 @@ fn peers(args: &PeersArgs) -> ExitCode {
     ];
     run_admin_command(async {
         let page = args.admin.request(Method::GET, "/peers", &query).await?;
-        page.print_success().await?;
-        Ok(ExitCode::SUCCESS)
+        page.print_success().await
     })
 }
 
@@ -127,8 +126,7 @@ fn is_color_terminal() -> bool {
 pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     run_admin_command(async {
         let dump = args.admin.request(Method::GET, "/config_dump", &()).await?;
-        dump.print_success().await?;
-        Ok(ExitCode::SUCCESS)
+        dump.print_success().await
     })
 }
 
@@ -225,18 +223,19 @@ fn unexpected_server(status: StatusCode) -> anyhow::Error {
 
 impl AdminResponse {
     /// Prints the body of a successful answer to stdout.
-    pub(super) async fn print_success(self) -> anyhow::Result<()> {
+    pub(super) async fn print_success(self) -> anyhow::Result<ExitCode> {
         match self.status {
-            StatusCode::OK => self.print(&mut std::io::stdout()).await,
-            status => Err(unexpected_server(status)),
+            StatusCode::OK => self.print(&mut std::io::stdout()).await?,
+            status => return Err(unexpected_server(status)),
         }
+        Ok(ExitCode::SUCCESS)
     }
 
     /// Prints the gateway's refusal to stderr; the exit code is 1. An answer without a body is not
     /// from strait, and is an error.
     pub(super) async fn print_refusal(mut self) -> anyhow::Result<ExitCode> {
         let Some(piece) = self.next_chunk().await? else {
-            return self.print_success().await.map(|()| ExitCode::FAILURE);
+            return self.print_success().await.map(|_| ExitCode::FAILURE);
         };
         std::io::stderr().write_all(&piece)?;
         self.print(&mut std::io::stderr()).await?;

@@ -69,7 +69,7 @@ pub(super) fn run(command: &Command) -> ExitCode {
         // The body of a refusal has its reason; a refusal without a body is not from strait.
         match answer.status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => answer.print_refusal().await,
-            _ => answer.print_success().await.map(|()| ExitCode::SUCCESS),
+            _ => answer.print_success().await,
         }
     })
 }

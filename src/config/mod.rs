@@ -1,8 +1,8 @@
 //! `strait.yaml`: the behaviour of this gateway. The mesh comes from discovery.
 //!
-//! [`Config::load`] returns a [`Config`] that is checked as far as one file allows, or all findings
-//! at once. The contents of the files that it names (certificates, the mesh) are checked by their
-//! readers. Keys are defined by `section!`, from which the reader, the JSON Schema and
+//! [`Source::examine`] returns a [`Config`] that is checked as far as one file allows, or all
+//! findings at once. The contents of the files that it names (certificates, the mesh) are checked
+//! by their readers. Keys are defined by `section!`, from which the reader, the JSON Schema and
 //! `docs/configuration.md` come.
 
 mod aliases;
@@ -182,20 +182,8 @@ impl Examined {
 }
 
 impl Config {
-    /// Reads and checks a file. Warnings are dropped; [`Config::check`] has them.
-    pub fn load(path: &Path) -> Result<Self, Findings> {
-        let (config, findings) = Self::check(path);
-        config.ok_or(findings)
-    }
-
-    /// Reads and checks a file, and returns its warnings too. There is a configuration exactly when
-    /// no finding is an error.
-    pub fn check(path: &Path) -> (Option<Self>, Findings) {
-        let examined = Source::file(path).examine();
-        (examined.config, examined.findings)
-    }
-
-    /// As [`Config::check`], for a text in place of the contents of `path`.
+    /// Reads and checks a text as the contents of `path`. There is a configuration exactly when no
+    /// finding is an error.
     pub fn parse(path: &Path, text: &str) -> (Option<Self>, Findings) {
         match Document::parse(path, text) {
             Ok(document) => {

@@ -3,117 +3,122 @@
 //! A reason determines the metric label, the blame, the retry on another endpoint, the answer to
 //! the peer, and the log level. Stages return a reason and decide none of these.
 
-use std::fmt;
-
 use http::StatusCode;
 use tracing::Level;
 
-/// Reason for the end of a tunnel, from a rejected CONNECT to a clean close in both directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// END_STREAM and FIN ended both directions.
-    Completed,
-    /// The `:authority` is not an acceptable `host:port`.
-    BadAuthority,
-    /// The method is not CONNECT.
-    NotConnect,
-    /// The request has more header fields than the limit.
-    TooManyFields,
-    /// The ClientHello has no server name, or no route or subset has that name.
-    UnknownSni,
-    /// The ClientHello on an Istio listener offers none of Istio's ALPN protocols.
-    NoIstioAlpn,
-    /// A tunnel that is routed or checked by its inner TLS did not begin with a ClientHello, or
-    /// not in time.
-    NoClientHello,
-    /// The server name inside the tunnel does not belong to the service of its authority.
-    SniMismatch,
-    /// No service of the snapshot has this name or address.
-    UnknownService,
-    /// The service is not exposed to any peer.
-    NotExposed,
-    /// The service is exposed, but not to this peer.
-    NotForPeer,
-    /// No link leads from the peer's cluster to this one.
-    NotLinked,
-    /// An Istio authorization policy denies the tunnel.
-    PolicyDenied,
-    /// The service has no usable endpoint.
-    NoEndpoint,
-    /// The control plane's drop overload policy selected this tunnel.
-    DropOverload,
-    /// The service's waypoint is unknown or has no endpoint. The waypoint is never bypassed.
-    NoWaypoint,
-    /// The address of every endpoint is on the deny list.
-    DialDenied,
-    /// Every endpoint that was tried refused the connection.
-    DialRefused,
-    /// No endpoint answered within the dial budget.
-    DialTimeout,
-    /// No endpoint answered within `limits.connect_timeout` of the service's exposure.
-    ConnectTimeout,
-    /// Every dial failed, for another network error.
-    DialFailed,
-    /// This host is out of ports, descriptors or memory, or the peer's connection is at its limit
-    /// of tunnels.
-    Overloaded,
-    /// The peer, its cluster or its address has used its share of the descriptors.
-    OverShare,
-    /// The service has its limit of concurrent tunnels, by `limits.tunnels` of its exposure.
-    TunnelLimit,
-    /// At least three quarters of the memory limit of this process are in use.
-    MemoryFull,
-    /// Tunnels with the same ClientHello are already in flight: a route leads back to a gateway.
-    Loop,
-    /// The tunnel has already passed this gateway, or too many gateways of other networks.
-    GatewayLoop,
-    /// No HBONE connection to a gateway of another network could be opened.
-    GatewayUnreachable,
-    /// The certificate of a gateway of another network is not that of the expected gateway.
-    GatewayUntrusted,
-    /// A gateway of another network has no endpoint for the service, or did not reach one in
-    /// time.
-    RemoteUnavailable,
-    /// A gateway of another network does not know the service, or does not expose it to this
-    /// gateway.
-    RemoteRejected,
-    /// A gateway of another network is overloaded or draining, or all its connections are in
-    /// use.
-    RemoteBusy,
-    /// The certificate of the workload behind a binding is not that of an expected workload.
-    WorkloadUntrusted,
-    /// The workload behind a binding did not open the HBONE connection in the tunnel, or rejected
-    /// its CONNECT.
-    WorkloadUnreachable,
-    /// The binding, or the address of the client, has its maximum number of connections.
-    BindingFull,
-    /// The buffers of all tunnels are at their limit. New tunnels are rejected, and the stalled
-    /// tunnels with most buffered bytes are reset.
-    BuffersFull,
-    /// The peer sent more than 64 KiB before the answer.
-    EarlyData,
-    /// The peer sent trailers on a tunnel (RFC 9113 section 8.5).
-    Malformed,
-    /// The peer reset the stream with CANCEL or NO_ERROR.
-    DownstreamCancelled,
-    /// The peer reset the stream with another code.
-    DownstreamReset,
-    /// The peer's connection ended while the tunnel was open.
-    DownstreamLost,
-    /// The endpoint reset the connection, or the connection failed.
-    UpstreamReset,
-    /// The endpoint of a TLS tunnel sent no byte within 10 s of the dial.
-    EndpointSilent,
-    /// The tunnel was open at the drain deadline.
-    DrainDeadline,
-    /// No byte passed for `limits.idle_timeout` of the service's exposure or `idle` of the binding.
-    IdleTimeout,
-    /// The tunnel was open for `limits.max_duration` of the service's exposure.
-    MaxDuration,
-    /// A change of trust, exposure or policy revoked the tunnel's permission.
-    Revoked,
-    /// A bug in this gateway caused a panic.
-    Panic,
+use crate::labels::labelled;
+
+labelled! {
+    /// Reason for the end of a tunnel, from a rejected CONNECT to a clean close in both
+    /// directions. Its label is also the `reason` field of the log.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Reason {
+        /// END_STREAM and FIN ended both directions.
+        Completed = "completed",
+        /// The `:authority` is not an acceptable `host:port`.
+        BadAuthority = "bad_authority",
+        /// The method is not CONNECT.
+        NotConnect = "not_connect",
+        /// The request has more header fields than the limit.
+        TooManyFields = "too_many_fields",
+        /// The ClientHello has no server name, or no route or subset has that name.
+        UnknownSni = "unknown_sni",
+        /// The ClientHello on an Istio listener offers none of Istio's ALPN protocols.
+        NoIstioAlpn = "no_istio_alpn",
+        /// A tunnel that is routed or checked by its inner TLS did not begin with a ClientHello, or
+        /// not in time.
+        NoClientHello = "no_hello",
+        /// The server name inside the tunnel does not belong to the service of its authority.
+        SniMismatch = "sni_mismatch",
+        /// No service of the snapshot has this name or address.
+        UnknownService = "unknown_service",
+        /// The service is not exposed to any peer.
+        NotExposed = "not_exposed",
+        /// The service is exposed, but not to this peer.
+        NotForPeer = "not_for_peer",
+        /// No link leads from the peer's cluster to this one.
+        NotLinked = "not_linked",
+        /// An Istio authorization policy denies the tunnel.
+        PolicyDenied = "policy_denied",
+        /// The service has no usable endpoint.
+        NoEndpoint = "no_endpoint",
+        /// The control plane's drop overload policy selected this tunnel.
+        DropOverload = "drop_overload",
+        /// The service's waypoint is unknown or has no endpoint. The waypoint is never bypassed.
+        NoWaypoint = "no_waypoint",
+        /// The address of every endpoint is on the deny list.
+        DialDenied = "dial_denied",
+        /// Every endpoint that was tried refused the connection.
+        DialRefused = "dial_refused",
+        /// No endpoint answered within the dial budget.
+        DialTimeout = "dial_timeout",
+        /// No endpoint answered within `limits.connect_timeout` of the service's exposure.
+        ConnectTimeout = "connect_timeout",
+        /// Every dial failed, for another network error.
+        DialFailed = "dial_failed",
+        /// This host is out of ports, descriptors or memory, or the peer's connection is at its
+        /// limit of tunnels.
+        Overloaded = "overloaded",
+        /// The peer, its cluster or its address has used its share of the descriptors.
+        OverShare = "over_share",
+        /// The service has its limit of concurrent tunnels, by `limits.tunnels` of its exposure.
+        TunnelLimit = "tunnel_limit",
+        /// At least three quarters of the memory limit of this process are in use.
+        MemoryFull = "memory_full",
+        /// Tunnels with the same ClientHello are already in flight: a route leads back to a
+        /// gateway.
+        Loop = "loop",
+        /// The tunnel has already passed this gateway, or too many gateways of other networks.
+        GatewayLoop = "gateway_loop",
+        /// No HBONE connection to a gateway of another network could be opened.
+        GatewayUnreachable = "gateway_unreachable",
+        /// The certificate of a gateway of another network is not that of the expected gateway.
+        GatewayUntrusted = "gateway_untrusted",
+        /// A gateway of another network has no endpoint for the service, or did not reach one in
+        /// time.
+        RemoteUnavailable = "remote_unavailable",
+        /// A gateway of another network does not know the service, or does not expose it to this
+        /// gateway.
+        RemoteRejected = "remote_rejected",
+        /// A gateway of another network is overloaded or draining, or all its connections are in
+        /// use.
+        RemoteBusy = "remote_busy",
+        /// The certificate of the workload behind a binding is not that of an expected workload.
+        WorkloadUntrusted = "workload_untrusted",
+        /// The workload behind a binding did not open the HBONE connection in the tunnel, or
+        /// rejected its CONNECT.
+        WorkloadUnreachable = "workload_unreachable",
+        /// The binding, or the address of the client, has its maximum number of connections.
+        BindingFull = "binding_full",
+        /// The buffers of all tunnels are at their limit. New tunnels are rejected, and the stalled
+        /// tunnels with most buffered bytes are reset.
+        BuffersFull = "buffers_full",
+        /// The peer sent more than 64 KiB before the answer.
+        EarlyData = "early_data",
+        /// The peer sent trailers on a tunnel (RFC 9113 section 8.5).
+        Malformed = "malformed",
+        /// The peer reset the stream with CANCEL or NO_ERROR.
+        DownstreamCancelled = "downstream_cancelled",
+        /// The peer reset the stream with another code.
+        DownstreamReset = "downstream_reset",
+        /// The peer's connection ended while the tunnel was open.
+        DownstreamLost = "downstream_lost",
+        /// The endpoint reset the connection, or the connection failed.
+        UpstreamReset = "upstream_reset",
+        /// The endpoint of a TLS tunnel sent no byte within 10 s of the dial.
+        EndpointSilent = "endpoint_silent",
+        /// The tunnel was open at the drain deadline.
+        DrainDeadline = "drain_deadline",
+        /// No byte passed for `limits.idle_timeout` of the service's exposure or `idle` of the
+        /// binding.
+        IdleTimeout = "idle_timeout",
+        /// The tunnel was open for `limits.max_duration` of the service's exposure.
+        MaxDuration = "max_duration",
+        /// A change of trust, exposure or policy revoked the tunnel's permission.
+        Revoked = "revoked",
+        /// A bug in this gateway caused a panic.
+        Panic = "panic",
+    }
 }
 
 /// Party to blame for the end of a tunnel.
@@ -130,112 +135,6 @@ pub enum Fault {
 }
 
 impl Reason {
-    /// Every reason, in the order of the enum. The metrics are created from it.
-    pub const ALL: [Self; 48] = [
-        Self::Completed,
-        Self::BadAuthority,
-        Self::NotConnect,
-        Self::TooManyFields,
-        Self::UnknownSni,
-        Self::NoIstioAlpn,
-        Self::NoClientHello,
-        Self::SniMismatch,
-        Self::UnknownService,
-        Self::NotExposed,
-        Self::NotForPeer,
-        Self::NotLinked,
-        Self::PolicyDenied,
-        Self::NoEndpoint,
-        Self::DropOverload,
-        Self::NoWaypoint,
-        Self::DialDenied,
-        Self::DialRefused,
-        Self::DialTimeout,
-        Self::ConnectTimeout,
-        Self::DialFailed,
-        Self::Overloaded,
-        Self::OverShare,
-        Self::TunnelLimit,
-        Self::MemoryFull,
-        Self::Loop,
-        Self::GatewayLoop,
-        Self::GatewayUnreachable,
-        Self::GatewayUntrusted,
-        Self::RemoteUnavailable,
-        Self::RemoteRejected,
-        Self::RemoteBusy,
-        Self::WorkloadUntrusted,
-        Self::WorkloadUnreachable,
-        Self::BindingFull,
-        Self::BuffersFull,
-        Self::EarlyData,
-        Self::Malformed,
-        Self::DownstreamCancelled,
-        Self::DownstreamReset,
-        Self::DownstreamLost,
-        Self::UpstreamReset,
-        Self::EndpointSilent,
-        Self::DrainDeadline,
-        Self::IdleTimeout,
-        Self::MaxDuration,
-        Self::Revoked,
-        Self::Panic,
-    ];
-
-    /// Returns the metric label, which is also the `reason` field of the log.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::BadAuthority => "bad_authority",
-            Self::NotConnect => "not_connect",
-            Self::TooManyFields => "too_many_fields",
-            Self::UnknownSni => "unknown_sni",
-            Self::NoIstioAlpn => "no_istio_alpn",
-            Self::NoClientHello => "no_hello",
-            Self::SniMismatch => "sni_mismatch",
-            Self::UnknownService => "unknown_service",
-            Self::NotExposed => "not_exposed",
-            Self::NotForPeer => "not_for_peer",
-            Self::NotLinked => "not_linked",
-            Self::PolicyDenied => "policy_denied",
-            Self::NoEndpoint => "no_endpoint",
-            Self::DropOverload => "drop_overload",
-            Self::NoWaypoint => "no_waypoint",
-            Self::DialDenied => "dial_denied",
-            Self::DialRefused => "dial_refused",
-            Self::DialTimeout => "dial_timeout",
-            Self::ConnectTimeout => "connect_timeout",
-            Self::DialFailed => "dial_failed",
-            Self::Overloaded => "overloaded",
-            Self::OverShare => "over_share",
-            Self::TunnelLimit => "tunnel_limit",
-            Self::MemoryFull => "memory_full",
-            Self::Loop => "loop",
-            Self::GatewayLoop => "gateway_loop",
-            Self::GatewayUnreachable => "gateway_unreachable",
-            Self::GatewayUntrusted => "gateway_untrusted",
-            Self::RemoteUnavailable => "remote_unavailable",
-            Self::RemoteRejected => "remote_rejected",
-            Self::RemoteBusy => "remote_busy",
-            Self::WorkloadUntrusted => "workload_untrusted",
-            Self::WorkloadUnreachable => "workload_unreachable",
-            Self::BindingFull => "binding_full",
-            Self::BuffersFull => "buffers_full",
-            Self::EarlyData => "early_data",
-            Self::Malformed => "malformed",
-            Self::DownstreamCancelled => "downstream_cancelled",
-            Self::DownstreamReset => "downstream_reset",
-            Self::DownstreamLost => "downstream_lost",
-            Self::UpstreamReset => "upstream_reset",
-            Self::EndpointSilent => "endpoint_silent",
-            Self::DrainDeadline => "drain_deadline",
-            Self::IdleTimeout => "idle_timeout",
-            Self::MaxDuration => "max_duration",
-            Self::Revoked => "revoked",
-            Self::Panic => "panic",
-        }
-    }
-
     /// Returns the party to blame.
     pub const fn blame(self) -> Fault {
         match self {
@@ -425,117 +324,57 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.label())
-    }
-}
-
-/// Reason for which a connection was refused before a byte of HTTP/2 was read from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HandshakeRefusal {
-    /// The peer presented no certificate.
-    NoCertificate,
-    /// The certificate could not be parsed.
-    BadEncoding,
-    /// The chain does not lead to a root of the peer's trust domain.
-    UnknownIssuer,
-    /// A certificate of the chain has expired.
-    Expired,
-    /// A certificate of the chain is not valid yet.
-    NotYetValid,
-    /// The leaf is a CA certificate.
-    CaAsLeaf,
-    /// KeyUsage or ExtendedKeyUsage does not allow client authentication.
-    BadKeyUsage,
-    /// A signature does not verify or uses an unsupported algorithm.
-    BadSignature,
-    /// The leaf has no URI SAN.
-    NoUriSan,
-    /// The leaf has more than one SAN of the URI type.
-    ManyUriSans,
-    /// The URI SAN is not `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
-    BadSpiffeId,
-    /// The trust domain is outside the configured set.
-    UntrustedDomain,
-    /// By the configuration, the issuer belongs to no cluster or may not sign for the trust
-    /// domain.
-    UntrustedIssuer,
-    /// A revocation list contains a certificate of the chain.
-    Revoked,
-    /// The revocation list of an issuer is past its nextUpdate.
-    StaleCrl,
-    /// The revocation list of an issuer is absent, or not signed by that issuer.
-    UnknownRevocation,
-    /// The handshake or the HTTP/2 preface did not complete in time.
-    Timeout,
-    /// The limit of concurrent handshakes was reached, and this one was the oldest of the source
-    /// with the most.
-    Evicted,
-    /// The peer or its cluster has used its share of the descriptors.
-    OverShare,
-    /// The client did not offer ALPN `h2`.
-    NoAlpn,
-    /// The client does not support TLS 1.3.
-    TlsVersion,
-    /// Any other failure: no TLS, a lost connection, a malformed message.
-    Other,
-}
-
-impl HandshakeRefusal {
-    /// Every refusal, in the order of the enum. The metrics are created from it.
-    pub const ALL: [Self; 22] = [
-        Self::NoCertificate,
-        Self::BadEncoding,
-        Self::UnknownIssuer,
-        Self::Expired,
-        Self::NotYetValid,
-        Self::CaAsLeaf,
-        Self::BadKeyUsage,
-        Self::BadSignature,
-        Self::NoUriSan,
-        Self::ManyUriSans,
-        Self::BadSpiffeId,
-        Self::UntrustedDomain,
-        Self::UntrustedIssuer,
-        Self::Revoked,
-        Self::StaleCrl,
-        Self::UnknownRevocation,
-        Self::Timeout,
-        Self::Evicted,
-        Self::OverShare,
-        Self::NoAlpn,
-        Self::TlsVersion,
-        Self::Other,
-    ];
-
-    /// Returns the metric label, which is also the `reason` field of the log
-    /// (docs/wire-contract.md 4.2).
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::NoCertificate => "no_certificate",
-            Self::BadEncoding => "bad_encoding",
-            Self::UnknownIssuer => "unknown_issuer",
-            Self::Expired => "expired",
-            Self::NotYetValid => "not_yet_valid",
-            Self::CaAsLeaf => "ca_as_leaf",
-            Self::BadKeyUsage => "bad_key_usage",
-            Self::BadSignature => "bad_signature",
-            Self::NoUriSan => "no_uri_san",
-            Self::ManyUriSans => "many_uri_sans",
-            Self::BadSpiffeId => "bad_spiffe_id",
-            Self::UntrustedDomain => "untrusted_domain",
-            Self::UntrustedIssuer => "untrusted_issuer",
-            Self::Revoked => "revoked",
-            Self::StaleCrl => "stale_crl",
-            Self::UnknownRevocation => "unknown_revocation",
-            Self::Timeout => "timeout",
-            Self::Evicted => "evicted",
-            Self::OverShare => "over_share",
-            Self::NoAlpn => "no_alpn",
-            Self::TlsVersion => "tls_version",
-            Self::Other => "other",
-        }
+labelled! {
+    /// Reason for which a connection was refused before a byte of HTTP/2 was read from it. Its
+    /// label is also the `reason` field of the log (docs/wire-contract.md 4.2).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum HandshakeRefusal {
+        /// The peer presented no certificate.
+        NoCertificate = "no_certificate",
+        /// The certificate could not be parsed.
+        BadEncoding = "bad_encoding",
+        /// The chain does not lead to a root of the peer's trust domain.
+        UnknownIssuer = "unknown_issuer",
+        /// A certificate of the chain has expired.
+        Expired = "expired",
+        /// A certificate of the chain is not valid yet.
+        NotYetValid = "not_yet_valid",
+        /// The leaf is a CA certificate.
+        CaAsLeaf = "ca_as_leaf",
+        /// KeyUsage or ExtendedKeyUsage does not allow client authentication.
+        BadKeyUsage = "bad_key_usage",
+        /// A signature does not verify or uses an unsupported algorithm.
+        BadSignature = "bad_signature",
+        /// The leaf has no URI SAN.
+        NoUriSan = "no_uri_san",
+        /// The leaf has more than one SAN of the URI type.
+        ManyUriSans = "many_uri_sans",
+        /// The URI SAN is not `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+        BadSpiffeId = "bad_spiffe_id",
+        /// The trust domain is outside the configured set.
+        UntrustedDomain = "untrusted_domain",
+        /// By the configuration, the issuer belongs to no cluster or may not sign for the trust
+        /// domain.
+        UntrustedIssuer = "untrusted_issuer",
+        /// A revocation list contains a certificate of the chain.
+        Revoked = "revoked",
+        /// The revocation list of an issuer is past its nextUpdate.
+        StaleCrl = "stale_crl",
+        /// The revocation list of an issuer is absent, or not signed by that issuer.
+        UnknownRevocation = "unknown_revocation",
+        /// The handshake or the HTTP/2 preface did not complete in time.
+        Timeout = "timeout",
+        /// The limit of concurrent handshakes was reached, and this one was the oldest of the
+        /// source with the most.
+        Evicted = "evicted",
+        /// The peer or its cluster has used its share of the descriptors.
+        OverShare = "over_share",
+        /// The client did not offer ALPN `h2`.
+        NoAlpn = "no_alpn",
+        /// The client does not support TLS 1.3.
+        TlsVersion = "tls_version",
+        /// Any other failure: no TLS, a lost connection, a malformed message.
+        Other = "other",
     }
 }
 
@@ -566,12 +405,6 @@ impl HandshakeRefusal {
             Self::TlsVersion => "the peer does not support TLS 1.3",
             Self::Other => "the handshake failed",
         }
-    }
-}
-
-impl fmt::Display for HandshakeRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.label())
     }
 }
 

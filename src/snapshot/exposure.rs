@@ -274,7 +274,7 @@ impl ExposureTable {
 
     /// Returns the service and port to which an alias leads.
     pub fn alias(&self, asked: &Authority) -> Option<(&str, u16)> {
-        let (alias, _) = self.entries_of_alias(asked)?.next()?;
+        let (alias, _) = self.entries_of_alias(asked).next()?;
         Some((&alias.host, alias.port.unwrap_or(asked.port)))
     }
 
@@ -286,23 +286,20 @@ impl ExposureTable {
 
     /// Returns the entries that give a service the requested name.
     pub fn entries_with_alias(&self, asked: &Authority) -> impl Iterator<Item = &Exposure> {
-        let entries = self.entries_of_alias(asked).into_iter().flatten();
-        entries.map(|(_, exposure)| exposure)
+        self.entries_of_alias(asked).map(|(_, exposure)| exposure)
     }
 
     fn entries_of_alias(
         &self,
         asked: &Authority,
-    ) -> Option<impl Iterator<Item = &(AliasTarget, Exposure)>> {
-        let Host::Name(name) = &asked.host else {
-            return None;
+    ) -> impl Iterator<Item = &(AliasTarget, Exposure)> {
+        let entries = match &asked.host {
+            Host::Name(name) => self.aliases.get(&**name),
+            Host::Ip(_) => None,
         };
-        let entries = self.aliases.get(&**name)?;
-        Some(
-            entries
-                .iter()
-                .filter(|(alias, _)| alias.requested_port.is_none_or(|port| port == asked.port)),
-        )
+        let port = asked.port;
+        let entries = entries.into_iter().flatten();
+        entries.filter(move |(alias, _)| alias.requested_port.is_none_or(|only| only == port))
     }
 
     /// Evaluates whether `caller` may reach the service that it requests by an alias. Only entries
@@ -313,8 +310,7 @@ impl ExposureTable {
         trust: &TrustSet,
         asked: &Authority,
     ) -> ExposureVerdict {
-        let entries = self.entries_of_alias(asked).into_iter().flatten();
-        evaluate(entries.map(|(_, exposure)| exposure), caller, trust)
+        evaluate(self.entries_with_alias(asked), caller, trust)
     }
 
     /// Evaluates whether `caller` may reach a workload of service `host` at its address; the

@@ -16,34 +16,24 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use serde::{Serialize, Serializer};
 
+use crate::labels::labelled;
+
 pub use self::remote::RemoteGatewayStatus;
 pub use self::workload::{PodName, WorkloadLabels};
 
-/// Source that is read at the start and again after every change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ReloadSource {
-    /// `strait.yaml`.
-    Config,
-    /// The mesh, from a file.
-    Mesh,
-    /// Kubernetes objects.
-    Objects,
-    /// Our own certificates and the roots of the trust domains.
-    Certificates,
-}
-
-impl ReloadSource {
-    /// Every source, in the order of the enum. The metrics are created from it.
-    pub const ALL: [Self; 4] = [Self::Config, Self::Mesh, Self::Objects, Self::Certificates];
-
-    /// Returns the metric label, which is also the name in dumps.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Config => "config",
-            Self::Mesh => "mesh",
-            Self::Objects => "objects",
-            Self::Certificates => "certificates",
-        }
+labelled! {
+    /// Source that is read at the start and again after every change. Its label is also the name
+    /// in dumps.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum ReloadSource {
+        /// `strait.yaml`.
+        Config = "config",
+        /// The mesh, from a file.
+        Mesh = "mesh",
+        /// Kubernetes objects.
+        Objects = "objects",
+        /// Our own certificates and the roots of the trust domains.
+        Certificates = "certificates",
     }
 }
 
@@ -274,7 +264,7 @@ pub struct HostnameStatuses {
 }
 
 /// Status of the process; share it in an `Arc`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Status {
     pending: Mutex<Vec<(&'static str, Vec<&'static str>)>>,
     discovery: Mutex<Option<Discovery>>,
@@ -291,13 +281,7 @@ impl Status {
     pub fn new(pending: &[&'static str]) -> Self {
         Self {
             pending: Mutex::new(pending.iter().map(|&name| (name, Vec::new())).collect()),
-            discovery: Mutex::default(),
-            certificates: Mutex::default(),
-            crls: Mutex::default(),
-            unlisted_roots: Mutex::default(),
-            reloads: Mutex::default(),
-            conflicts: Mutex::default(),
-            hosts: Mutex::default(),
+            ..Self::default()
         }
     }
 

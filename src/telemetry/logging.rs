@@ -168,7 +168,7 @@ impl fmt::Debug for LogHandle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::support::Captured;
+    use super::super::tests::Captured;
     use super::*;
 
     fn log(level: &str, format: LogFormat) -> Log {

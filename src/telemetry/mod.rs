@@ -21,4 +21,4 @@ pub use xds::XdsMetrics;
 pub use crate::status::{ReloadSource, WorkloadLabels};
 
 #[cfg(test)]
-mod support;
+mod tests;

@@ -9,6 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::{MetricType, counter::Counter};
+use prometheus_client::registry::Registry;
 
 use crate::status::RemoteGatewayStatus;
 
@@ -23,6 +24,13 @@ type Rows = Box<dyn Fn() -> Vec<RemoteGatewayStatus> + Send + Sync>;
 pub(super) struct RemoteGateways(Arc<OnceLock<Rows>>);
 
 impl RemoteGateways {
+    /// Registers a collector.
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let gateways = Self::default();
+        registry.register_collector(Box::new(gateways.clone()));
+        gateways
+    }
+
     /// Sets the source of the gateways, once.
     pub(super) fn set(&self, rows: Rows) {
         let _ = self.0.set(rows);

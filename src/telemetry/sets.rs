@@ -146,6 +146,38 @@ pub(super) fn metric<M: Metric + Clone + Default>(
     register(registry, name, help, M::default())
 }
 
+/// Defines a struct of metrics, each with its type, its name, and its description in scrapes. The
+/// fields after `besides` are no such metrics, and have a value each, which may use the registry.
+macro_rules! metrics {
+    (
+        $(#[$about:meta])*
+        $vis:vis struct $name:ident in $registry:ident {
+            $( $field:ident: $type:ty = $metric:literal, $help:literal; )*
+        } besides {
+            $( $own_vis:vis $own:ident: $own_type:ty = $value:expr; )*
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Debug)]
+        $vis struct $name {
+            $( $field: $type, )*
+            $( $own_vis $own: $own_type, )*
+        }
+
+        impl $name {
+            /// Registers the metrics, without values.
+            pub(super) fn register($registry: &mut Registry) -> Self {
+                Self {
+                    $( $own: $value, )*
+                    $( $field: metric($registry, $metric, $help), )*
+                }
+            }
+        }
+    };
+}
+
+pub(super) use metrics;
+
 fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count {
     let set = sets.entry(labels).or_insert_with(|| LabelSet {
         count: Count::default(),
@@ -181,7 +213,7 @@ mod tests {
 
     use super::super::DestinationService;
     use super::super::labels::{NO_FLAGS, TunnelFacts};
-    use super::super::support::source;
+    use super::super::tests::source;
     use super::*;
 
     fn labels(account: usize) -> TcpLabels {

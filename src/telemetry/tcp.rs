@@ -198,7 +198,7 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::super::sets::{MAX_LABEL_SETS, UNUSED_LIFETIME};
-    use super::super::support::{source, value};
+    use super::super::tests::{source, value};
     use super::*;
 
     fn registered() -> (Tcp, Registry) {

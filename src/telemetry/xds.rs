@@ -9,54 +9,37 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::limiter::Limiter;
-use super::sets::metric;
+use super::sets::{metric, metrics};
 
 /// Limit of log lines about NACKs per second: a server can cause one with each message.
 const NACK_LINES_A_SECOND: u32 = 10;
 
-const TERMINATIONS: &str = "Streams to the control plane that ended or failed to open";
-const MESSAGES: &str = "Messages from the control plane, by type";
-const MESSAGE_BYTES: &str = "Bytes of messages from the control plane, by type";
-const CONNECTED: &str = "Whether there is a stream to the control plane";
-const NACKS: &str = "Messages rejected in part or whole, by type";
-const RESOURCES: &str = "Resources held, by type";
-const REJECTED: &str = "Rejected resources, by type";
-const ACCEPTED: &str = "Time of the last message accepted as a whole, by type (Unix time)";
-const CACHED: &str = "When the state on disk was saved (Unix time); 0 without one";
-
 type Label = [(&'static str, &'static str); 1];
 
-/// Metrics of the stream to a control plane. Types are identified by their full URL.
-#[derive(Debug)]
-pub struct XdsMetrics {
-    terminations: Family<Label, Counter>,
-    messages: Family<Label, Counter>,
-    message_bytes: Family<Label, Counter>,
-    connected: Gauge,
-    nacks: Family<Label, Counter>,
-    resources: Family<Label, Gauge>,
-    rejected: Family<Label, Gauge>,
-    accepted: Family<Label, Gauge>,
-    cached: Gauge,
-    nack_lines: Limiter,
+metrics! {
+    /// Metrics of the stream to a control plane. Types are identified by their full URL.
+    pub struct XdsMetrics in r {
+        terminations: Family<Label, Counter> = "istio_xds_connection_terminations",
+            "Streams to the control plane that ended or failed to open";
+        messages: Family<Label, Counter> = "istio_xds_message",
+            "Messages from the control plane, by type";
+        message_bytes: Family<Label, Counter> = "istio_xds_message_bytes",
+            "Bytes of messages from the control plane, by type";
+        connected: Gauge = "strait_xds_connected", "Whether there is a stream to the control plane";
+        nacks: Family<Label, Counter> = "strait_xds_nacks",
+            "Messages rejected in part or whole, by type";
+        resources: Family<Label, Gauge> = "strait_xds_resources", "Resources held, by type";
+        rejected: Family<Label, Gauge> = "strait_xds_rejected", "Rejected resources, by type";
+        accepted: Family<Label, Gauge> = "strait_xds_accepted_timestamp_seconds",
+            "Time of the last message accepted as a whole, by type (Unix time)";
+        cached: Gauge = "strait_xds_cache_timestamp_seconds",
+            "When the state on disk was saved (Unix time); 0 without one";
+    } besides {
+        nack_lines: Limiter = Limiter::new(NACK_LINES_A_SECOND);
+    }
 }
 
 impl XdsMetrics {
-    pub(super) fn register(r: &mut Registry) -> Self {
-        Self {
-            terminations: metric(r, "istio_xds_connection_terminations", TERMINATIONS),
-            messages: metric(r, "istio_xds_message", MESSAGES),
-            message_bytes: metric(r, "istio_xds_message_bytes", MESSAGE_BYTES),
-            connected: metric(r, "strait_xds_connected", CONNECTED),
-            nacks: metric(r, "strait_xds_nacks", NACKS),
-            resources: metric(r, "strait_xds_resources", RESOURCES),
-            rejected: metric(r, "strait_xds_rejected", REJECTED),
-            accepted: metric(r, "strait_xds_accepted_timestamp_seconds", ACCEPTED),
-            cached: metric(r, "strait_xds_cache_timestamp_seconds", CACHED),
-            nack_lines: Limiter::new(NACK_LINES_A_SECOND),
-        }
-    }
-
     /// Creates the counters of a type, so that they are exported as 0.
     pub fn create_type(&self, url: &'static str) {
         let label = label(url);

@@ -79,9 +79,8 @@ pub fn listener_server_config(
         server_config_with(material, Arc::clone(&provider), Arc::clone(&verifier) as _)?;
     // For `record`. The secrets never leave it.
     config.enable_secret_extraction = true;
-    let gateways = verifier::GatewayVerifier::new(&verifier, &provider);
     let outbound = OutboundTls {
-        config: client_config_with(material, provider, Arc::new(gateways))?,
+        config: client_config_with(material, provider, Arc::clone(&verifier) as _)?,
         identity: Arc::clone(&material.identity.uri),
     };
     Ok(ServerTls {
@@ -93,9 +92,6 @@ pub fn listener_server_config(
 
 /// Builds a configuration like [`listener_server_config`], for an endpoint with a fixed set of
 /// trust domains.
-///
-/// # Errors
-/// As [`listener_server_config`].
 pub fn endpoint_server_config(
     material: &IdentityMaterial,
     domains: Vec<TrustedDomain>,
@@ -138,9 +134,6 @@ pub fn rejecting_server_config() -> Result<ServerTls, TlsError> {
 
 /// Builds a configuration like [`endpoint_server_config`], which accepts any client under
 /// `material`'s roots, regardless of its identity. For tools only, never for a gateway.
-///
-/// # Errors
-/// As [`endpoint_server_config`].
 pub fn server_config_any_client(
     material: &IdentityMaterial,
 ) -> Result<Arc<ServerConfig>, TlsError> {
@@ -172,9 +165,6 @@ fn server_config_with(
 
 /// Builds the configuration of an HBONE client. It presents `material` and sends no SNI. It
 /// accepts a server with one of the `expected` identities; an empty set accepts no server.
-///
-/// # Errors
-/// As [`endpoint_server_config`].
 pub fn client_config(
     material: &IdentityMaterial,
     expected: &[&str],
@@ -185,9 +175,6 @@ pub fn client_config(
 /// Builds a configuration like [`client_config`], which accepts any server under `material`'s
 /// roots, regardless of its SPIFFE identity. For tools that connect to gateways of any mesh.
 /// With `group`, it offers only that key exchange group.
-///
-/// # Errors
-/// As [`endpoint_server_config`].
 pub fn client_config_any_server(
     material: &IdentityMaterial,
     group: Option<NamedGroup>,

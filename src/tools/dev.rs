@@ -7,6 +7,7 @@
 use std::fmt;
 use std::time::SystemTime;
 
+use anyhow::{Context as _, ensure};
 use derive_more::Deref;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams,
@@ -16,8 +17,7 @@ use rcgen::{
 };
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use spiffe::{SpiffeId, SpiffeIdError};
-use thiserror::Error;
+use spiffe::SpiffeId;
 use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -32,7 +32,7 @@ pub struct Authority {
 impl Authority {
     /// Creates a root with a new key and a unique name. A chain to another root therefore fails
     /// with an unknown issuer, as between two meshes.
-    pub fn new() -> Result<Self, DevError> {
+    pub fn new() -> anyhow::Result<Self> {
         let key = new_key()?;
         let id = authority_params(INTERMEDIATES_BELOW_ROOT).key_identifier(&key);
         let id: String = id
@@ -44,16 +44,16 @@ impl Authority {
     }
 
     /// Creates a root with the same name and a new key, like an authority that renews its key.
-    pub fn successor(&self) -> Result<Self, DevError> {
+    pub fn successor(&self) -> anyhow::Result<Self> {
         Self::named(self.name.clone(), new_key()?)
     }
 
-    fn named(name: String, key: KeyPair) -> Result<Self, DevError> {
+    fn named(name: String, key: KeyPair) -> anyhow::Result<Self> {
         let mut params = authority_params(INTERMEDIATES_BELOW_ROOT);
         params
             .distinguished_name
             .push(DnType::CommonName, name.as_str());
-        let root = CertifiedIssuer::self_signed(params, key).map_err(DevError::NotSigned)?;
+        let root = CertifiedIssuer::self_signed(params, key).context(NOT_SIGNED)?;
         let root = Issuer { signer: root };
         Ok(Self { name, root })
     }
@@ -62,7 +62,7 @@ impl Authority {
     ///
     /// Like a real intermediate, it signs any identity. Verifiers have to bind identities to
     /// clusters, and tests check that they do.
-    pub fn intermediate(&self, cluster: &str) -> Result<Issuer, DevError> {
+    pub fn intermediate(&self, cluster: &str) -> anyhow::Result<Issuer> {
         self.intermediate_with(cluster, |_| ())
     }
 
@@ -72,14 +72,14 @@ impl Authority {
         &self,
         cluster: &str,
         change: impl FnOnce(&mut CertificateParams),
-    ) -> Result<Issuer, DevError> {
+    ) -> anyhow::Result<Issuer> {
         let mut params = authority_params(INTERMEDIATES_BELOW_INTERMEDIATE);
         let name = format!("Strait development intermediate of {cluster}");
         params.distinguished_name.push(DnType::CommonName, name);
         change(&mut params);
         CertifiedIssuer::signed_by(params, new_key()?, &self.root.signer)
             .map(|signer| Issuer { signer })
-            .map_err(DevError::NotSigned)
+            .context(NOT_SIGNED)
     }
 
     /// Returns the root certificate, which peers trust, in PEM.
@@ -96,30 +96,28 @@ pub struct Issuer {
 
 impl Issuer {
     /// Creates a leaf for a SPIFFE identity such as `spiffe://east.local/ns/app/sa/echo`.
-    pub fn leaf(&self, id: &str) -> Result<Leaf, DevError> {
-        let identity = SpiffeId::new(id).map_err(|source| DevError::NotSpiffe {
-            id: id.to_owned(),
-            source,
+    pub fn leaf(&self, id: &str) -> anyhow::Result<Leaf> {
+        let identity = SpiffeId::new(id).with_context(|| {
+            format!(
+                "`{id}` is not a SPIFFE identity; write it as \
+                 spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/ACCOUNT"
+            )
         })?;
-        if identity.path().is_empty() {
-            return Err(DevError::NoWorkload { id: id.to_owned() });
-        }
-        let uri = identity
-            .to_string()
-            .try_into()
-            .map_err(DevError::NotSigned)?;
+        ensure!(
+            !identity.path().is_empty(),
+            "`{id}` is a trust domain without a workload; add a path: /ns/NAMESPACE/sa/ACCOUNT"
+        );
+        let uri = identity.to_string().try_into().context(NOT_SIGNED)?;
         self.leaf_with(|params| params.subject_alt_names.push(SanType::URI(uri)))
     }
 
     /// Creates a leaf with the identity and other parameters set by the caller. Tests create
     /// invalid certificates this way.
-    pub fn leaf_with(&self, change: impl FnOnce(&mut CertificateParams)) -> Result<Leaf, DevError> {
+    pub fn leaf_with(&self, change: impl FnOnce(&mut CertificateParams)) -> anyhow::Result<Leaf> {
         let key = new_key()?;
         let mut params = leaf_params();
         change(&mut params);
-        let leaf = params
-            .signed_by(&key, &self.signer)
-            .map_err(DevError::NotSigned)?;
+        let leaf = params.signed_by(&key, &self.signer).context(NOT_SIGNED)?;
         Ok(Leaf {
             chain_pem: leaf.pem() + &self.signer.pem(),
             key_pem: key.serialize_pem(),
@@ -133,13 +131,13 @@ impl Issuer {
         revoked: &[&str],
         number: u64,
         next_update: SystemTime,
-    ) -> Result<String, DevError> {
+    ) -> anyhow::Result<String> {
         let now = OffsetDateTime::now_utc();
         let entry = |pem: &&str| {
             let der = CertificateDer::from_pem_slice(pem.as_bytes());
-            let der = der.map_err(|_| DevError::NotACertificate)?;
+            let der = der.context(NOT_A_CERTIFICATE)?;
             let parsed = X509Certificate::from_der(&der);
-            let (_, parsed) = parsed.map_err(|_| DevError::NotACertificate)?;
+            let (_, parsed) = parsed.context(NOT_A_CERTIFICATE)?;
             Ok(RevokedCertParams {
                 serial_number: parsed.raw_serial().to_vec().into(),
                 revocation_time: now,
@@ -153,13 +151,11 @@ impl Issuer {
             next_update: next_update.into(),
             crl_number: number.into(),
             issuing_distribution_point: None,
-            revoked_certs: revoked.iter().map(entry).collect::<Result<_, _>>()?,
+            revoked_certs: revoked.iter().map(entry).collect::<anyhow::Result<_>>()?,
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        let list = params
-            .signed_by(&self.signer)
-            .map_err(DevError::NotSigned)?;
-        list.pem().map_err(DevError::NotSigned)
+        let list = params.signed_by(&self.signer).context(NOT_SIGNED)?;
+        list.pem().context(NOT_SIGNED)
     }
 
     /// Returns the intermediate certificate in PEM.
@@ -174,14 +170,11 @@ impl Issuer {
         &self,
         request: &str,
         change: impl FnOnce(&mut CertificateParams),
-    ) -> Result<[String; 2], DevError> {
-        let mut request =
-            CertificateSigningRequestParams::from_pem(request).map_err(DevError::NotSigned)?;
+    ) -> anyhow::Result<[String; 2]> {
+        let mut request = CertificateSigningRequestParams::from_pem(request).context(NOT_SIGNED)?;
         request.params = leaf_params();
         change(&mut request.params);
-        let leaf = request
-            .signed_by(&self.signer)
-            .map_err(DevError::NotSigned)?;
+        let leaf = request.signed_by(&self.signer).context(NOT_SIGNED)?;
         Ok([leaf.pem(), self.signer.pem()])
     }
 }
@@ -204,38 +197,12 @@ impl fmt::Debug for Leaf {
     }
 }
 
-/// Reason for which a development certificate could not be created.
-#[derive(Debug, Error)]
-pub enum DevError {
-    /// The identity does not parse.
-    #[error(
-        "`{id}` is not a SPIFFE identity; write it as spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/ACCOUNT"
-    )]
-    NotSpiffe {
-        /// The requested identity.
-        id: String,
-        /// Error of the parser.
-        source: SpiffeIdError,
-    },
-    /// The identity names a whole trust domain; only authorities carry such an identity.
-    #[error("`{id}` is a trust domain without a workload; add a path: /ns/NAMESPACE/sa/ACCOUNT")]
-    NoWorkload {
-        /// The requested identity.
-        id: String,
-    },
-    /// The system failed to generate a key.
-    #[error("private key generation failed")]
-    NoKey(#[source] rcgen::Error),
-    /// The text to revoke is not a certificate.
-    #[error("the certificate to revoke is invalid; write one in PEM")]
-    NotACertificate,
-    /// A certificate could not be encoded or signed.
-    #[error("certificate signing failed")]
-    NotSigned(#[source] rcgen::Error),
-}
+/// Contexts of errors of rcgen, and of the text to revoke.
+const NOT_SIGNED: &str = "certificate signing failed";
+const NOT_A_CERTIFICATE: &str = "the certificate to revoke is invalid; write one in PEM";
 
-fn new_key() -> Result<KeyPair, DevError> {
-    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(DevError::NoKey)
+fn new_key() -> anyhow::Result<KeyPair> {
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).context("private key generation failed")
 }
 
 /// Returns the parameters that roots and intermediates share, without a name.
@@ -415,13 +382,11 @@ mod tests {
             "spiffe:///ns/app",
             "spiffe://a b/c",
         ] {
-            assert!(
-                matches!(issuer.leaf(id), Err(DevError::NotSpiffe { .. })),
-                "{id}"
-            );
+            let refusal = issuer.leaf(id).unwrap_err().to_string();
+            assert!(refusal.contains("is not a SPIFFE identity"), "{refusal}");
         }
         let refusal = issuer.leaf("spiffe://east.local").unwrap_err();
-        assert!(matches!(refusal, DevError::NoWorkload { .. }));
+        assert!(refusal.to_string().contains("without a workload"));
     }
 
     #[test]

@@ -3,34 +3,22 @@
 use std::fmt;
 
 use super::authority::{Authority, AuthorityError, Host, LENGTH_BYTES_MAX, parse_port};
+use crate::labels::labelled;
 
-/// Routing key of tunnels on an HBONE listener.
-///
-/// Variants are ordered by strictness: of several settings for one tunnel, the greatest applies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RouteBy {
-    /// The authority of the CONNECT request.
-    #[default]
-    Authority,
-    /// The server name (SNI) of the TLS connection inside the tunnel.
-    Sni,
-    /// The authority; the server name of the TLS connection inside the tunnel must match it.
-    Strict,
-}
-
-impl RouteBy {
-    /// All variants with their names in the configuration.
-    pub const NAMES: [(&str, Self); 3] = [
-        ("authority", Self::Authority),
-        ("sni", Self::Sni),
-        ("strict", Self::Strict),
-    ];
-}
-
-impl fmt::Display for RouteBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Self::NAMES.into_iter().find(|(_, way)| way == self);
-        f.write_str(word.map_or("", |(word, _)| word))
+labelled! {
+    /// Routing key of tunnels on an HBONE listener.
+    ///
+    /// Variants are ordered by strictness: of several settings for one tunnel, the greatest
+    /// applies.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum RouteBy {
+        /// The authority of the CONNECT request.
+        #[default]
+        Authority = "authority",
+        /// The server name (SNI) of the TLS connection inside the tunnel.
+        Sni = "sni",
+        /// The authority; the server name of the TLS connection inside the tunnel must match it.
+        Strict = "strict",
     }
 }
 

@@ -105,40 +105,25 @@ pub(super) fn scope(from: i32) -> Option<PolicyScope> {
 
 fn convert_match(from: proto::Match) -> Result<Match, String> {
     reject_extensions(&from.extensions)?;
-    let texts = |field, list| each(field, list, string_match);
-    let nets = |field, list| each(field, list, convert_network);
+    /// The values of which one has to match, and those of which none may.
+    macro_rules! condition {
+        ($any:ident, $none:ident, $convert:expr) => {
+            Condition {
+                any: each(concat!(".", stringify!($any)), from.$any, $convert)?,
+                none: each(concat!(".", stringify!($none)), from.$none, $convert)?,
+            }
+        };
+    }
     // No connection has port 0, so port 0 replaces an invalid number and matches nothing.
-    let ports = |list: Vec<u32>| list.into_iter().map(number).collect();
-    let accounts = |list: Vec<proto::ServiceAccountMatch>| {
-        let list = list.into_iter();
-        list.map(|one| (one.namespace, one.service_account))
-            .collect()
-    };
+    let port = |one| Ok(number(one));
+    let account = |one: proto::ServiceAccountMatch| Ok((one.namespace, one.service_account));
     Ok(Match {
-        namespaces: Condition {
-            any: texts(".namespaces", from.namespaces)?,
-            none: texts(".not_namespaces", from.not_namespaces)?,
-        },
-        principals: Condition {
-            any: texts(".principals", from.principals)?,
-            none: texts(".not_principals", from.not_principals)?,
-        },
-        service_accounts: Condition {
-            any: accounts(from.service_accounts),
-            none: accounts(from.not_service_accounts),
-        },
-        source_ips: Condition {
-            any: nets(".source_ips", from.source_ips)?,
-            none: nets(".not_source_ips", from.not_source_ips)?,
-        },
-        destination_ips: Condition {
-            any: nets(".destination_ips", from.destination_ips)?,
-            none: nets(".not_destination_ips", from.not_destination_ips)?,
-        },
-        destination_ports: Condition {
-            any: ports(from.destination_ports),
-            none: ports(from.not_destination_ports),
-        },
+        namespaces: condition!(namespaces, not_namespaces, string_match),
+        principals: condition!(principals, not_principals, string_match),
+        service_accounts: condition!(service_accounts, not_service_accounts, account),
+        source_ips: condition!(source_ips, not_source_ips, network),
+        destination_ips: condition!(destination_ips, not_destination_ips, network),
+        destination_ports: condition!(destination_ports, not_destination_ports, port),
     })
 }
 
@@ -154,7 +139,7 @@ fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
 
 /// Converts an address range. An IPv4-mapped IPv6 range becomes an IPv4 range, because
 /// addresses are compared in canonical form.
-fn convert_network(from: proto::Address) -> Result<IpNet, String> {
+fn network(from: proto::Address) -> Result<IpNet, String> {
     /// Prefix length of `::ffff:0:0/96`.
     const MAPPED_BITS: u32 = 96;
     let mut ip = ip(&from.address).at(".address")?;

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 const FINDINGS_MAX: usize = 200;
 
 /// Severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Severity {
     /// The file is not used.
+    #[default]
     Error,
     /// A file with certificates, a key or a token does not exist: an error where it is needed.
     Absent,
@@ -156,7 +157,7 @@ impl fmt::Display for Findings {
 impl std::error::Error for Findings {}
 
 /// Collects findings while a file is read, so that reading goes on after the first one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Report {
     file: PathBuf,
     origins: Vec<String>,
@@ -182,13 +183,7 @@ impl Report {
         Self {
             file: file.to_owned(),
             origins,
-            found: RefCell::default(),
-            severity: Cell::new(Severity::Error),
-            errors: Cell::new(0),
-            is_refused: Cell::new(false),
-            left_out: Cell::new(0),
-            paths: RefCell::default(),
-            absent: RefCell::default(),
+            ..Self::default()
         }
     }
 

@@ -5,7 +5,7 @@
 //! otherwise.
 
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::findings::{Place, Position, Report};
@@ -276,13 +276,7 @@ impl<'a> Value<'a> {
 
     /// Reads a path, relative to the file that names it, of an existing file or directory.
     pub fn existing_path(self) -> Option<PathBuf> {
-        let (path, error) = self.named_path()?;
-        let Some(error) = error else {
-            return Some(path);
-        };
-        let (what, how) = self.unusable(&path, &error);
-        self.error(what, how);
-        None
+        self.named_path(false)
     }
 
     /// As [`Value::existing_path`], of certificates, a key or a token. The path of an absent file
@@ -290,18 +284,26 @@ impl<'a> Value<'a> {
     ///
     /// [`Severity::Absent`]: super::Severity::Absent
     pub fn credential_path(self) -> Option<PathBuf> {
-        let (path, error) = self.named_path()?;
-        let Some(error) = error else {
+        self.named_path(true)
+    }
+
+    fn named_path(self, may_be_absent: bool) -> Option<PathBuf> {
+        let text = self.text()?;
+        let (folder, its_name) = self.document.folder_of(self.node);
+        let path = folder.join(text);
+        self.report.names(path.clone(), self.position);
+        let Err(error) = path.metadata() else {
             return Some(path);
         };
-        let (what, how) = self.unusable(&path, &error);
-        if error.kind() != ErrorKind::NotFound {
-            self.error(what, how);
-            return None;
+        let what = format!("is `{}`: {error}", shortened(&path.to_string_lossy()));
+        let how = format!("the path of an existing file, relative to {its_name}");
+        if may_be_absent && error.kind() == ErrorKind::NotFound {
+            let what = format!("`{self}` {what}");
+            self.report.note_absent(&path, self.position, what, how);
+            return Some(path);
         }
-        let what = format!("`{self}` {what}");
-        self.report.note_absent(&path, self.position, what, how);
-        Some(path)
+        self.error(what, how);
+        None
     }
 
     /// Reads a path, relative to the file that names it, that need not exist and is watched.
@@ -309,24 +311,6 @@ impl<'a> Value<'a> {
         let path = self.document.folder_of(self.node).0.join(self.text()?);
         self.report.names(path.clone(), self.position);
         Some(path)
-    }
-
-    /// Reads a path relative to the file that names it, and looks for it.
-    fn named_path(self) -> Option<(PathBuf, Option<io::Error>)> {
-        let text = self.text()?;
-        let (folder, _) = self.document.folder_of(self.node);
-        let path = folder.join(text);
-        self.report.names(path.clone(), self.position);
-        let error = path.metadata().err();
-        Some((path, error))
-    }
-
-    /// Returns the two texts of a finding about a path: the mistake, and the text to write instead.
-    fn unusable(self, path: &Path, error: &io::Error) -> (String, String) {
-        let (_, its_name) = self.document.folder_of(self.node);
-        let what = format!("is `{}`: {error}", shortened(&path.to_string_lossy()));
-        let how = format!("the path of an existing file, relative to {its_name}");
-        (what, how)
     }
 
     /// Reads a path, relative to the file that names it, of a file that the gateway writes. Its

@@ -10,16 +10,20 @@ use crate::tree::{self, Source};
 
 /// Module, and the modules that it may import besides itself.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("reason", &[]),
+    ("labels", &[]),
+    ("reason", &["labels"]),
     ("lifecycle", &[]),
     ("replace_file", &[]),
     ("watch", &[]),
-    ("wire", &[]),
+    ("wire", &["labels"]),
     ("yaml", &[]),
     ("config", &["wire", "reason", "yaml"]),
     ("snapshot", &["wire", "reason", "status"]),
-    ("status", &["wire", "reason"]),
-    ("telemetry", &["wire", "config", "reason", "status"]),
+    ("status", &["labels", "wire", "reason"]),
+    (
+        "telemetry",
+        &["labels", "wire", "config", "reason", "status"],
+    ),
     ("grpc", &["config", "lifecycle"]),
     (
         "tls",

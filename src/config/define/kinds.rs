@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use ipnet::IpNet;
 use serde_json::{Value as Json, json};
 
-use super::{Shape, Type, form, scalar};
+use super::{Shape, Type, choice, form, scalar};
 use crate::config::names::{HostPort, is_segment};
 use crate::wire::Transit;
 use crate::wire::sni::RouteBy;
@@ -141,17 +141,10 @@ form! {
     /// A duration of a drain.
     DrainTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
         "string",
-        |value, wanted| value.parsed(wanted, |text| {
-            humantime::parse_duration(text).ok().filter(|time| *time <= DRAIN_MAX)
-        }),
-        duration;
+        |value, wanted| time_within(value, wanted, (Duration::ZERO, DRAIN_MAX)), duration;
     /// A time without a byte.
     IdleTime => Duration, "a duration from 1s to 7d, such as `1h`", "string",
-        |value, wanted| value.parsed(wanted, |text| {
-            let time = humantime::parse_duration(text).ok()?;
-            (IDLE.0..=IDLE.1).contains(&time).then_some(time)
-        }),
-        duration;
+        |value, wanted| time_within(value, wanted, IDLE), duration;
     /// The lifetime of a certificate.
     Ttl => Duration, "a duration from 1m to 365d, such as `24h`", "string",
         |value, wanted| time_within(value, wanted, TTL), duration;
@@ -232,43 +225,14 @@ pub(in crate::config) fn one_of(words: &[(&'static str, &[&str])]) -> Shape {
     Shape::Scalar(described.join(" "), json!({"enum": words}))
 }
 
-impl Type for RouteBy {
-    type Out = Self;
-
-    fn read(value: Value<'_>) -> Option<Self> {
-        value.choice(&Self::NAMES)
-    }
-
-    fn show(out: &Self) -> Json {
-        json!(out.to_string())
-    }
-
-    fn shape() -> Shape {
-        one_of(&Self::NAMES.map(|(word, _)| (word, &[] as &[&str])))
-    }
-}
-
-impl Type for Transit {
-    type Out = Self;
-
-    fn read(value: Value<'_>) -> Option<Self> {
-        value.choice(&Self::NAMES)
-    }
-
-    fn show(out: &Self) -> Json {
-        json!(out.to_string())
-    }
-
-    fn shape() -> Shape {
-        one_of(&[
-            ("off", &["never."]),
-            (
-                "failover",
-                &["tunnels that endpoints of the own network cannot take."],
-            ),
-            ("always", &["by the distribution of the service."]),
-        ])
-    }
+choice! {
+    RouteBy, &Self::ALL.map(|one| (one.label(), one)),
+        &Self::ALL.map(|one| (one.label(), &[] as &[&str]));
+    Transit, &Self::ALL.map(|one| (one.label(), one)), &[
+        ("off", &["never."]),
+        ("failover", &["tunnels that endpoints of the own network cannot take."]),
+        ("always", &["by the distribution of the service."]),
+    ];
 }
 
 impl<T: Type> Type for Option<T> {

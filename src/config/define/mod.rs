@@ -424,27 +424,35 @@ macro_rules! words {
             }
         )?
 
+        $crate::config::define::choice! {
+            $name, Self::WORDS, &[
+                $( ($word, &[$($doc),*]), )*
+                $( $( ($alias, &[]), )* )*
+            ];
+        }
+        $crate::config::define::serialized!($name);
+    };
+}
+
+/// Implements [`Type`] for enums: their words, and the words with their descriptions.
+macro_rules! choice {
+    ($( $name:ty, $words:expr, $described:expr; )*) => { $(
         impl $crate::config::define::Type for $name {
             type Out = Self;
 
             fn read(value: $crate::yaml::Value<'_>) -> Option<Self> {
-                value.choice(Self::WORDS)
+                value.choice($words)
             }
 
             fn show(out: &Self) -> serde_json::Value {
-                $crate::config::define::word(out, Self::WORDS)
+                $crate::config::define::word(out, $words)
             }
 
             fn shape() -> $crate::config::define::Shape {
-                $crate::config::define::one_of(&[
-                    $( ($word, &[$($doc),*]), )*
-                    $( $( ($alias, &[]), )* )*
-                ])
+                $crate::config::define::one_of($described)
             }
         }
-
-        $crate::config::define::serialized!($name);
-    };
+    )* };
 }
 
 /// Implements [`Type`] for scalars: format in words, JSON types, reader and JSON form.
@@ -483,4 +491,4 @@ macro_rules! form {
     )* };
 }
 
-pub(super) use {form, scalar, section, serialized, words};
+pub(super) use {choice, form, scalar, section, serialized, words};

@@ -48,7 +48,7 @@ impl Downstream {
     /// Creates the state of a new connection.
     pub fn new(layer: RecordLayer) -> Self {
         Self {
-            server: Server::new(),
+            server: Server::default(),
             output: Output::default(),
             layer,
             owes_key_update: false,

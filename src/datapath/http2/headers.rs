@@ -26,7 +26,6 @@ impl Server {
         &mut self,
         header: FrameHeader,
         payload: &[u8],
-        events: &mut Vec<Event>,
     ) -> Result<(), ConnectionError> {
         let mut block = payload;
         if header.has(flag::PADDED) {
@@ -50,9 +49,9 @@ impl Server {
             self.block = Some((header, block.to_vec()));
             return Ok(());
         }
-        self.end_block(header, block, events)?;
+        self.end_block(header, block)?;
         if is_self_dependent_stream {
-            self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR, events);
+            self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR);
         }
         Ok(())
     }
@@ -61,14 +60,13 @@ impl Server {
         &mut self,
         header: FrameHeader,
         payload: &[u8],
-        events: &mut Vec<Event>,
     ) -> Result<(), ConnectionError> {
         let Some((headers, mut block)) = self.block.take() else {
             return Ok(());
         };
         block.extend_from_slice(payload);
         if header.has(flag::END_HEADERS) {
-            return self.end_block(headers, &block, events);
+            return self.end_block(headers, &block);
         }
         self.block = Some((headers, block));
         Ok(())
@@ -76,12 +74,7 @@ impl Server {
 
     /// Decodes a complete header block, which changes the dynamic table even if the request is
     /// ignored.
-    fn end_block(
-        &mut self,
-        header: FrameHeader,
-        block: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    fn end_block(&mut self, header: FrameHeader, block: &[u8]) -> Result<(), ConnectionError> {
         let id = header.stream;
         if id.is_multiple_of(2) {
             return Err(protocol_error("stream of a client with an even identifier"));
@@ -90,7 +83,7 @@ impl Server {
             ConnectionError::new(ErrorCode::COMPRESSION_ERROR, "invalid header block")
         })?;
         if id <= self.last_stream {
-            return self.receive_trailers(id, events);
+            return self.receive_trailers(id);
         }
         self.last_stream = id;
         if self.is_after_goaway(id) {
@@ -118,7 +111,7 @@ impl Server {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.received_end = ended;
         }
-        events.push(Event::Request {
+        self.events.push(Event::Request {
             key,
             request,
             ended,
@@ -128,21 +121,17 @@ impl Server {
 
     /// Rejects a header block on a stream that is open: a tunnel carries DATA only (RFC 9113
     /// section 8.5).
-    fn receive_trailers(
-        &mut self,
-        id: u32,
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    fn receive_trailers(&mut self, id: u32) -> Result<(), ConnectionError> {
         let stream = self.streams.find(id);
         match stream.and_then(|key| Some((key, self.streams.get(key)?))) {
             Some((_, stream)) if stream.is_reset => {}
             Some((key, stream)) if stream.received_end => {
                 self.reset(key, ErrorCode::STREAM_CLOSED);
-                events.push(Event::Reset(key, Reason::DownstreamReset));
+                self.events.push(Event::Reset(key, Reason::DownstreamReset));
             }
             Some((key, _)) => {
                 self.reset(key, ErrorCode::PROTOCOL_ERROR);
-                events.push(Event::Reset(key, Reason::Malformed));
+                self.events.push(Event::Reset(key, Reason::Malformed));
             }
             None if self.reset.contains(&id) => {}
             None => {

@@ -49,16 +49,18 @@ pub struct FrameMeter {
     credited_at: Instant,
 }
 
-impl FrameMeter {
+impl Default for FrameMeter {
     /// Returns the meter of a new connection.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             credit: CREDIT_MAX,
             bytes: 0,
             credited_at: Instant::now(),
         }
     }
+}
 
+impl FrameMeter {
     /// Charges for a received frame.
     ///
     /// # Errors
@@ -133,12 +135,6 @@ impl FrameMeter {
     }
 }
 
-impl Default for FrameMeter {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// Error of a connection whose credit is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreditExhausted;
@@ -177,7 +173,7 @@ mod tests {
     }
 
     fn meter() -> FrameMeter {
-        FrameMeter::new()
+        FrameMeter::default()
     }
 
     /// Returns how many of these frames a fresh connection may send at once.

@@ -1,5 +1,7 @@
 //! Received frames: the rules of RFC 9113 sections 3.4, 4, 5.1 and 6 for a server.
 
+use std::mem;
+
 use h2::Reason as ErrorCode;
 
 use crate::reason::Reason;
@@ -35,21 +37,19 @@ impl Server {
         start: usize,
         events: &mut Vec<Event>,
     ) -> Result<(), ConnectionError> {
-        let mut at = start;
-        while at < input.len() {
-            at += self.receive_step(&input[at..], at, events)?;
+        let (mut at, mut received) = (start, Ok(()));
+        mem::swap(&mut self.events, events);
+        while at < input.len() && received.is_ok() {
+            let step = self.receive_step(&input[at..], at);
+            received = step.map(|bytes| at += bytes);
         }
-        Ok(())
+        mem::swap(&mut self.events, events);
+        received
     }
 
     /// Receives at least one byte of `input`, which begins at position `at`. Returns the number of
     /// bytes taken.
-    fn receive_step(
-        &mut self,
-        input: &[u8],
-        at: usize,
-        events: &mut Vec<Event>,
-    ) -> Result<usize, ConnectionError> {
+    fn receive_step(&mut self, input: &[u8], at: usize) -> Result<usize, ConnectionError> {
         match &mut self.read {
             Read::Preface(filled) => {
                 let wanted = &PREFACE[*filled..];
@@ -69,7 +69,7 @@ impl Server {
                 *filled += taken;
                 if *filled == HEADER_BYTES {
                     let header = FrameHeader::parse(self.header);
-                    self.start_frame(header, events)?;
+                    self.start_frame(header)?;
                 }
                 Ok(taken)
             }
@@ -83,16 +83,16 @@ impl Server {
                 if let Some(key) = key {
                     self.release(key, 1 + padding);
                 }
-                self.start_data(header, key, left, padding, events);
+                self.start_data(header, key, left, padding);
                 Ok(1)
             }
-            Read::Data(_) => Ok(self.receive_data(input, at, events)),
+            Read::Data(_) => Ok(self.receive_data(input, at)),
             Read::Payload(header) => {
                 let header = *header;
                 let taken = (header.length - self.payload.len()).min(input.len());
                 self.payload.extend_from_slice(&input[..taken]);
                 if self.payload.len() == header.length {
-                    self.end_payload(header, events)?;
+                    self.end_payload(header)?;
                 }
                 Ok(taken)
             }
@@ -126,14 +126,10 @@ impl Server {
     }
 
     /// Charges for a frame, and checks what its header alone decides.
-    fn start_frame(
-        &mut self,
-        header: FrameHeader,
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    fn start_frame(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
         self.check_frame(header)?;
         match header.kind {
-            kind::DATA => return self.start_data_frame(header, events),
+            kind::DATA => return self.start_data_frame(header),
             kind::HEADERS | kind::PRIORITY | kind::RST_STREAM | kind::CONTINUATION
                 if header.stream == 0 =>
             {
@@ -167,7 +163,7 @@ impl Server {
                 return Err(frame_size_error("PRIORITY not of 5 bytes"));
             }
             kind::PRIORITY if header.length != 5 => {
-                self.reject_stream(header.stream, ErrorCode::FRAME_SIZE_ERROR, events);
+                self.reject_stream(header.stream, ErrorCode::FRAME_SIZE_ERROR);
                 self.skip(header.length);
                 return Ok(());
             }
@@ -186,7 +182,7 @@ impl Server {
         self.payload.clear();
         self.read = Read::Payload(header);
         if header.length == 0 {
-            self.end_payload(header, events)?;
+            self.end_payload(header)?;
         }
         Ok(())
     }
@@ -199,11 +195,7 @@ impl Server {
     }
 
     /// Starts a DATA frame: charges the windows (RFC 9113 sections 5.2 and 6.1).
-    fn start_data_frame(
-        &mut self,
-        header: FrameHeader,
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    fn start_data_frame(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
         let id = header.stream;
         if id == 0 || self.is_idle(id) {
             return Err(protocol_error("DATA on an idle stream"));
@@ -232,7 +224,7 @@ impl Server {
             }
         };
         if let Some(code) = refused {
-            self.reject_stream(id, code, events);
+            self.reject_stream(id, code);
             key = None;
         }
         if header.has(flag::PADDED) {
@@ -241,7 +233,7 @@ impl Server {
             }
             self.read = Read::PadLength(header, key);
         } else {
-            self.start_data(header, key, header.length, 0, events);
+            self.start_data(header, key, header.length, 0);
         }
         Ok(())
     }
@@ -252,7 +244,6 @@ impl Server {
         key: Option<StreamKey>,
         left: usize,
         padding: usize,
-        events: &mut Vec<Event>,
     ) {
         self.payload.clear();
         let ends = header.has(flag::END_STREAM);
@@ -263,13 +254,13 @@ impl Server {
             ends,
         };
         if left == 0 {
-            return self.end_data(&data, events);
+            return self.end_data(&data);
         }
         self.read = Read::Data(data);
     }
 
     /// Forwards DATA as it arrives. Small frames are forwarded as a whole.
-    fn receive_data(&mut self, input: &[u8], at: usize, events: &mut Vec<Event>) -> usize {
+    fn receive_data(&mut self, input: &[u8], at: usize) -> usize {
         let Read::Data(data) = &mut self.read else {
             return 0;
         };
@@ -280,40 +271,40 @@ impl Server {
             let length = self.payload.len() + taken + data.left;
             if is_last && self.payload.is_empty() {
                 let bytes = at..at + taken;
-                events.push(Event::Data { key, bytes });
+                self.events.push(Event::Data { key, bytes });
             } else if length <= SMALL_DATA_BYTES {
                 self.payload.extend_from_slice(&input[..taken]);
                 if is_last {
                     let bytes = self.payload.as_slice().into();
-                    events.push(Event::SmallData { key, bytes });
+                    self.events.push(Event::SmallData { key, bytes });
                 }
             } else {
                 let bytes = at..at + taken;
-                events.push(Event::Data { key, bytes });
+                self.events.push(Event::Data { key, bytes });
             }
         }
         if is_last {
-            let Read::Data(data) = std::mem::replace(&mut self.read, Read::Header(0)) else {
+            let Read::Data(data) = mem::replace(&mut self.read, Read::Header(0)) else {
                 return taken;
             };
-            self.end_data(&data, events);
+            self.end_data(&data);
         }
         taken
     }
 
-    fn end_data(&mut self, data: &DataFrame, events: &mut Vec<Event>) {
+    fn end_data(&mut self, data: &DataFrame) {
         self.skip(data.padding);
         if data.ends
             && let Some(key) = data.key
         {
-            self.receive_end(key, events);
+            self.receive_end(key);
         }
     }
 
-    fn receive_end(&mut self, key: StreamKey, events: &mut Vec<Event>) {
+    fn receive_end(&mut self, key: StreamKey) {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.received_end = true;
-            events.push(Event::End(key));
+            self.events.push(Event::End(key));
         }
     }
 
@@ -324,37 +315,33 @@ impl Server {
 
     /// Resets a stream for an error of the peer. A stream that is gone is reset too: the peer
     /// believes that it is open.
-    pub(super) fn reject_stream(&mut self, id: u32, code: ErrorCode, events: &mut Vec<Event>) {
+    pub(super) fn reject_stream(&mut self, id: u32, code: ErrorCode) {
         match self.streams.find(id) {
             Some(key) => {
                 self.reset(key, code);
-                events.push(Event::Reset(key, Reason::DownstreamReset));
+                self.events.push(Event::Reset(key, Reason::DownstreamReset));
             }
             None => self.push_reset(id, code),
         }
     }
 
-    fn end_payload(
-        &mut self,
-        header: FrameHeader,
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    fn end_payload(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
         self.read = Read::Header(0);
-        let payload = std::mem::take(&mut self.payload);
+        let payload = mem::take(&mut self.payload);
         let ended = match header.kind {
-            kind::HEADERS => self.receive_headers(header, &payload, events),
-            kind::CONTINUATION => self.receive_continuation(header, &payload, events),
-            kind::SETTINGS => self.receive_settings(header, &payload, events),
+            kind::HEADERS => self.receive_headers(header, &payload),
+            kind::CONTINUATION => self.receive_continuation(header, &payload),
+            kind::SETTINGS => self.receive_settings(header, &payload),
             kind::PING => {
                 self.receive_ping(header, &payload);
                 Ok(())
             }
-            kind::RST_STREAM => self.receive_reset(header.stream, &payload, events),
-            kind::WINDOW_UPDATE => self.receive_window_update(header.stream, &payload, events),
+            kind::RST_STREAM => self.receive_reset(header.stream, &payload),
+            kind::WINDOW_UPDATE => self.receive_window_update(header.stream, &payload),
             kind::PRIORITY => {
                 let is_open = self.streams.find(header.stream).is_some();
                 if is_open && is_self_dependent(header.stream, &payload) {
-                    self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR, events);
+                    self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR);
                 }
                 Ok(())
             }
@@ -378,7 +365,6 @@ impl Server {
         &mut self,
         header: FrameHeader,
         payload: &[u8],
-        events: &mut Vec<Event>,
     ) -> Result<(), ConnectionError> {
         if header.has(flag::ACK) {
             return Ok(());
@@ -410,18 +396,13 @@ impl Server {
         }
         if let Some(window) = window {
             self.set_peer_window(window)?;
-            events.push(Event::Writable(None));
+            self.events.push(Event::Writable(None));
         }
         frame::push(&mut self.control, kind::SETTINGS, flag::ACK, 0, &[]);
         Ok(())
     }
 
-    fn receive_reset(
-        &mut self,
-        id: u32,
-        payload: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    fn receive_reset(&mut self, id: u32, payload: &[u8]) -> Result<(), ConnectionError> {
         if self.is_idle(id) {
             return Err(protocol_error("RST_STREAM on an idle stream"));
         }
@@ -430,17 +411,12 @@ impl Server {
             && let Some(stream) = self.streams.get_mut(key).filter(|it| !it.is_reset)
         {
             stream.is_reset = true;
-            events.push(Event::Reset(key, reason_of_code(code)));
+            self.events.push(Event::Reset(key, reason_of_code(code)));
         }
         Ok(())
     }
 
-    fn receive_window_update(
-        &mut self,
-        id: u32,
-        payload: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    fn receive_window_update(&mut self, id: u32, payload: &[u8]) -> Result<(), ConnectionError> {
         let increment = i64::from(first_u32(payload) & 0x7fff_ffff);
         if id == 0 {
             let was_blocked = self.windows.send <= 0;
@@ -453,7 +429,7 @@ impl Server {
                 return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
             }
             if was_blocked && self.windows.send > 0 {
-                events.push(Event::Writable(None));
+                self.events.push(Event::Writable(None));
             }
             return Ok(());
         }
@@ -469,14 +445,14 @@ impl Server {
         stream.send_window += increment;
         let (window, is_blocked) = (stream.send_window, stream.is_blocked);
         if increment == 0 {
-            self.reject_stream(id, ErrorCode::PROTOCOL_ERROR, events);
+            self.reject_stream(id, ErrorCode::PROTOCOL_ERROR);
         } else if window > WINDOW_MAX {
-            self.reject_stream(id, ErrorCode::FLOW_CONTROL_ERROR, events);
+            self.reject_stream(id, ErrorCode::FLOW_CONTROL_ERROR);
         } else if is_blocked && window > 0 {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.is_blocked = false;
             }
-            events.push(Event::Writable(Some(key)));
+            self.events.push(Event::Writable(Some(key)));
         }
         Ok(())
     }

@@ -282,7 +282,7 @@ mod tests {
     }
 
     fn decode(fields: &[Field<'_>]) -> Result<Request, RequestError> {
-        super::decode(&mut Decoder::new(), &block(fields)).unwrap()
+        super::decode(&mut Decoder::default(), &block(fields)).unwrap()
     }
 
     /// Decodes a CONNECT with further fields.
@@ -487,13 +487,13 @@ mod tests {
         assert_eq!(rejection(large), Err(RequestError::TooLarge));
         // One octet for each field: 46 bytes of the list for each `:method: GET`.
         let references = [&block(&[METHOD, AUTHORITY])[..], &[0x90; 20_000]].concat();
-        let large = super::decode(&mut Decoder::new(), &references).unwrap();
+        let large = super::decode(&mut Decoder::default(), &references).unwrap();
         assert_eq!(rejection(large), Err(RequestError::TooLarge));
     }
 
     #[test]
     fn the_table_is_updated_by_a_header_list_that_is_malformed() {
-        let mut decoder = Decoder::new();
+        let mut decoder = Decoder::default();
         let insertion = [&[0x41, 11][..], AUTHORITY.1].concat();
         let malformed = super::decode(&mut decoder, &insertion).unwrap();
         assert_eq!(rejection(malformed), Err(RequestError::Malformed));

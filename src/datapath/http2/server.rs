@@ -152,13 +152,15 @@ pub struct Server {
     /// True if the next header block begins with a table size update (RFC 7541 section 4.2).
     pub(super) owes_table_update: bool,
     is_ping_unanswered: bool,
+    /// Events of the input that is being received; empty in between.
+    pub(super) events: Vec<Event>,
     /// Frames to send, except DATA.
     pub control: Vec<u8>,
 }
 
-impl Server {
+impl Default for Server {
     /// Creates the state of a new connection, with SETTINGS to send.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let mut control = Vec::new();
         let settings = [
             (setting::MAX_CONCURRENT_STREAMS, STREAMS_MAX),
@@ -180,11 +182,11 @@ impl Server {
             header: [0; HEADER_BYTES],
             payload: Vec::new(),
             block: None,
-            decoder: hpack::Decoder::new(),
-            meter: FrameMeter::new(),
+            decoder: hpack::Decoder::default(),
+            meter: FrameMeter::default(),
             has_settings: false,
             streams: Streams::default(),
-            windows: ConnectionWindows::new(),
+            windows: ConnectionWindows::default(),
             peer_window: DEFAULT_WINDOW,
             last_stream: 0,
             reset: VecDeque::new(),
@@ -192,10 +194,13 @@ impl Server {
             peer_is_leaving: false,
             owes_table_update: false,
             is_ping_unanswered: false,
+            events: Vec::new(),
             control,
         }
     }
+}
 
+impl Server {
     /// Returns true once the preface was received.
     pub fn has_preface(&self) -> bool {
         !matches!(self.read, Read::Preface(_))
@@ -385,11 +390,5 @@ impl Server {
         }
         self.peer_window = value;
         Ok(())
-    }
-}
-
-impl Default for Server {
-    fn default() -> Self {
-        Self::new()
     }
 }

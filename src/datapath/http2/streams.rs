@@ -248,16 +248,18 @@ pub struct ConnectionWindows {
     released: u32,
 }
 
-impl ConnectionWindows {
+impl Default for ConnectionWindows {
     /// Windows of a new connection, after the increment that raises the receive window.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             send: DEFAULT_WINDOW,
             receive: i64::from(CONNECTION_WINDOW),
             released: 0,
         }
     }
+}
 
+impl ConnectionWindows {
     /// Takes received bytes from the window. Returns the increment to announce, or `Err` if the
     /// peer has exceeded the window.
     ///
@@ -275,12 +277,6 @@ impl ConnectionWindows {
         let increment = std::mem::take(&mut self.released);
         self.receive += i64::from(increment);
         Ok(Some(increment))
-    }
-}
-
-impl Default for ConnectionWindows {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -347,7 +343,7 @@ mod tests {
 
     #[test]
     fn the_connection_window_is_given_back_on_receipt() {
-        let mut windows = ConnectionWindows::new();
+        let mut windows = ConnectionWindows::default();
         let quarter = CONNECTION_WINDOW / 4;
         assert!(matches!(windows.receive(quarter - 1), Ok(None)));
         assert!(matches!(windows.receive(1), Ok(Some(increment)) if increment == quarter));

@@ -2,6 +2,8 @@
 
 pub(crate) mod chi_square;
 mod networks;
+#[path = "../../../tests/fuzz/targets/plain.rs"]
+pub(crate) mod plain;
 mod shares;
 mod simulation;
 
@@ -18,8 +20,7 @@ use crate::lifecycle::Lifecycle;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Publisher, Reader};
 use crate::telemetry::{Metrics, Source};
-use crate::tls::record::RecordLayer;
-use crate::tls::record::plain::PlainRecords;
+use crate::tls::record::{HEADER_BYTES, PLAINTEXT_MAX, RecordLayer, TRAILER_BYTES};
 use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
 use crate::tools::dev;
 
@@ -30,6 +31,8 @@ use super::identity::Peer;
 use super::limits::admission::Admission;
 use super::limits::pool;
 use super::{DataPath, dial};
+
+use plain::PlainRecords;
 
 const BUFFERS: usize = 1 << 20;
 /// Time to the end of a certificate that does not expire.

@@ -89,7 +89,7 @@ impl Generated {
         let peer = PEERS[usize::from(one_in(&mut rng, 4))];
         Self {
             // Half of the listeners do not limit transit.
-            transit: Transit::NAMES[2 - rng.usize(..4) % 3].1,
+            transit: Transit::ALL[2 - rng.usize(..4) % 3],
             peer,
             question: Question {
                 from: Some(uri(peer)),
@@ -313,7 +313,7 @@ fn exposure(rng: &mut Rng) -> ExposureTable {
     }];
     let mut entry = |index| Exposure {
         index,
-        transit: Transit::NAMES[rng.usize(..3)].1,
+        transit: Transit::ALL[rng.usize(..3)],
         audiences: to.clone(),
         exposes_workloads: true,
         ..Exposure::default()

@@ -19,11 +19,12 @@ use super::access::AccessLog;
 use super::labels::{Source, TunnelFacts, TunnelLabels};
 use super::limiter::{Limiter, WINDOW};
 use super::remote::RemoteGateways;
-use super::sets::{metric, register};
+use super::sets::{metric, metrics, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition};
 use crate::config::Access;
+use crate::labels::labelled;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
@@ -39,77 +40,33 @@ const DIAL_BUCKETS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0,
 ];
 
-const HANDSHAKES_REFUSED: &str = "Connections refused before a byte of HTTP/2, by reason";
-const DIAL_SECONDS: &str = "Duration of successful dials";
-const EJECTIONS: &str = "Endpoints ejected because dials failed";
-const ACCEPT_PAUSES: &str = "Pauses of 100 ms in accepting because no descriptor was free";
-const SHED: &str = "Connections closed before their handshake, by limit";
-const EXHAUSTED: &str = "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
-const BUFFERED: &str = "Bytes buffered for slow readers, of all tunnels";
-const BUFFERED_MAX: &str = "Limit of buffered bytes; above it tunnels are rejected and reset";
-const MEMORY_USED: &str = "Memory in use without the page cache, which admission compares with the \
-                           limit";
-const MEMORY_LIMIT: &str = "Memory limit of this process, from its cgroup or the machine";
-const POLICIES: &str = "Refusals of tunnels by authorization policies, by outcome";
-const RELOADS: &str = "Reads of changed sources, by result";
-const CERTIFICATE_FETCHES: &str = "Certificate requests and updates, by result";
-const CERTIFICATE_EXPIRY: &str = "Expiry time of the first certificate of each kind (Unix time)";
-const CERTIFICATE_FAILING: &str = "Whether the last attempt to get a new certificate failed";
-const CONNECTIONS_UNTRUSTED: &str =
-    "Open connections whose peer's certificate lost trust, by reason";
-const CRLS: &str = "Certificate revocation lists in force, by state";
-const BAGGAGE_MISMATCHES: &str =
-    "CONNECTs whose baggage names another cluster than the peer's, by the peer's cluster";
-const VALIDATION_SKIPPED: &str = "Whether peers of any trust domain are accepted";
-const LOG_LINES_DROPPED: &str = "Log lines lost because the writer could not keep up";
-const ACCESS_SUPPRESSED: &str = "Access log lines about refusals that rate limits suppressed";
-const TUNNELS: &str = "Tunnels ended, by reason and by the cluster of the peer";
-
 /// Label set of one or two labels from closed lists.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
+type OwnedLabels<const N: usize> = [(&'static str, String); N];
 
-/// Kind of a failed accept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AcceptError {
-    /// The connection failed while it waited in the accept queue.
-    Connection,
-    /// This host is out of descriptors or memory.
-    Resource,
-}
-
-impl AcceptError {
-    const ALL: [Self; 2] = [Self::Connection, Self::Resource];
-
-    const fn labels(self) -> Labels<1> {
-        match self {
-            Self::Connection => [("kind", "connection")],
-            Self::Resource => [("kind", "resource")],
-        }
+labelled! {
+    /// Kind of a failed accept.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum AcceptError {
+        /// The connection failed while it waited in the accept queue.
+        Connection = "connection",
+        /// This host is out of descriptors or memory.
+        Resource = "resource",
     }
 }
 
-/// Outcome of the refusal of a tunnel by authorization policies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicyOutcome {
-    /// The tunnel was rejected, or reset if it was open.
-    Refused,
-    /// The tunnel was permitted, because the mode is audit.
-    Audited,
-    /// The tunnel was permitted, because only dry-run policies refuse it.
-    DryRun,
-}
-
-impl PolicyOutcome {
-    const ALL: [Self; 3] = [Self::Refused, Self::Audited, Self::DryRun];
-
-    /// Returns the metric label, which is also the `outcome` field of the log.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Refused => "refused",
-            Self::Audited => "audited",
-            Self::DryRun => "dry_run",
-        }
+labelled! {
+    /// Outcome of the refusal of a tunnel by authorization policies. Its label is also the
+    /// `outcome` field of the log.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum PolicyOutcome {
+        /// The tunnel was rejected, or reset if it was open.
+        Refused = "refused",
+        /// The tunnel was permitted, because the mode is audit.
+        Audited = "audited",
+        /// The tunnel was permitted, because only dry-run policies refuse it.
+        DryRun = "dry_run",
     }
 }
 
@@ -126,91 +83,73 @@ const TRUST_LOSS_REASONS: [HandshakeRefusal; 6] = [
     HandshakeRefusal::UnknownRevocation,
 ];
 
-/// All metrics; share it in an `Arc`.
-#[derive(Debug)]
-pub struct Metrics {
-    registry: Registry,
-    tcp: Tcp,
-    xds: XdsMetrics,
-    tunnels: Family<TunnelLabels, Counter>,
-    tunnels_open: Gauge,
-    handshakes_refused: Counters<1>,
-    connections: Counter,
-    connections_open: Gauge,
-    accept_errors: Counters<1>,
-    dials: Counters<1>,
-    dial_seconds: Histogram,
-    ejections: Counter,
-    frame_floods: Counter,
-    buffered: Gauge,
-    buffered_max: Gauge,
-    memory_used: Gauge,
-    memory_limit: Gauge,
-    accept_pauses: Counter,
-    shed: Family<Labels<1>, Counter>,
-    policies: Counters<1>,
-    reloads: Counters<2>,
-    certificate_fetches: Counters<1>,
-    certificate_expiry: Family<[(&'static str, String); 2], Gauge>,
-    certificate_failing: Gauge,
-    untrusted: Counters<1>,
-    crls: Family<Labels<1>, Gauge>,
-    baggage_mismatches: Family<[(&'static str, String); 1], Counter>,
-    validation_skipped: Gauge,
-    log_lines_dropped: Counter,
-    log_drops: OnceLock<ErrorCounter>,
-    pub(super) access: AccessLog,
-    policy_lines: Limiter,
-    remote_gateways: RemoteGateways,
+metrics! {
+    /// All metrics; share it in an `Arc`.
+    pub struct Metrics in r {
+        tunnels: Family<TunnelLabels, Counter> = "strait_tunnels",
+            "Tunnels ended, by reason and by the cluster of the peer";
+        tunnels_open: Gauge = "strait_tunnels_open", "Open tunnels";
+        handshakes_refused: Counters<1> = "strait_handshakes_refused",
+            "Connections refused before a byte of HTTP/2, by reason";
+        connections: Counter = "strait_connections", "Connections accepted";
+        connections_open: Gauge = "strait_connections_open", "Open connections";
+        accept_errors: Counters<1> = "strait_accept_errors", "Failed accepts, by kind";
+        dials: Counters<1> = "strait_dials", "Dials of one endpoint, by result";
+        ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected because dials failed";
+        buffered: Gauge = "strait_buffered_bytes",
+            "Bytes buffered for slow readers, of all tunnels";
+        buffered_max: Gauge = "strait_buffered_bytes_max",
+            "Limit of buffered bytes; above it tunnels are rejected and reset";
+        memory_used: Gauge = "strait_memory_used_bytes",
+            "Memory in use without the page cache, which admission compares with the limit";
+        memory_limit: Gauge = "strait_memory_limit_bytes",
+            "Memory limit of this process, from its cgroup or the machine";
+        accept_pauses: Counter = "strait_accept_pauses",
+            "Pauses of 100 ms in accepting because no descriptor was free";
+        shed: Family<Labels<1>, Counter> = "strait_connections_shed",
+            "Connections closed before their handshake, by limit";
+        frame_floods: Counter = "strait_connections_exhausted",
+            "Connections closed because of excessive frames (ENHANCE_YOUR_CALM)";
+        policies: Counters<1> = "strait_policy_refusals",
+            "Refusals of tunnels by authorization policies, by outcome";
+        reloads: Counters<2> = "strait_reload", "Reads of changed sources, by result";
+        certificate_fetches: Counters<1> = "strait_certificate_fetches",
+            "Certificate requests and updates, by result";
+        certificate_expiry: Family<OwnedLabels<2>, Gauge> = "strait_certificate_expiry_seconds",
+            "Expiry time of the first certificate of each kind (Unix time)";
+        certificate_failing: Gauge = "strait_certificate_failing",
+            "Whether the last attempt to get a new certificate failed";
+        untrusted: Counters<1> = "strait_connections_untrusted",
+            "Open connections whose peer's certificate lost trust, by reason";
+        crls: Family<Labels<1>, Gauge> = "strait_crls",
+            "Certificate revocation lists in force, by state";
+        baggage_mismatches: Family<OwnedLabels<1>, Counter> = "strait_baggage_cluster_mismatches",
+            "CONNECTs whose baggage names another cluster than the peer's, by the peer's cluster";
+        validation_skipped: Gauge = "strait_trust_validation_skipped",
+            "Whether peers of any trust domain are accepted";
+        log_lines_dropped: Counter = "strait_log_lines_dropped",
+            "Log lines lost because the writer could not keep up";
+    } besides {
+        tcp: Tcp = Tcp::register(r);
+        xds: XdsMetrics = XdsMetrics::register(r);
+        remote_gateways: RemoteGateways = RemoteGateways::register(r);
+        dial_seconds: Histogram = register(r, "strait_dial_seconds",
+            "Duration of successful dials", Histogram::new(DIAL_BUCKETS));
+        pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
+            "Access log lines about refusals that rate limits suppressed"));
+        log_drops: OnceLock<ErrorCounter> = OnceLock::new();
+        policy_lines: Limiter = Limiter::new(POLICY_LINES_A_SECOND);
+        registry: Registry = Registry::default();
+    }
 }
 
 impl Metrics {
     /// Creates all metrics at zero.
     pub fn new() -> Self {
         let mut registry = Registry::default();
-        let tcp = Tcp::register(&mut registry);
-        let xds = XdsMetrics::register(&mut registry);
         build_info(&mut registry);
-        let r = &mut registry;
-        let seconds = Histogram::new(DIAL_BUCKETS);
-        let remote_gateways = RemoteGateways::default();
-        r.register_collector(Box::new(remote_gateways.clone()));
-        let suppressed = metric(r, "strait_access_log_suppressed", ACCESS_SUPPRESSED);
-        let metrics = Self {
-            tcp,
-            xds,
-            tunnels: metric(r, "strait_tunnels", TUNNELS),
-            tunnels_open: metric(r, "strait_tunnels_open", "Open tunnels"),
-            handshakes_refused: metric(r, "strait_handshakes_refused", HANDSHAKES_REFUSED),
-            connections: metric(r, "strait_connections", "Connections accepted"),
-            connections_open: metric(r, "strait_connections_open", "Open connections"),
-            accept_errors: metric(r, "strait_accept_errors", "Failed accepts, by kind"),
-            dials: metric(r, "strait_dials", "Dials of one endpoint, by result"),
-            dial_seconds: register(r, "strait_dial_seconds", DIAL_SECONDS, seconds),
-            ejections: metric(r, "strait_endpoint_ejections", EJECTIONS),
-            buffered: metric(r, "strait_buffered_bytes", BUFFERED),
-            buffered_max: metric(r, "strait_buffered_bytes_max", BUFFERED_MAX),
-            memory_used: metric(r, "strait_memory_used_bytes", MEMORY_USED),
-            memory_limit: metric(r, "strait_memory_limit_bytes", MEMORY_LIMIT),
-            accept_pauses: metric(r, "strait_accept_pauses", ACCEPT_PAUSES),
-            shed: metric(r, "strait_connections_shed", SHED),
-            frame_floods: metric(r, "strait_connections_exhausted", EXHAUSTED),
-            policies: metric(r, "strait_policy_refusals", POLICIES),
-            reloads: metric(r, "strait_reload", RELOADS),
-            certificate_fetches: metric(r, "strait_certificate_fetches", CERTIFICATE_FETCHES),
-            certificate_expiry: metric(r, "strait_certificate_expiry_seconds", CERTIFICATE_EXPIRY),
-            certificate_failing: metric(r, "strait_certificate_failing", CERTIFICATE_FAILING),
-            untrusted: metric(r, "strait_connections_untrusted", CONNECTIONS_UNTRUSTED),
-            crls: metric(r, "strait_crls", CRLS),
-            baggage_mismatches: metric(r, "strait_baggage_cluster_mismatches", BAGGAGE_MISMATCHES),
-            validation_skipped: metric(r, "strait_trust_validation_skipped", VALIDATION_SKIPPED),
-            log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
-            log_drops: OnceLock::new(),
-            access: AccessLog::new(suppressed),
-            policy_lines: Limiter::new(POLICY_LINES_A_SECOND),
-            remote_gateways,
-            registry,
-        };
+        let mut metrics = Self::register(&mut registry);
+        metrics.registry = registry;
         metrics.create_fixed_label_sets();
         metrics
     }
@@ -239,7 +178,7 @@ impl Metrics {
             drop(self.shed.get_or_create(&[("limit", limit)]));
         }
         for error in AcceptError::ALL {
-            drop(self.accept_errors.get_or_create(&error.labels()));
+            drop(self.accept_errors.get_or_create(&[("kind", error.label())]));
         }
         for result in DIAL_RESULTS {
             drop(self.dials.get_or_create(&[("result", result)]));
@@ -275,7 +214,8 @@ impl Metrics {
 
     /// Counts a failed accept.
     pub fn accept_error(&self, error: AcceptError) {
-        self.accept_errors.get_or_create(&error.labels()).inc();
+        let labels = [("kind", error.label())];
+        self.accept_errors.get_or_create(&labels).inc();
     }
 
     /// Counts a connection that was refused before a byte of HTTP/2.

@@ -295,6 +295,24 @@ impl Drop for Record {
     }
 }
 
+/// Writes the line about a connection without a tunnel, if the limit of such lines permits it.
+macro_rules! refused {
+    ($metrics:expr, $address:expr, $message:literal, $($extra:tt)+) => {
+        if let Some(suppressed) = $metrics.access.admit_handshake() {
+            tracing::event!(
+                target: "access",
+                parent: None,
+                Level::WARN,
+                "src.addr" = %$address,
+                direction = "inbound",
+                $($extra)+,
+                suppressed = (suppressed > 0).then_some(suppressed),
+                $message
+            );
+        }
+    };
+}
+
 /// Counts and logs a connection that was refused before a byte of HTTP/2 was read from it.
 ///
 /// Anyone who reaches the port can cause this: every refusal is counted, but log lines are
@@ -306,19 +324,14 @@ pub fn handshake_refused(
     detail: &str,
 ) {
     metrics.handshake_refused(refusal);
-    if let Some(suppressed) = metrics.access.admit_handshake() {
-        tracing::event!(
-            target: "access",
-            parent: None,
-            Level::WARN,
-            "src.addr" = %address,
-            direction = "inbound",
-            reason = refusal.label(),
-            error = non_empty(truncated(detail)),
-            suppressed = (suppressed > 0).then_some(suppressed),
-            "handshake refused"
-        );
-    }
+    let error = non_empty(truncated(detail));
+    refused!(
+        metrics,
+        address,
+        "handshake refused",
+        reason = refusal.label(),
+        error = error
+    );
 }
 
 /// Logs a connection that was closed before its handshake, because of a limit. Log lines are
@@ -329,19 +342,7 @@ pub fn connection_refused(
     limit: &str,
     why: &dyn fmt::Display,
 ) {
-    if let Some(suppressed) = metrics.access.admit_handshake() {
-        tracing::event!(
-            target: "access",
-            parent: None,
-            Level::WARN,
-            "src.addr" = %address,
-            direction = "inbound",
-            limit,
-            error = %why,
-            suppressed = (suppressed > 0).then_some(suppressed),
-            "connection refused by limit"
-        );
-    }
+    refused!(metrics, address, "connection refused by limit", limit, error = %why);
 }
 
 /// Returns the text, or none if it is empty.

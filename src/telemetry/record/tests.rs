@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::logging;
-use super::super::support::{Captured, source, value};
+use super::super::tests::{Captured, source, value};
 use super::*;
 use crate::config::{Log, LogFormat};
 

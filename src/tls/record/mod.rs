@@ -5,7 +5,6 @@
 
 mod error;
 mod key;
-pub mod plain;
 
 use std::fmt;
 use std::ops::Range;
@@ -134,11 +133,6 @@ impl RecordLayer {
             key_update_bytes: 0,
             update_requested: false,
         }
-    }
-
-    /// Lowers the limit of records per key, for tests.
-    pub fn set_key_records_max(&mut self, records: u64) {
-        self.key_records_max = records;
     }
 
     /// Opens the first record of `input` in place. None: the record is incomplete.

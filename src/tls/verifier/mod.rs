@@ -183,7 +183,8 @@ fn from_webpki(error: webpki::Error) -> CertificateError {
     }
 }
 
-/// Verifier of clients. The leaf's trust domain selects the roots. A domain outside the set is
+/// Verifier of clients, and of gateways of other networks by the same rules. The leaf's trust
+/// domain selects the roots. A domain outside the set is
 /// refused before any signature check. A chain that was verified recently costs one hash.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
@@ -484,24 +485,7 @@ impl ClientCertVerifier for ClientVerifier {
     tls13_signatures!();
 }
 
-/// Verifier of gateways of other networks, by the rules for clients.
-#[derive(Debug)]
-pub(super) struct GatewayVerifier {
-    peers: Arc<ClientVerifier>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl GatewayVerifier {
-    /// Creates a verifier with the rules of `peers`.
-    pub(super) fn new(peers: &Arc<ClientVerifier>, provider: &Arc<CryptoProvider>) -> Self {
-        Self {
-            peers: Arc::clone(peers),
-            provider: Arc::clone(provider),
-        }
-    }
-}
-
-impl ServerCertVerifier for GatewayVerifier {
+impl ServerCertVerifier for ClientVerifier {
     fn verify_server_cert(
         &self,
         leaf: &CertificateDer<'_>,
@@ -510,7 +494,7 @@ impl ServerCertVerifier for GatewayVerifier {
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.peers.verify_chain(leaf, intermediates, now)?;
+        self.verify_chain(leaf, intermediates, now)?;
         Ok(ServerCertVerified::assertion())
     }
 

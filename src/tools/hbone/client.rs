@@ -68,9 +68,6 @@ impl Client {
     }
 
     /// Connects over an open byte stream, such as a tunnel.
-    ///
-    /// # Errors
-    /// As [`Client::connect`].
     pub async fn connect_over<S>(stream: S, tls: &Arc<ClientConfig>) -> Result<Self, ConnectError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -83,9 +80,6 @@ impl Client {
     }
 
     /// Connects like [`Client::connect_over`], with the given HTTP/2 settings.
-    ///
-    /// # Errors
-    /// As [`Client::connect`].
     pub async fn with_settings<S>(
         stream: S,
         tls: &Arc<ClientConfig>,
@@ -128,9 +122,6 @@ impl Client {
     }
 
     /// Sends any request, and returns its stream as a tunnel if the response is 200.
-    ///
-    /// # Errors
-    /// As [`Client::tunnel`].
     pub async fn request(&self, request: Request<()>) -> Result<Tunnel, ConnectError> {
         let mut ready = self.send.clone().ready().await?;
         let (response, send) = ready.send_request(request, false)?;

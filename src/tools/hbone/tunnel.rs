@@ -65,9 +65,6 @@ impl Tunnel {
 
     /// Returns the next bytes as received, without copying them, or `None` at END_STREAM.
     /// Releases their flow-control window at once.
-    ///
-    /// # Errors
-    /// As [`Tunnel::poll_send`].
     pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         ready!(self.poll_fill(cx))?;
         let bytes = mem::take(&mut self.unread);
@@ -76,17 +73,11 @@ impl Tunnel {
     }
 
     /// Sends `bytes` like [`Tunnel::poll_send`].
-    ///
-    /// # Errors
-    /// As [`Tunnel::poll_send`].
     pub async fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
         poll_fn(|cx| self.poll_send(cx, &mut bytes)).await
     }
 
     /// Receives the next bytes like [`Tunnel::poll_chunk`].
-    ///
-    /// # Errors
-    /// As [`Tunnel::poll_send`].
     pub async fn chunk(&mut self) -> io::Result<Option<Bytes>> {
         poll_fn(|cx| self.poll_chunk(cx)).await
     }

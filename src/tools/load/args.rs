@@ -108,68 +108,68 @@ pub(super) struct TlsFiles {
 #[derive(Debug, clap::Args)]
 pub(super) struct BulkArgs {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Number of streams of each connection.
     #[arg(long, value_name = "N", default_value = "1")]
-    streams: NonZeroUsize,
+    pub(super) streams: NonZeroUsize,
     /// Bytes of each tunnel, such as 64KiB; without it, tunnels do not end.
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
-    size: Option<NonZeroU64>,
+    pub(super) size: Option<NonZeroU64>,
     /// Tunnels per second, over all streams; without it, each follows the previous one.
     #[arg(long, value_name = "N", requires = "size")]
-    rate: Option<NonZeroU64>,
+    pub(super) rate: Option<NonZeroU64>,
 }
 
 /// Arguments of `rr`, `churn` and `mixed`.
 #[derive(Debug, clap::Args)]
 pub(super) struct RequestArgs {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Number of streams of each connection.
     #[arg(long, value_name = "N", default_value = "1")]
-    streams: NonZeroUsize,
+    pub(super) streams: NonZeroUsize,
     #[command(flatten)]
-    request: Request,
+    pub(super) request: Request,
 }
 
 /// Arguments of `handshake`.
 #[derive(Debug, clap::Args)]
 pub(super) struct HandshakeArgs {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     #[command(flatten)]
-    request: Request,
+    pub(super) request: Request,
 }
 
 #[derive(Debug, clap::Args)]
-struct Request {
+pub(super) struct Request {
     /// Bytes of a request, and of its answer, such as 64KiB.
     #[arg(long, value_name = "SIZE", default_value = "128", value_parser = units::request_size)]
-    size: NonZeroU64,
+    pub(super) size: NonZeroU64,
     /// Requests per second, over all streams; latency is then measured from when each was due.
     /// Without it, each request follows the previous answer.
     #[arg(long, value_name = "N")]
-    rate: Option<NonZeroU64>,
+    pub(super) rate: Option<NonZeroU64>,
 }
 
 /// Arguments of `idle`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Idle {
     #[command(flatten)]
-    held: HeldArgs,
+    pub(super) held: HeldArgs,
     /// Bytes to send through every fourth stream first, and to read back; needs an echo.
     #[arg(long, value_name = "SIZE", value_parser = units::request_size)]
-    burst: Option<NonZeroU64>,
+    pub(super) burst: Option<NonZeroU64>,
 }
 
 /// Arguments of `stall`, and some of those of `idle`.
 #[derive(Debug, clap::Args)]
 pub(super) struct HeldArgs {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Number of streams of each connection.
     #[arg(long, value_name = "N", default_value = "1")]
-    streams: NonZeroUsize,
+    pub(super) streams: NonZeroUsize,
 }
 
 /// Complete parameters of a run.
@@ -187,7 +187,8 @@ pub(super) struct Plan {
 }
 
 impl Common {
-    fn plan(
+    /// Returns the plan of a kind of work with these further arguments.
+    pub(super) fn plan(
         &self,
         work: Work,
         streams: NonZeroUsize,
@@ -243,36 +244,10 @@ pub(super) fn files(
     })
 }
 
-impl BulkArgs {
-    pub(super) fn plan(&self, work: Work) -> Plan {
-        self.common.plan(work, self.streams, self.size, self.rate)
-    }
-}
-
 impl RequestArgs {
     pub(super) fn plan(&self, work: Work) -> Plan {
         let Request { size, rate } = self.request;
         self.common.plan(work, self.streams, Some(size), rate)
-    }
-}
-
-impl HandshakeArgs {
-    pub(super) fn plan(&self, work: Work) -> Plan {
-        let Request { size, rate } = self.request;
-        self.common.plan(work, NonZeroUsize::MIN, Some(size), rate)
-    }
-}
-
-impl Idle {
-    pub(super) fn plan(&self, work: Work) -> Plan {
-        let HeldArgs { common, streams } = &self.held;
-        common.plan(work, *streams, self.burst, None)
-    }
-}
-
-impl HeldArgs {
-    pub(super) fn plan(&self, work: Work) -> Plan {
-        self.common.plan(work, self.streams, None, None)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Arguments of `strait load`, one subcommand per kind of load.
 
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -80,14 +81,21 @@ const EXAMPLES: &str = "Example, with deploy/local and the certificates of `stra
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = runtime()?;
     let plan = match &args.what {
-        Command::Up(args) => args.plan(Work::Up),
-        Command::Down(args) => args.plan(Work::Down),
-        Command::Rr(args) => args.plan(Work::Rr),
-        Command::Churn(args) => args.plan(Work::Churn),
-        Command::Handshake(args) => args.plan(Work::Handshake),
-        Command::Idle(args) => args.plan(Work::Idle),
-        Command::Stall(args) => args.plan(Work::Stall),
-        Command::Mixed(args) => args.plan(Work::Mixed),
+        Command::Up(of) => of.common.plan(Work::Up, of.streams, of.size, of.rate),
+        Command::Down(of) => of.common.plan(Work::Down, of.streams, of.size, of.rate),
+        Command::Rr(of) => of.plan(Work::Rr),
+        Command::Churn(of) => of.plan(Work::Churn),
+        Command::Handshake(of) => {
+            let (size, rate) = (Some(of.request.size), of.request.rate);
+            of.common
+                .plan(Work::Handshake, NonZeroUsize::MIN, size, rate)
+        }
+        Command::Idle(of) => {
+            let held = &of.held;
+            held.common.plan(Work::Idle, held.streams, of.burst, None)
+        }
+        Command::Stall(of) => of.common.plan(Work::Stall, of.streams, None, None),
+        Command::Mixed(of) => of.plan(Work::Mixed),
         Command::Serve(args) => {
             runtime.block_on(serve::serve(args))?;
             return Ok(ExitCode::SUCCESS);

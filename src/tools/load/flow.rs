@@ -50,9 +50,6 @@ impl LoadStream {
     }
 
     /// Returns the next bytes as they arrive, or none at the end. A pending stream holds no buffer.
-    ///
-    /// # Errors
-    /// As [`LoadStream::poll_send`].
     pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match self {
             Self::Tunnel(tunnel) => tunnel.poll_chunk(cx),
@@ -61,25 +58,16 @@ impl LoadStream {
     }
 
     /// [`LoadStream::poll_send`] as a future.
-    ///
-    /// # Errors
-    /// As [`LoadStream::poll_send`].
     pub(super) async fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
         poll_fn(|cx| self.poll_send(cx, &mut bytes)).await
     }
 
     /// [`LoadStream::poll_chunk`] as a future.
-    ///
-    /// # Errors
-    /// As [`LoadStream::poll_send`].
     pub(super) async fn chunk(&mut self) -> io::Result<Option<Bytes>> {
         poll_fn(|cx| self.poll_chunk(cx)).await
     }
 
     /// Ends the sending direction.
-    ///
-    /// # Errors
-    /// As [`LoadStream::poll_send`].
     pub(super) async fn shutdown(&mut self) -> io::Result<()> {
         match self {
             Self::Tunnel(tunnel) => tunnel.shutdown().await,

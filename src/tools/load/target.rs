@@ -296,9 +296,6 @@ impl ReconnectingConnection {
     }
 
     /// Returns the connection, which it opens if there is none.
-    ///
-    /// # Errors
-    /// As [`Target::connect`].
     async fn connection(&self) -> anyhow::Result<Rc<Connection>> {
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -319,9 +316,6 @@ impl ReconnectingConnection {
     }
 
     /// Opens the connection for later tunnels; does nothing for bare connections.
-    ///
-    /// # Errors
-    /// As [`Target::connect`].
     pub(super) async fn prepare(&self) -> anyhow::Result<()> {
         match self.target.way {
             Transport::Hbone(_) => self.connection().await.map(drop),
@@ -351,9 +345,6 @@ impl ReconnectingConnection {
     }
 
     /// Opens a tunnel in a connection of its own, or a bare connection.
-    ///
-    /// # Errors
-    /// As [`ReconnectingConnection::open`].
     pub(super) async fn open_on_new_connection(&self) -> anyhow::Result<OpenTunnel> {
         if let Transport::Bare(hellos) = &self.target.way {
             return self.target.open_passthrough(hellos).await;

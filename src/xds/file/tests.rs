@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{Config, Discovery};
+use crate::config::{Discovery, Source};
 use crate::snapshot::authorization::{self, StringMatch};
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Waypoint};
 
@@ -415,7 +415,7 @@ fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
     std::fs::write(&strait, STRAIT).unwrap();
     std::fs::write(&mesh, MESH).unwrap();
     std::fs::write(folder.path().join("gateway.crt"), "").unwrap();
-    let mut found = Config::load(&strait).unwrap_err().0;
+    let mut found = Source::file(&strait).examine().findings.0;
     found.extend(load(&mesh).unwrap_err().0);
     let found: Vec<_> = found.iter().map(|finding| finding.to_string()).collect();
     let (s, m) = (strait.display(), mesh.display());
@@ -488,9 +488,9 @@ fn the_examples_for_a_laptop_load() {
     for name in ["strait.yaml", "mesh.yaml"] {
         std::fs::copy(local.join(name), copy.join(name)).unwrap();
     }
-    let (config, findings) = Config::check(&copy.join("strait.yaml"));
-    assert_eq!(findings.to_string(), "");
-    let config = config.unwrap();
+    let examined = Source::file(&copy.join("strait.yaml")).examine();
+    assert_eq!(examined.findings.to_string(), "");
+    let config = examined.config.unwrap();
     let Discovery::File { path } = config.discovery else {
         panic!("a mesh file, and not {:?}", config.discovery);
     };

@@ -9,7 +9,7 @@ use strait::datapath::http2::request::{self, HEADER_LIST_BYTES_MAX};
 /// fields, and the error at their end.
 pub fn hpack(mut data: &[u8]) -> (usize, Option<HpackError>) {
     let mut count = 0;
-    let (mut ours, mut requests) = (Decoder::new(), Decoder::new());
+    let (mut ours, mut requests) = (Decoder::default(), Decoder::default());
     let mut other = loona_hpack::Decoder::new();
     other.set_max_allowed_table_size(4096);
     while let Some((&length, rest)) = data.split_first() {

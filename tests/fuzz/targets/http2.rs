@@ -16,7 +16,6 @@ use strait::datapath::handshake::Transport;
 use strait::snapshot::ExposureTable;
 use strait::snapshot::builder::Change;
 use strait::telemetry::Metrics;
-use strait::tls::record::plain::{self, PlainRecords};
 use strait::tls::record::{ContentType, RecordLayer, TRAILER_BYTES};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
 use tokio::net::TcpListener;
@@ -26,6 +25,7 @@ use tokio::time::{advance, timeout};
 
 use super::frames::{DEFAULT_WINDOW, PREFACE};
 use super::gateway::{World, answer, endpoint, peer};
+use super::plain::{self, PlainRecords};
 use super::received::{Received, Sent};
 use super::script::{self, PeerFlags, Step};
 

@@ -15,7 +15,10 @@ fn comments(name: &str) -> BTreeMap<String, String> {
     let text = fs::read_to_string(top().join("src/reason/mod.rs")).unwrap();
     let file = syn::parse_file(&text).unwrap();
     let found = file.items.into_iter().find_map(|item| match item {
-        syn::Item::Enum(item) if item.ident == name => Some(item),
+        syn::Item::Macro(item) => {
+            let item = syn::parse2::<syn::ItemEnum>(item.mac.tokens).ok();
+            item.filter(|item| item.ident == name)
+        }
         _ => None,
     });
     let variants = found.unwrap().variants.into_iter();

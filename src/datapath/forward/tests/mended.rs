@@ -180,7 +180,7 @@ async fn many_windows_in_one_settings_frame_visit_the_streams_once() {
     let entries: Vec<u8> = (0..10_000).flat_map(entry).collect();
     let settings = Frame::new(SETTINGS, 0, 0, &entries).encode();
     let connect = Frame::new(HEADERS, END_HEADERS, 1, CONNECT).encode();
-    let mut server = Server::new();
+    let mut server = Server::default();
     let mut events = Vec::new();
     let input = [PREFACE, &settings, &connect].concat();
     server.receive(&input, 0, &mut events).unwrap();

@@ -25,11 +25,11 @@ use crate::datapath::dial::DenyList;
 use crate::datapath::forward::connection::serve_stream;
 use crate::datapath::handshake::Transport;
 use crate::datapath::identity::Peer;
+use crate::datapath::tests::plain::PlainRecords;
 use crate::datapath::tests::{FAR, descriptor, gateway_of, peer};
 use crate::snapshot::Publisher;
 use crate::telemetry::logging;
 use crate::tls::record::RecordLayer;
-use crate::tls::record::plain::PlainRecords;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 

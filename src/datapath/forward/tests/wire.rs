@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::tls::record::plain::push_record;
+use crate::datapath::tests::plain::push_record;
 use crate::tls::record::{HEADER_BYTES, TRAILER_BYTES};
 
 pub(super) const DATA: u8 = 0;

@@ -38,19 +38,15 @@ struct Scratch {
 }
 
 impl Default for Decoder {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Decoder {
     /// Returns a decoder with an empty table.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             table: DynamicTable::new(TABLE_BYTES_MAX),
         }
     }
+}
 
+impl Decoder {
     /// Decodes a complete header block. Calls `field` with the name and value of each field, in
     /// order.
     ///

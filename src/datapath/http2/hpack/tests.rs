@@ -22,12 +22,12 @@ fn decode(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<Field>, HpackError>
 }
 
 fn decode_first(block: &[u8]) -> Result<Vec<Field>, HpackError> {
-    decode(&mut Decoder::new(), block)
+    decode(&mut Decoder::default(), block)
 }
 
 /// Asserts what the blocks of one connection decode to, and the size of the table after each.
 fn check(blocks: &[(&str, &str, usize)]) {
-    let mut decoder = Decoder::new();
+    let mut decoder = Decoder::default();
     for (block, want, size) in blocks {
         let fields = decode(&mut decoder, &hex(block)).unwrap();
         let line = |(name, value): &Field| {
@@ -238,7 +238,7 @@ fn push_integer(block: &mut Vec<u8>, first: u8, prefix: u32, value: usize) {
 
 #[test]
 fn the_table_evicts_the_oldest_entries_and_never_exceeds_its_limit() {
-    let mut decoder = Decoder::new();
+    let mut decoder = Decoder::default();
     // 128 entries of 32 bytes fill the table.
     let empty = insertion(b"", b"").repeat(200);
     assert_eq!(decode(&mut decoder, &empty).unwrap().len(), 200);
@@ -356,7 +356,7 @@ proptest! {
             1..6,
         ),
     ) {
-        let (mut ours, mut other) = (Decoder::new(), other_decoder());
+        let (mut ours, mut other) = (Decoder::default(), other_decoder());
         for (size, representations) in blocks {
             let mut block = Vec::new();
             if let Some(size) = size.filter(|_| !representations.is_empty()) {

@@ -182,7 +182,7 @@ fn a_key_update_is_due_at_half_the_limit_of_the_suite_and_the_limit_is_kept() {
         1 << 24,
         "draft-irtf-cfrg-aead-limits"
     );
-    layer.set_key_records_max(10);
+    layer.key_records_max = 10;
     for count in 0..10 {
         assert_eq!(layer.needs_key_update(), count >= 5, "{count}");
         let record = seal(&mut layer, ContentType::ApplicationData, b"x");
@@ -198,7 +198,7 @@ fn a_key_update_is_due_at_half_the_limit_of_the_suite_and_the_limit_is_kept() {
 #[test]
 fn a_worn_receiving_key_is_replaced_on_request_and_refused_at_its_limit() {
     let (mut layer, mut client) = pair(TLS13_AES_128_GCM_SHA256);
-    layer.set_key_records_max(10);
+    layer.key_records_max = 10;
     for _ in 0..5 {
         assert!(!layer.needs_key_update());
         let mut sealed = send(&mut client, b"x");

@@ -1,4 +1,4 @@
-//! Peer of [`RecordLayer::plaintext`](super::RecordLayer::plaintext), for tests and fuzzing.
+//! Peer of `RecordLayer::plaintext`, for the fuzz targets and the unit tests of the data path.
 
 use std::io;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ const READ_BYTES: usize = 16 * 1024;
 
 /// Stream that frames written bytes as unencrypted records, and unwraps records when it reads.
 #[derive(Debug)]
-pub struct PlainRecords<S> {
+pub(crate) struct PlainRecords<S> {
     stream: S,
     received: BytesMut,
     payload: BytesMut,
@@ -25,7 +25,7 @@ pub struct PlainRecords<S> {
 
 impl<S> PlainRecords<S> {
     /// Wraps a stream.
-    pub fn new(stream: S) -> Self {
+    pub(crate) fn new(stream: S) -> Self {
         Self {
             stream,
             received: BytesMut::new(),
@@ -51,7 +51,7 @@ impl<S> PlainRecords<S> {
 }
 
 /// Appends `payload` to `out` as one record.
-pub fn push_record(out: &mut BytesMut, payload: &[u8]) {
+pub(crate) fn push_record(out: &mut BytesMut, payload: &[u8]) {
     let length = u16::try_from(payload.len() + TRAILER_BYTES).unwrap_or(u16::MAX);
     let [high, low] = length.to_be_bytes();
     out.extend_from_slice(&[APPLICATION_DATA, 3, 3, high, low]);

@@ -1,0 +1,36 @@
+//! Closed lists of values, each with a label for metrics, logs and the configuration.
+
+/// Defines an enum whose variants have labels, with `ALL`, `label` and `Display`.
+macro_rules! labelled {
+    (
+        $(#[$about:meta])*
+        $vis:vis enum $name:ident {
+            $( $(#[$doc:meta])* $variant:ident = $label:literal, )+
+        }
+    ) => {
+        $(#[$about])*
+        $vis enum $name {
+            $( $(#[$doc])* $variant, )+
+        }
+
+        impl $name {
+            /// Every variant, in the order of the enum.
+            pub const ALL: [Self; [$($label),+].len()] = [$(Self::$variant),+];
+
+            /// Returns the label.
+            pub const fn label(self) -> &'static str {
+                match self {
+                    $( Self::$variant => $label, )+
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.label())
+            }
+        }
+    };
+}
+
+pub(crate) use labelled;
