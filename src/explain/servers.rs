@@ -1,5 +1,5 @@
 //! Servers of endpoints in other networks: the certificates that tunnels require, and endpoints
-//! that can present none of them. Tunnels that have passed this gateway before.
+//! that can present none of them.
 
 use std::sync::Arc;
 

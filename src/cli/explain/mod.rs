@@ -21,7 +21,7 @@ Examples:
   strait explain --listener sidecars --alpn istio \\
     --sni outbound_.80_._.echo.app.svc.cluster.local
   strait explain --binding echo.app.svc.cluster.local:80 --address 127.0.0.1
-  strait explain --from spiffe://west.local/ns/edge/sa/gateway --to echo.global:80 \
+  strait explain --from spiffe://west.local/ns/edge/sa/gateway --to echo.global:80 \\
     --source spiffe://north.local/ns/shop/sa/checkout --via other,own
   strait explain --from spiffe://west.local/ns/shop/sa/checkout --to echo.global:80 --json |
     jq .outcome

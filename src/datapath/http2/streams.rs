@@ -61,7 +61,8 @@ pub struct Streams {
     free: Vec<u32>,
     /// Identifiers in ascending order, as peers open them, with their slots.
     index: Vec<StreamKey>,
-    /// Slot of the stream that was blocked first since blocked streams were taken last.
+    /// Slot of the stream that was first blocked by the connection since blocked streams were taken
+    /// last.
     first_blocked: Option<u32>,
 }
 
@@ -159,16 +160,19 @@ impl Streams {
         valid
     }
 
-    /// Marks a stream as blocked.
+    /// Marks a stream as blocked, by its own window or by that of the connection.
     pub fn block(&mut self, key: StreamKey) {
-        if let Some(stream) = self.get_mut(key) {
-            stream.is_blocked = true;
+        let Some(stream) = self.get_mut(key) else {
+            return;
+        };
+        stream.is_blocked = true;
+        if stream.send_window > 0 {
             self.first_blocked.get_or_insert(key.slot);
         }
     }
 
-    /// Takes the streams that are blocked. The one that was blocked first comes first. Otherwise a
-    /// small window for all streams would always be used up by the same ones.
+    /// Takes the streams that are blocked. The one that the connection blocked first comes first.
+    /// Otherwise a small window for all streams would always be used up by the same ones.
     pub fn take_blocked(&mut self) -> Vec<StreamKey> {
         let mut blocked = Vec::new();
         for (slot, stream) in (0..).zip(&mut self.slots) {
