@@ -13,8 +13,8 @@ use crate::datapath::{authorize, balance};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, ExclusionReason, MatchedBy, PolicyVerdict, Protocol,
-    Service, exclusion_reason, pick_probabilities,
+    Endpoint, EndpointSet, Enforcement, ExclusionReason, FACTOR_ONE, MatchedBy, PolicyVerdict,
+    Protocol, Service, exclusion_reason, pick_probabilities,
 };
 
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
@@ -32,6 +32,7 @@ struct Candidate<'a> {
     endpoint: &'a Endpoint,
     group: usize,
     probability: f64,
+    factor: f64,
     is_ejected: bool,
     verdict: Option<PolicyVerdict>,
     denied: Option<&'static str>,
@@ -193,9 +194,12 @@ fn candidates<'a>(
     let sizes = sizes.into_iter().enumerate();
     let places = sizes.flat_map(|(place, size)| std::iter::repeat_n(first + place, size));
     let probability = pick_probabilities(&drawn.set, world.now);
-    let endpoints = drawn.set.endpoints.iter().zip(probability).zip(places);
+    let factors = drawn.set.candidates.iter();
+    let factors = factors.map(|one| f64::from(one.factor(|| world.now)) / f64::from(FACTOR_ONE));
+    let numbers = probability.into_iter().zip(factors);
+    let endpoints = drawn.set.endpoints.iter().zip(numbers).zip(places);
     let enforces = world.snapshot.enforcement == Enforcement::Enforce;
-    let candidates = endpoints.map(|((endpoint, probability), group)| {
+    let candidates = endpoints.map(|((endpoint, (probability, factor)), group)| {
         let by_waypoint = drawn.waypoint.is_some();
         let verdict = authorize::evaluate(world.snapshot, callers, endpoint, by_waypoint);
         let refuses = |verdict: &PolicyVerdict| enforces && verdict.refusal.is_some();
@@ -211,6 +215,7 @@ fn candidates<'a>(
             endpoint,
             group,
             probability: probability * drawn.share,
+            factor,
             is_ejected: endpoint.state.is_ejected(world.now),
             refusal: policy.or_else(|| denied.map(|_| Reason::DialDenied)),
             verdict,
@@ -287,6 +292,7 @@ fn row(world: &ExplainState<'_>, candidate: &Candidate<'_>) -> EndpointRow {
         locality: locality(&definition.locality),
         group: candidate.group,
         weight: endpoint.weight,
+        factor: candidate.factor,
         tunnels: endpoint.state.in_flight(),
         probability: candidate.probability,
         ejected: left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0)),

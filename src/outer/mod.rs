@@ -27,7 +27,7 @@ pub(crate) use gateway::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX};
 pub use inner::{InnerTarget, open_inner};
 pub use outcome::{OUTCOME_HEADER, outcome_of};
 pub use pool::Pool;
-pub use request::{Request, SOURCE_HEADER};
+pub use request::{Answer, Request, SOURCE_HEADER};
 pub use stream::{Servers, Stream};
 pub use verify::ExpectedWorkloads;
 

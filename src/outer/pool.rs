@@ -13,8 +13,7 @@ use crate::tls::InboundTls;
 use crate::wire::GatewayHash;
 
 use super::gateway::{Context, Gateway};
-use super::request::{self, Refused, Request};
-use super::stream::Stream;
+use super::request::{self, Answer, Refused, Request};
 use super::{Failure, Target};
 
 /// Limit of connections that one tunnel tries at one gateway.
@@ -57,14 +56,14 @@ impl Pool {
         target: &Target,
         request: &Request,
         deadline: Instant,
-    ) -> Result<Stream, Failure> {
+    ) -> Result<Answer, Failure> {
         let gateway = self.gateway(target);
         let mut tries = 0;
         loop {
             let slot = gateway.take(&self.0.context, deadline).await?;
             tries += 1;
             match request::send(slot, request, deadline).await {
-                Ok(stream) => return Ok(stream),
+                Ok(answer) => return Ok(answer),
                 Err(Refused::Unprocessed(_)) if tries < CONNECTIONS_TRIED => {}
                 Err(Refused::Unprocessed(failure) | Refused::Processed(failure)) => {
                     return Err(failure);

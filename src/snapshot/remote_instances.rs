@@ -266,7 +266,7 @@ impl RemoteInstances {
             let gateways = gateways.filter(Gateway::is_ready).filter_map(|gateway| {
                 let key = (Arc::clone(&gateway.remote.network), gateway.address);
                 let state = Arc::clone(known.states.get(&key)?);
-                Some(gateway.endpoint(service, port, &found.serving, state))
+                Some(gateway.endpoint(service, port, (&found.serving, ready), state))
             });
             let gateways: Vec<_> = gateways.collect();
             (all > 0 && !gateways.is_empty()).then_some(NetworkShare {
@@ -320,7 +320,7 @@ impl RemoteInstances {
             gateways.retain(|one| one.is_ready() && clusters.contains(&one.remote.cluster));
             let gateways = gateways.into_iter().map(|gateway| {
                 let state = state(&gateway.remote.network, gateway.address);
-                gateway.endpoint(service, port, &found.serving, state)
+                gateway.endpoint(service, port, (&found.serving, ready), state)
             });
             let gateways: Vec<_> = gateways.collect();
             (ready > 0 && !gateways.is_empty()).then_some(NetworkShare {
@@ -399,12 +399,13 @@ impl Gateway {
     }
 
     /// Returns the endpoint that represents the instances of a service port behind the gateway.
-    /// Namespace policies of the service apply to it. Its one service names the authority.
+    /// Namespace policies of the service apply to it. Its one service names the authority. Its
+    /// capacity is that of the network's ready instances, and its weight is not set yet.
     fn endpoint(
         &self,
         (service, name): (&mesh::Service, &str),
         port: u16,
-        instances: &[(&Arc<Workload>, bool)],
+        (instances, ready): (&[(&Arc<Workload>, bool)], u32),
         state: Arc<EndpointState>,
     ) -> Endpoint {
         let (network, address) = (&self.remote.network, self.address);
@@ -416,7 +417,7 @@ impl Gateway {
             uid: format!("{network}/gateway/{address}/{name}:{port}").into(),
             own_name: Some(format!("gateway of {network}").into()),
             healthy: true,
-            capacity: 1,
+            capacity: ready.max(1),
             services: [(name.into(), [(port, 0)].into())].into(),
             template: Template {
                 namespace: Arc::clone(&service.namespace),

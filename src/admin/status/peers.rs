@@ -6,14 +6,18 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{IssuerRow, Parameters, gateway_to_json, list, text};
 use crate::admin::AdminState;
 use crate::admin::text::{Text, key};
 use crate::config::Config;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{FACTOR_ONE, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::wire::UNKNOWN_CLUSTER;
+
+/// Limit of listed loads.
+const LOADS_MAX: usize = 1000;
 
 /// Answers with the page as text or JSON.
 pub(in crate::admin) async fn peers(
@@ -40,7 +44,33 @@ fn page(state: &AdminState) -> Value {
         "network": snapshot.network(),
         "links": links(&config, &snapshot, &gateways, &issuers),
         "gateways": gateways.into_iter().map(gateway_to_json).collect::<Vec<_>>(),
+        "loads": loads(&snapshot),
     })
+}
+
+/// Returns a row for each gateway and service port with a load that the gateway has advertised, up
+/// to a limit.
+fn loads(snapshot: &Snapshot) -> Vec<Value> {
+    let now = Instant::now();
+    let services = snapshot.services.iter();
+    let sets = services.flat_map(|(host, service)| {
+        let sets = service.transit_ports.iter();
+        sets.map(move |(port, sets)| (host, port, &sets.always))
+    });
+    let rows = sets.flat_map(|(host, port, set)| {
+        let endpoints = set.endpoints.iter().zip(&set.candidates);
+        endpoints.filter_map(move |(endpoint, candidate)| {
+            let free = endpoint.state.free_capacity(now)?;
+            Some(json!({
+                "gateway": endpoint.address.to_string(),
+                "service": format!("{host}:{port}"),
+                "counted": candidate.instances,
+                "free": f64::from(free) / 100.0,
+                "factor": f64::from(candidate.factor(|| now)) / f64::from(FACTOR_ONE),
+            }))
+        })
+    });
+    rows.take(LOADS_MAX).collect()
 }
 
 /// Returns a row for each direction between this cluster and each other one that the trust set,
@@ -125,6 +155,20 @@ fn to_text(page: &Value, color: bool) -> String {
         ],
     );
     text::gateways(&mut text, page, usize::MAX);
+    let loads = list(&page["loads"]);
+    if !loads.is_empty() {
+        text.heading("Free capacity of services behind gateways", "");
+        text.table(
+            loads,
+            &[
+                ("GATEWAY", &key("gateway")),
+                ("SERVICE", &key("service")),
+                ("COUNTED", &key("counted")),
+                ("FREE", &key("free")),
+                ("WEIGHT X", &key("factor")),
+            ],
+        );
+    }
     if list(&page["gateways"]).is_empty() {
         text.line("");
         text.line("no gateways of other networks are known");

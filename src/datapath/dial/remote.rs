@@ -5,10 +5,10 @@
 
 use tokio::time::Instant;
 
-use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
+use crate::outer::{Answer, Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet, Snapshot};
-use crate::wire::{HOPS_MAX, Via};
+use crate::wire::{HOPS_MAX, ServiceLoad, Via};
 
 use super::super::DataPath;
 use super::super::balance::{self, Pick};
@@ -68,14 +68,8 @@ pub(super) async fn open(
     }
     let request = request(gateway, peer, pick);
     let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
-    send(
-        gateway,
-        pick.route().endpoints(),
-        target,
-        &request,
-        deadline,
-    )
-    .await
+    let endpoints = (&**pick.route().endpoints(), &**pick.endpoint());
+    send(gateway, endpoints, target, &request, deadline).await
 }
 
 /// Opens a tunnel for the client of a binding through the gateway of an endpoint.
@@ -96,14 +90,15 @@ pub async fn open_bound(
     let via = own.and_then(|own| Via::default().with(own));
     let via = via.ok_or_else(|| fail(Reason::GatewayUnreachable, "no certificate yet"))?;
     let request = Request::new(authority.to_owned(), &via);
-    send(gateway, endpoints, &target, &request, deadline).await
+    send(gateway, (endpoints, endpoint), &target, &request, deadline).await
 }
 
-/// Sends a CONNECT to a gateway. Ejects the gateway if it has failed and there is another one. A
-/// tunnel whose own deadline was too short proves a failure only with an attempt that failed.
+/// Sends a CONNECT to the gateway of an endpoint, and records the load in the answer. Ejects the
+/// gateway if it has failed and there is another one. A tunnel whose own deadline was too short
+/// proves a failure only with an attempt that failed.
 async fn send(
     gateway: &DataPath,
-    endpoints: &EndpointSet,
+    (endpoints, endpoint): (&EndpointSet, &Endpoint),
     target: &Target,
     request: &Request,
     deadline: Instant,
@@ -114,6 +109,15 @@ async fn send(
         return Err(Failure { reason, detail });
     }
     let opened = gateway.outer.open(target, request, deadline).await;
+    let opened = opened.map(|Answer { stream, load }| {
+        if let Some(load) = load {
+            match ServiceLoad::parse(load.as_bytes()) {
+                Some(load) => endpoint.state.record_load(load, Instant::now()),
+                None => gateway.metrics.load_malformed(),
+            }
+        }
+        stream
+    });
     opened.inspect_err(|failure| {
         let is_gateway = matches!(
             failure.reason,

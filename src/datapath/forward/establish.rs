@@ -13,6 +13,7 @@ use crate::datapath::{DataPath, authorize, balance};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, ServicePort};
 use crate::telemetry::{Destination, DestinationService, Record};
+use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
 
 use super::open::{Open, StreamGuards};
@@ -96,6 +97,19 @@ impl NewTunnel {
         let mut permit = policy::run(&snapshot, &self.peer, route)?;
         permit.take_place(&snapshot, &self.peer)?;
         Ok(permit)
+    }
+
+    /// Returns the load of the service for a gateway of another network: the endpoints of this
+    /// network, and the tightest limit of concurrent tunnels.
+    pub(super) fn load(&self, permit: &Permit) -> ServiceLoad {
+        let snapshot = self.gateway.reader.load();
+        let route = permit.route();
+        let here = route.service().ports.get(&route.port());
+        let of_service = policy::free_percent(&snapshot, &self.peer, route);
+        ServiceLoad {
+            ready: here.map_or(0, |set| set.weight()),
+            free_percent: of_service.min(self.gateway.admission.pool.free_percent()),
+        }
     }
 
     /// Fails if all tunnels together hold too much.

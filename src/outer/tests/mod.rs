@@ -116,7 +116,8 @@ impl World {
         };
         let request = Request::new("echo.app:80".to_owned(), &Via::default());
         let deadline = Instant::now() + SOON;
-        self.pool.open(&target, &request, deadline).await
+        let opened = self.pool.open(&target, &request, deadline).await;
+        opened.map(|answer| answer.stream)
     }
 }
 

@@ -63,6 +63,8 @@ const BAGGAGE_MISMATCHES: &str =
 const VALIDATION_SKIPPED: &str = "Whether peers of any trust domain are accepted";
 const LOG_LINES_DROPPED: &str = "Log lines lost because the writer could not keep up";
 const ACCESS_SUPPRESSED: &str = "Access log lines about refusals that rate limits suppressed";
+const LOADS_MALFORMED: &str =
+    "Values of x-strait-load from gateways of other networks that were malformed and ignored";
 const TUNNELS: &str = "Tunnels ended, by reason and by the cluster of the peer";
 
 /// Label set of one or two labels from closed lists.
@@ -161,6 +163,7 @@ pub struct Metrics {
     log_drops: OnceLock<ErrorCounter>,
     pub(super) access: AccessLog,
     policy_lines: Limiter,
+    loads_malformed: Counter,
     remote_gateways: RemoteGateways,
 }
 
@@ -208,6 +211,7 @@ impl Metrics {
             log_drops: OnceLock::new(),
             access: AccessLog::new(suppressed),
             policy_lines: Limiter::new(POLICY_LINES_A_SECOND),
+            loads_malformed: metric(r, "strait_remote_loads_malformed", LOADS_MALFORMED),
             remote_gateways,
             registry,
         };
@@ -264,6 +268,11 @@ impl Metrics {
                 source_cluster: Arc::clone(source_cluster),
             }));
         }
+    }
+
+    /// Counts a malformed `x-strait-load` of a gateway.
+    pub fn load_malformed(&self) {
+        self.loads_malformed.inc();
     }
 
     /// Counts an accepted connection, which is open until the guard is dropped.
