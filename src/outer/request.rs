@@ -32,6 +32,9 @@ pub struct Answer {
     pub stream: Stream,
     /// `x-strait-load` as received.
     pub load: Option<HeaderValue>,
+    /// Factor of the gateway's weights by its round trip time, in units of
+    /// [`FACTOR_ONE`](crate::snapshot::FACTOR_ONE).
+    pub share: u32,
 }
 
 /// Request that did not open a tunnel.
@@ -77,7 +80,7 @@ pub(super) async fn send(
     slot: Slot,
     request: &Request,
     deadline: Instant,
-) -> Result<Answer, Refused> {
+) -> Result<(Stream, Option<HeaderValue>), Refused> {
     let connect = request.to_http().map_err(|error| {
         let detail = format!("{}: {error}", request.authority);
         Refused::Processed(Failure::new(Reason::RemoteRejected, detail))
@@ -110,7 +113,7 @@ pub(super) async fn send(
     if response.status() == StatusCode::OK {
         let load = response.headers().get(LOAD_HEADER).cloned();
         let stream = Stream::new(send, response.into_body(), Held::Slot(slot));
-        return Ok(Answer { stream, load });
+        return Ok((stream, load));
     }
     let outcome = response.headers().get(OUTCOME_HEADER);
     let outcome = outcome.map(HeaderValue::as_bytes);

@@ -42,6 +42,8 @@ pub struct EndpointState {
     ejected_until_ms: AtomicU64,
     /// Capacity that a gateway of another network has advertised as free, in hundredths.
     free_capacity: Expiring,
+    /// Factor of the weight by the round trip time of that gateway.
+    share: Expiring,
     epoch: Instant,
 }
 
@@ -77,6 +79,7 @@ impl EndpointState {
             mean_dial: AtomicU16::new(0),
             ejected_until_ms: AtomicU64::new(0),
             free_capacity: Expiring::default(),
+            share: Expiring::default(),
             epoch: Instant::now(),
         }
     }
@@ -160,6 +163,18 @@ impl EndpointState {
     pub fn free_capacity(&self, now: Instant) -> Option<u32> {
         let (mean, _) = self.free_capacity.get(self.millis(now) / 1000)?;
         Some(mean)
+    }
+
+    /// Records the factor of the weight by the round trip time of the gateway of another network.
+    pub fn record_share(&self, share: u32, now: Instant) {
+        self.share.set(u64::from(share), self.millis(now) / 1000);
+    }
+
+    /// Returns the factor of the weight by the round trip time of the gateway, unless it has
+    /// expired.
+    pub fn share(&self, now: Instant) -> Option<u32> {
+        let (share, _) = self.share.get(self.millis(now) / 1000)?;
+        Some(share)
     }
 
     /// Forgets earlier failures after the endpoint has served.

@@ -397,18 +397,24 @@ impl Part<'_> {
 
 impl Candidate {
     /// Returns the factor of the weight, in 256ths. The capacity that a gateway advertises replaces
-    /// the count of the control plane, between a quarter and four times of it.
+    /// the count of the control plane, between a quarter and four times of it. A slow gateway has a
+    /// smaller share of its network.
     pub fn factor(&self, now: impl Fn() -> Instant) -> u32 {
         if self.instances == 0 {
             return FACTOR_ONE;
         }
-        let Some(hundredths) = self.state.free_capacity(now()) else {
-            return FACTOR_ONE;
-        };
-        let factor = u64::from(hundredths) * u64::from(FACTOR_ONE);
-        let factor = factor / (100 * u64::from(self.instances));
-        let factor = u32::try_from(factor).unwrap_or(u32::MAX);
-        factor.clamp(FACTOR_ONE / FACTOR_MAX, FACTOR_ONE * FACTOR_MAX)
+        let now = now();
+        let by_load = self
+            .state
+            .free_capacity(now)
+            .map_or(FACTOR_ONE, |hundredths| {
+                let factor = u64::from(hundredths) * u64::from(FACTOR_ONE);
+                let factor = factor / (100 * u64::from(self.instances));
+                let factor = u32::try_from(factor).unwrap_or(u32::MAX);
+                factor.clamp(FACTOR_ONE / FACTOR_MAX, FACTOR_ONE * FACTOR_MAX)
+            });
+        let by_rtt = self.state.share(now).unwrap_or(FACTOR_ONE);
+        (by_load * by_rtt / FACTOR_ONE).max(1)
     }
 
     /// Returns the weight times [`FACTOR_ONE`], with its factor.

@@ -48,8 +48,7 @@ fn page(state: &AdminState) -> Value {
     })
 }
 
-/// Returns a row for each gateway and service port with a load that the gateway has advertised, up
-/// to a limit.
+/// Returns a row for each gateway and service port that tunnels have used lately, up to a limit.
 fn loads(snapshot: &Snapshot) -> Vec<Value> {
     let now = Instant::now();
     let services = snapshot.services.iter();
@@ -60,12 +59,15 @@ fn loads(snapshot: &Snapshot) -> Vec<Value> {
     let rows = sets.flat_map(|(host, port, set)| {
         let endpoints = set.endpoints.iter().zip(&set.candidates);
         endpoints.filter_map(move |(endpoint, candidate)| {
-            let free = endpoint.state.free_capacity(now)?;
+            let state = &endpoint.state;
+            let free = state.free_capacity(now);
+            free.or_else(|| state.share(now))?;
             Some(json!({
                 "gateway": endpoint.address.to_string(),
                 "service": format!("{host}:{port}"),
                 "counted": candidate.instances,
-                "free": f64::from(free) / 100.0,
+                "free": free.map(|hundredths| f64::from(hundredths) / 100.0),
+                "dial": format!("{}ms", state.mean_dial_millis()),
                 "factor": f64::from(candidate.factor(|| now)) / f64::from(FACTOR_ONE),
             }))
         })
@@ -157,7 +159,7 @@ fn to_text(page: &Value, color: bool) -> String {
     text::gateways(&mut text, page, usize::MAX);
     let loads = list(&page["loads"]);
     if !loads.is_empty() {
-        text.heading("Free capacity of services behind gateways", "");
+        text.heading("Services behind gateways, used in the last minute", "");
         text.table(
             loads,
             &[
@@ -165,6 +167,7 @@ fn to_text(page: &Value, color: bool) -> String {
                 ("SERVICE", &key("service")),
                 ("COUNTED", &key("counted")),
                 ("FREE", &key("free")),
+                ("TIME TO 200", &key("dial")),
                 ("WEIGHT X", &key("factor")),
             ],
         );
@@ -251,7 +254,7 @@ mod tests {
             .collect();
         for want in [
             "east west not linked 2 1 7 - -",
-            "192.0.2.1:15008 west-net ready 20ms 7 0 spiffe://west.local/ns/g/sa/g -",
+            "192.0.2.1:15008 west-net ready 20ms 100% 7 0 spiffe://west.local/ns/g/sa/g -",
         ] {
             assert!(lines.iter().any(|line| line == want), "{want}\n{text}");
         }

@@ -5,7 +5,7 @@
 
 use tokio::time::Instant;
 
-use crate::outer::{Answer, Failure, Request, SOURCE_HEADER, Stream, Target};
+use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet, Snapshot};
 use crate::wire::{HOPS_MAX, ServiceLoad, Via};
@@ -93,7 +93,7 @@ pub async fn open_bound(
     send(gateway, (endpoints, endpoint), &target, &request, deadline).await
 }
 
-/// Sends a CONNECT to the gateway of an endpoint, and records the load in the answer. Ejects the
+/// Sends a CONNECT to the gateway of an endpoint, and records the factors of its weight. Ejects the
 /// gateway if it has failed and there is another one. A tunnel whose own deadline was too short
 /// proves a failure only with an attempt that failed.
 async fn send(
@@ -109,14 +109,16 @@ async fn send(
         return Err(Failure { reason, detail });
     }
     let opened = gateway.outer.open(target, request, deadline).await;
-    let opened = opened.map(|Answer { stream, load }| {
-        if let Some(load) = load {
+    let opened = opened.map(|answer| {
+        let now = Instant::now();
+        endpoint.state.record_share(answer.share, now);
+        if let Some(load) = answer.load {
             match ServiceLoad::parse(load.as_bytes()) {
-                Some(load) => endpoint.state.record_load(load, Instant::now()),
+                Some(load) => endpoint.state.record_load(load, now),
                 None => gateway.metrics.load_malformed(),
             }
         }
-        stream
+        answer.stream
     });
     opened.inspect_err(|failure| {
         let is_gateway = matches!(

@@ -58,6 +58,7 @@ fn sampled(metrics: &Arc<Metrics>) {
             connections: 1,
             streams: 1,
             rtt: Some(Duration::from_millis(1)),
+            share_percent: 100,
             ejections: 0,
             last_error: String::new(),
             identity: None,
