@@ -134,6 +134,16 @@ fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
         let (_, page, _) = first.run_command(&["status"]).await;
         assert!(page.contains("Gateways of other networks"), "{page}");
         assert!(page.contains(WEST_GATEWAY), "{page}");
+        for direction in ["received", "sent"] {
+            let counted = first.metric(&format!(
+                "strait_network_{direction}_bytes_total{{source_cluster=\"west\",\
+                 destination_cluster=\"west\",destination_network=\"west\",\
+                 destination_service=\"echo.app.svc.cluster.local\"}}"
+            ));
+            assert!(counted.await >= sent.len() as f64, "{direction}");
+        }
+        let text = second.scrape().await;
+        assert!(!text.contains("strait_network_sent_bytes_total{"), "{text}");
         let (code, page, _) = first.run_command(&["status", "peers"]).await;
         assert_eq!(code, 0);
         assert!(page.contains(WEST_GATEWAY), "{page}");

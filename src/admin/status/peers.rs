@@ -217,6 +217,7 @@ mod tests {
             from: from.to_owned(),
             to: to.to_owned(),
             exposes: Vec::new(),
+            budget: None,
         };
         config.links = Some(vec![link("north", "east"), link("west", "north")]);
         fixture.state.config.store(Arc::new(config));

@@ -26,7 +26,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet, InFlight, Snapshot};
 use crate::telemetry::{ConnectionGuard, Record};
 
-use super::establish::destination;
+use super::establish::{destination, remote_network};
 use super::open::revoke_delay;
 
 /// Connection of a local client.
@@ -113,8 +113,9 @@ impl Client {
             () = drain.closing() => return Err(Reason::DrainDeadline),
         };
         let endpoint = &upstream.endpoint;
-        self.record
-            .set_open(destination(endpoint), endpoint.labels());
+        let remote = remote_network(endpoint);
+        let destination = destination(endpoint);
+        self.record.set_open(destination, endpoint.labels(), remote);
         Ok(upstream)
     }
 

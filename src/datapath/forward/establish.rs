@@ -12,7 +12,7 @@ use crate::datapath::route::{self, Route};
 use crate::datapath::{DataPath, authorize, balance};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, ServicePort};
-use crate::telemetry::{Destination, DestinationService, Record};
+use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
 use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
 
@@ -158,7 +158,8 @@ impl NewTunnel {
             mut record,
         } = self;
         let endpoint = upstream.grant.endpoint();
-        record.set_open(destination(endpoint), endpoint.labels());
+        let remote = remote_network(endpoint);
+        record.set_open(destination(endpoint), endpoint.labels(), remote);
         Open {
             gateway,
             peer,
@@ -257,4 +258,13 @@ pub(super) fn destination(endpoint: &Endpoint) -> Destination {
         address: endpoint.address,
         pod: Arc::clone(&endpoint.definition) as _,
     }
+}
+
+/// Returns the network of an endpoint behind a gateway, for the counts of bytes.
+pub(super) fn remote_network(endpoint: &Endpoint) -> Option<RemoteNetwork<'_>> {
+    let remote = endpoint.remote.as_ref()?;
+    Some(RemoteNetwork {
+        cluster: &remote.cluster,
+        network: &remote.network,
+    })
 }

@@ -16,14 +16,15 @@ use prometheus_client::registry::Registry;
 use tracing_appender::non_blocking::ErrorCounter;
 
 use super::access::AccessLog;
-use super::labels::{Source, TunnelFacts, TunnelLabels};
+use super::budgets::Budgets;
+use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
 use super::limiter::{Limiter, WINDOW};
 use super::remote::RemoteGateways;
 use super::sets::{metric, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition};
-use crate::config::Access;
+use crate::config::{Access, Link};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
@@ -163,6 +164,7 @@ pub struct Metrics {
     log_drops: OnceLock<ErrorCounter>,
     pub(super) access: AccessLog,
     policy_lines: Limiter,
+    budgets: Budgets,
     loads_malformed: Counter,
     remote_gateways: RemoteGateways,
 }
@@ -211,6 +213,7 @@ impl Metrics {
             log_drops: OnceLock::new(),
             access: AccessLog::new(suppressed),
             policy_lines: Limiter::new(POLICY_LINES_A_SECOND),
+            budgets: Budgets::register(r),
             loads_malformed: metric(r, "strait_remote_loads_malformed", LOADS_MALFORMED),
             remote_gateways,
             registry,
@@ -429,6 +432,11 @@ impl Metrics {
         let _ = self.log_drops.set(drops);
     }
 
+    /// Applies `links[].budget`.
+    pub fn set_link_budgets(&self, links: Option<&[Link]>) {
+        self.budgets.set(links.unwrap_or_default(), Instant::now());
+    }
+
     /// Applies `log.access`.
     pub fn set_access_mode(&self, mode: Access) {
         self.access.set(mode);
@@ -450,7 +458,12 @@ impl Metrics {
 
     fn sweep(&self, now: Instant) {
         self.access.sweep(now);
-        self.tcp.sweep(now);
+        self.budgets.start_periods(now);
+        self.tcp.sweep(now, |labels, bytes| {
+            let link = (&*labels.source_cluster, &*labels.destination_cluster);
+            self.budgets.add(link, bytes);
+        });
+        self.budgets.report();
     }
 
     /// Encodes all metrics in the OpenMetrics text format.
@@ -478,10 +491,11 @@ impl Metrics {
         &self,
         facts: TunnelFacts<'_>,
         workload: &Arc<WorkloadLabels>,
+        remote: Option<RemoteNetwork<'_>>,
     ) -> OpenTunnel {
         self.tunnels_open.inc();
         OpenTunnel {
-            handles: self.tcp.opened(facts, workload),
+            handles: self.tcp.opened(facts, workload, remote),
             open: self.tunnels_open.clone(),
         }
     }
