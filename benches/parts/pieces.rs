@@ -151,7 +151,7 @@ fn record(criterion: &mut Criterion) {
             address: endpoint.address,
             pod: Arc::clone(&endpoint.definition) as _,
         };
-        record.set_open(destination, endpoint.labels());
+        record.set_open(destination, endpoint.labels(), None);
         record.finish(Reason::Completed);
     };
     let mut group = criterion.benchmark_group("record");

@@ -270,7 +270,9 @@ impl Reloader {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
         }
-        self.app.gateway.metrics.set_access_mode(new.log.access);
+        let metrics = &self.app.gateway.metrics;
+        metrics.set_access_mode(new.log.access);
+        metrics.set_link_budgets(new.links.as_deref());
         let set = trust::set(&new, &trust);
         certificates.replace_trust(trust, served);
         drop(certificates);

@@ -129,7 +129,17 @@ impl Sections {
         let own = &gateway.cluster;
         let clusters = self.trust.as_ref().and_then(Trust::cluster_names);
         let clusters: Option<&BTreeSet<String>> = clusters.as_ref();
-        for (Link { from, to, .. }, value) in links.iter().zip(root.find("links[]")) {
+        for (
+            Link {
+                from, to, budget, ..
+            },
+            value,
+        ) in links.iter().zip(root.find("links[]"))
+        {
+            if to == own && budget.is_some() {
+                let what = format!("has a `budget` of tunnels to `{own}`, which is this cluster");
+                value.error(what, format!("it in the configuration of `{from}`"));
+            }
             let is_unknown = clusters.is_some_and(|clusters| !clusters.contains(from));
             if to == own && from != to && is_unknown {
                 let what = format!("is from `{from}`, which is not a cluster of `trust`");

@@ -1,8 +1,9 @@
 //! The `links` section: clusters that may use the gateways of other clusters.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
-use super::define::section;
+use super::define::{Size, TunnelTime, section};
 use crate::wire::sni::SniPattern;
 use crate::yaml::Value;
 
@@ -17,8 +18,25 @@ section! {
         /// a hostname, `*.NAME` for all below it at any depth, or `*`. One name of a family stands
         /// for all. Services that only their namespace sees (`exportTo: ["."]`) are not among them.
         exposes: Vec<SniPattern> = default(Vec::new());
+        /// Budget of the bytes that their tunnels carry through this gateway to gateways of `to`.
+        /// An excess raises an alert and ends no tunnel. A link to the cluster of this gateway
+        /// takes none: write it in the configuration of `from`.
+        budget: Option<LinkBudget> = default(None, "no budget");
     }
 }
+
+section! {
+    /// Budget of bytes, both directions together.
+    pub struct LinkBudget at "links[].budget", derive(Copy, Eq, Hash) {
+        /// Bytes in each period. The metrics `strait_link_used_bytes` and
+        /// `strait_link_budget_bytes` show an excess, and the log has one line for it.
+        bytes: usize as Size = required("100GiB");
+        /// Period. The first one begins with the start of the process.
+        period: Duration as TunnelTime = default(DAY);
+    }
+}
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn compare(_: Value<'_>, read: &[(Link, Value<'_>)]) {
     let mut seen = HashSet::new();
@@ -78,6 +96,30 @@ mod tests {
             (
                 "[{from: west, to: east, exposes: [\"*\", \"*.shop.global\", a.b]}]",
                 "",
+            ),
+            (
+                "[{from: west, to: east}, {from: east, to: west, budget: {bytes: 1GiB}}]",
+                "",
+            ),
+            (
+                "[{from: west, to: east}, {from: a, to: b, budget: {bytes: 9TB, period: 30d}}]",
+                "",
+            ),
+            (
+                "[{from: a, to: b, budget: {period: 1d}}]",
+                "11: error: `links[].budget` has no `bytes`; write `bytes: 100GiB`",
+            ),
+            (
+                "[{from: a, to: b, budget: {bytes: 1KiB}}]",
+                "11: error: `links[].budget.bytes` is `1KiB`; write a size of at least 1MiB",
+            ),
+            (
+                "[{from: a, to: b, budget: {bytes: 1GiB, period: 0s}}]",
+                "11: error: `links[].budget.period` is `0s`; write a duration from 1s to 365d",
+            ),
+            (
+                "[{from: west, to: east, budget: {bytes: 1GiB}}]",
+                "11: error: `links[]` has a `budget` of tunnels to `east`, which is this",
             ),
             (
                 "[{from: a, to: a}]",

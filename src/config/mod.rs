@@ -45,7 +45,7 @@ pub use identity::{Identity, IdentityFiles, IstioCa, parse_identity, unix_socket
 pub use layers::Source;
 pub use level::{Access, Directives};
 pub use line::Line;
-pub use links::Link;
+pub use links::{Link, LinkBudget};
 pub use listeners::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use networks::Network;

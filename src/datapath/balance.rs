@@ -92,7 +92,7 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 /// In a set with groups, one group is drawn by its share; the others replace it if it has no
 /// eligible endpoint. Two weighted draws follow, and the less loaded endpoint is taken. Load is
 /// the number of tunnels in flight per weight. On equal load the first draw is taken, so that the
-/// shares equal the weights.
+/// shares equal the weights. Loads that gateways advertise change their weights.
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.
@@ -101,22 +101,23 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
     // Usually no endpoint was ever ejected, and the clock is not read.
     let now = LazyCell::new(Instant::now);
-    let is_ejected = |state: &EndpointState| state.was_ejected() && state.is_ejected(*now);
+    let now = || *now;
+    let is_ejected = |state: &EndpointState| state.was_ejected() && state.is_ejected(now());
     let untried = |state: &Arc<EndpointState>| !tried.iter().any(|e| Arc::ptr_eq(&e.state, state));
     let healthy = |state: &Arc<EndpointState>| untried(state) && !is_ejected(state);
     let index = match set.groups() {
         None => {
             let whole = set.whole();
-            best_of_two(whole, &healthy).or_else(|| best_of_two(whole, &untried))
+            best_of_two(whole, &healthy, now).or_else(|| best_of_two(whole, &untried, now))
         }
         Some(groups) => {
             let mut parts = set.drawn(groups, groups.draw()?);
             let again = parts.clone();
-            let found = parts.find_map(|part| best_of_two(part, &healthy));
+            let found = parts.find_map(|part| best_of_two(part, &healthy, now));
             found.or_else(|| {
                 again
                     .into_iter()
-                    .find_map(|part| best_of_two(part, &untried))
+                    .find_map(|part| best_of_two(part, &untried, now))
             })
         }
     };
@@ -154,9 +155,15 @@ pub fn eject(endpoint: &Endpoint, metrics: &Metrics) -> bool {
 }
 
 /// Returns the index in the set of the less loaded one of two eligible endpoints drawn by weight.
-fn best_of_two(part: Part<'_>, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Option<usize> {
-    let (first, second) = (draw(part, eligible)?, draw(part, eligible)?);
-    let load = |place: usize| Some(Load::of(part.candidates.get(place)?, part.by_latency));
+fn best_of_two(
+    part: Part<'_>,
+    eligible: &impl Fn(&Arc<EndpointState>) -> bool,
+    now: impl Fn() -> Instant + Copy,
+) -> Option<usize> {
+    let max = part.factor_max(now);
+    let draw = || draw(part, eligible, max, now);
+    let (first, second) = (draw()?, draw()?);
+    let load = |place: usize| Some(Load::of(part.candidates.get(place)?, part.by_latency, now));
     let best = match load(second)?.compare(load(first)?) {
         Ordering::Less => second,
         Ordering::Equal | Ordering::Greater => first,
@@ -164,19 +171,27 @@ fn best_of_two(part: Part<'_>, eligible: &impl Fn(&Arc<EndpointState>) -> bool) 
     Some(part.start + best)
 }
 
-/// Draws an eligible endpoint of a group by weight.
-fn draw(part: Part<'_>, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Option<usize> {
+/// Draws an eligible endpoint of a group by weight, in which the largest factor is `max`.
+fn draw(
+    part: Part<'_>,
+    eligible: &impl Fn(&Arc<EndpointState>) -> bool,
+    max: u32,
+    now: impl Fn() -> Instant + Copy,
+) -> Option<usize> {
     /// Number of draws over all endpoints before the eligible ones are summed: most are eligible.
     const BLIND_DRAWS: usize = 3;
     for _ in 0..BLIND_DRAWS {
         let place = part.draw()?;
-        if eligible(&part.candidates.get(place)?.state) {
+        let candidate = part.candidates.get(place)?;
+        let factor = candidate.factor(now);
+        // The table has no factors, so a draw counts with the probability factor / max.
+        if eligible(&candidate.state) && (factor >= max || fastrand::u32(..max) < factor) {
             return Some(place);
         }
     }
     let weight = |candidate: &Candidate| {
         if eligible(&candidate.state) {
-            u64::from(candidate.weight)
+            candidate.scaled_weight(now)
         } else {
             0
         }
@@ -227,7 +242,7 @@ mod tests {
         fastrand::seed(7);
         let mut counts = vec![0_u32; set.endpoints.len()];
         for _ in 0..DRAWS {
-            counts[best_of_two(set.whole(), eligible).expect("an endpoint")] += 1;
+            counts[best_of_two(set.whole(), eligible, Instant::now).expect("an endpoint")] += 1;
         }
         counts
             .iter()
@@ -266,7 +281,7 @@ mod tests {
         let out = Arc::clone(&set.endpoints[2].state);
         let eligible = |state: &Arc<EndpointState>| !Arc::ptr_eq(state, &out);
         assert_shares(&shares(&set, &eligible), &[0.25, 0.75, 0.0]);
-        assert!(best_of_two(set.whole(), &|_: &Arc<EndpointState>| false).is_none());
+        assert!(best_of_two(set.whole(), &|_: &Arc<EndpointState>| false, Instant::now).is_none());
     }
 
     #[test]
@@ -275,9 +290,11 @@ mod tests {
         assert_eq!(set.endpoints.len(), 1);
         assert_eq!(&**set.endpoints[0].uid(), "1");
         assert!(
-            best_of_two(EndpointSet::default().whole(), &|_: &Arc<EndpointState>| {
-                true
-            })
+            best_of_two(
+                EndpointSet::default().whole(),
+                &|_: &Arc<EndpointState>| true,
+                Instant::now
+            )
             .is_none()
         );
     }

@@ -166,6 +166,17 @@ pub fn limiting_entries<'a>(
     snapshot.limiting_entries(callers, route.asked(), of, route.means())
 }
 
+/// Returns the free share of the tightest limit of concurrent tunnels on a route, in percent; 100
+/// without a limit.
+pub fn free_percent(snapshot: &Snapshot, peer: &Peer, route: &Route) -> u32 {
+    if !snapshot.exposure.has_limits() {
+        return 100;
+    }
+    let entries = limiting_entries(snapshot, peer, route).into_iter();
+    let free = entries.filter_map(|entry| Some(entry.open.free_percent(entry.limits.tunnels?)));
+    free.min().unwrap_or(100)
+}
+
 /// Evaluates the route against the snapshot's exposure rules, and against the control plane's
 /// exports for services without an entry.
 ///

@@ -176,6 +176,8 @@ pub struct EndpointRow {
     pub group: usize,
     /// Weight of the endpoint.
     pub weight: u32,
+    /// Factor of the weight by what the gateway at the address has advertised; 1 without it.
+    pub factor: f64,
     /// Number of tunnels in flight.
     pub tunnels: u32,
     /// Probability of the first pick, given current loads and ejections.

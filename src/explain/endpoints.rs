@@ -14,7 +14,7 @@ use crate::outer::{ExpectedWorkloads, Failure};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, ExclusionReason, MatchedBy, Protocol, Service,
+    Endpoint, EndpointSet, Enforcement, ExclusionReason, FACTOR_ONE, MatchedBy, Protocol, Service,
     exclusion_reason, pick_probabilities,
 };
 
@@ -34,6 +34,7 @@ struct Candidate<'a> {
     endpoint: &'a Endpoint,
     group: usize,
     probability: f64,
+    factor: f64,
     is_ejected: bool,
     prediction: Prediction,
 }
@@ -300,11 +301,15 @@ fn candidates<'a>(
     let sizes = sizes.into_iter().enumerate();
     let places = sizes.flat_map(|(place, size)| std::iter::repeat_n(first + place, size));
     let probability = pick_probabilities(&drawn.set, world.now);
-    let endpoints = drawn.set.endpoints.iter().zip(probability).zip(places);
-    let candidates = endpoints.map(|((endpoint, probability), group)| Candidate {
+    let factors = drawn.set.candidates.iter();
+    let factors = factors.map(|one| f64::from(one.factor(|| world.now)) / f64::from(FACTOR_ONE));
+    let numbers = probability.into_iter().zip(factors);
+    let endpoints = drawn.set.endpoints.iter().zip(numbers).zip(places);
+    let candidates = endpoints.map(|((endpoint, (probability, factor)), group)| Candidate {
         endpoint,
         group,
         probability: probability * drawn.share,
+        factor,
         is_ejected: endpoint.state.is_ejected(world.now),
         prediction: predict(endpoint),
     });
@@ -386,6 +391,7 @@ fn row(
         locality: locality(&definition.locality),
         group: candidate.group,
         weight: endpoint.weight,
+        factor: candidate.factor,
         tunnels: endpoint.state.in_flight(),
         probability: candidate.probability,
         ejected: left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0)),

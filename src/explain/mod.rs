@@ -360,7 +360,9 @@ impl Explainer<'_> {
         let target = Target {
             authority: authority.clone(),
             origin,
-            via_gateway: self.forwarded.is_some_and(|forwarded| forwarded.via.is_some()),
+            via_gateway: self
+                .forwarded
+                .is_some_and(|forwarded| forwarded.via.is_some()),
             forwarded: self.forwarded.cloned().map(Box::new),
         };
         let route = route::resolve(self.world.snapshot, peer, target);

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info};
 
 use crate::reason::Reason;
-use crate::snapshot::{EndpointState, Reader, Snapshot};
+use crate::snapshot::{EndpointState, FACTOR_ONE, Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::{InboundTls, OutboundTls};
 
@@ -266,8 +266,16 @@ impl Gateway {
             && !links.health.is_ejected(Instant::now())
     }
 
-    /// Returns the state for the status page.
-    pub(super) fn status(&self) -> RemoteGatewayStatus {
+    /// Returns the least round trip time of its connections, if it has one.
+    pub(super) fn rtt(&self) -> Option<Duration> {
+        let links = self.links.lock();
+        let usable = links.connections.iter();
+        let usable = usable.filter(|one| !one.state.is_unusable());
+        usable.map(|one| one.state.rtt()).min()
+    }
+
+    /// Returns the state for the status page, with the factor of its weights.
+    pub(super) fn status(&self, share: u32) -> RemoteGatewayStatus {
         let links = self.links.lock();
         let newest = links.connections.last().map(|one| &one.state);
         let streams = links.connections.iter().map(|one| one.state.streams());
@@ -287,6 +295,7 @@ impl Gateway {
             connections: links.connections.len(),
             streams: streams.sum(),
             rtt: newest.map(|state| state.rtt()),
+            share_percent: share * 100 / FACTOR_ONE,
             ejections: links.ejections,
             last_error: links.last_error.clone(),
             identity: newest.map(|state| Arc::clone(&state.peer.identity.uri)),

@@ -1,15 +1,17 @@
 //! HBONE connections to the gateways of other networks, and tunnels through them.
 //!
 //! [`Pool`] shares connections between tunnels: `gateway` keeps those to one gateway, `connection`
-//! opens and watches one. `request` asks for a tunnel, [`Stream`] is an open one, and `outcome` is
-//! what gateways tell each other about a rejection. [`open_inner`] opens an HBONE connection to a
-//! workload inside a tunnel, and `verify` checks the servers of both.
+//! opens and watches one. `ranks` compares the round trip times of gateways. `request` asks for a
+//! tunnel, [`Stream`] is an open one, and `outcome` is what gateways tell each other about a
+//! rejection. [`open_inner`] opens an HBONE connection to a workload inside a tunnel, and `verify`
+//! checks the servers of both.
 
 mod connection;
 mod gateway;
 mod inner;
 mod outcome;
 mod pool;
+mod ranks;
 mod request;
 mod stream;
 #[cfg(test)]
@@ -27,7 +29,9 @@ pub(crate) use gateway::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX};
 pub use inner::{InnerTarget, open_inner};
 pub use outcome::{OUTCOME_HEADER, outcome_of};
 pub use pool::Pool;
-pub use request::{Request, SOURCE_HEADER};
+#[cfg(test)]
+pub(crate) use ranks::Ranks;
+pub use request::{Answer, Request, SOURCE_HEADER};
 pub use stream::{Servers, Stream};
 pub use verify::{ExpectedWorkloads, ServerIdentity};
 

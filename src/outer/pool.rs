@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aws_lc_rs::digest::{Context as Digest, SHA256};
 use parking_lot::Mutex;
@@ -13,8 +14,8 @@ use crate::tls::InboundTls;
 use crate::wire::GatewayHash;
 
 use super::gateway::{Context, Gateway};
-use super::request::{self, Refused, Request};
-use super::stream::Stream;
+use super::ranks::Ranks;
+use super::request::{self, Answer, Refused, Request};
 use super::{Failure, Target};
 
 /// Limit of connections that one tunnel tries at one gateway.
@@ -36,6 +37,17 @@ struct Shared {
 struct Gateways {
     by_target: HashMap<Target, Arc<Gateway>>,
     prune_at: usize,
+    ranks: Ranks,
+}
+
+impl Gateways {
+    /// Compares the gateways by their round trip times.
+    fn rank(&mut self, time: impl Fn(&Gateway) -> Option<Duration>) {
+        let known = self.by_target.iter();
+        let times = known.filter_map(|(target, gateway)| Some((target.clone(), time(gateway)?)));
+        let times: Vec<_> = times.collect();
+        self.ranks.compare(&times);
+    }
 }
 
 impl Pool {
@@ -57,20 +69,36 @@ impl Pool {
         target: &Target,
         request: &Request,
         deadline: Instant,
-    ) -> Result<Stream, Failure> {
-        let gateway = self.gateway(target);
+    ) -> Result<Answer, Failure> {
+        let (gateway, share) = self.ranked(target);
         let mut tries = 0;
         loop {
             let slot = gateway.take(&self.0.context, deadline).await?;
             tries += 1;
             match request::send(slot, request, deadline).await {
-                Ok(stream) => return Ok(stream),
+                Ok((stream, load)) => {
+                    return Ok(Answer {
+                        stream,
+                        load,
+                        share,
+                    });
+                }
                 Err(Refused::Unprocessed(_)) if tries < CONNECTIONS_TRIED => {}
                 Err(Refused::Unprocessed(failure) | Refused::Processed(failure)) => {
                     return Err(failure);
                 }
             }
         }
+    }
+
+    /// Returns a gateway with the factor of its weights, which is computed again from time to time.
+    fn ranked(&self, target: &Target) -> (Arc<Gateway>, u32) {
+        let gateway = self.gateway(target);
+        let mut gateways = self.0.gateways.lock();
+        if gateways.ranks.is_due(Instant::now()) {
+            gateways.rank(Gateway::rtt);
+        }
+        (gateway, gateways.ranks.share(target))
     }
 
     fn gateway(&self, target: &Target) -> Arc<Gateway> {
@@ -104,6 +132,13 @@ impl Pool {
         self.gateway(target).eject();
     }
 
+    /// Compares the gateways as if they had these round trip times.
+    #[cfg(test)]
+    pub(super) fn simulate_times(&self, time: impl Fn(&Target) -> Duration) {
+        let mut gateways = self.0.gateways.lock();
+        gateways.rank(|gateway| Some(time(&gateway.target)));
+    }
+
     /// Starts or ends an attempt to connect that opens no socket.
     #[cfg(test)]
     pub(crate) fn simulate_attempt(&self, target: &Target, is_running: bool) {
@@ -119,8 +154,14 @@ impl Pool {
     /// Returns the state of all gateways, in the order of their addresses.
     pub fn status(&self) -> Vec<RemoteGatewayStatus> {
         let gateways = self.0.gateways.lock();
-        let gateways: Vec<_> = gateways.by_target.values().cloned().collect();
-        let mut rows: Vec<_> = gateways.iter().map(|one| one.status()).collect();
+        let known = gateways.by_target.iter();
+        let ranked = known.map(|(target, one)| (Arc::clone(one), gateways.ranks.share(target)));
+        let ranked: Vec<_> = ranked.collect();
+        drop(gateways);
+        let mut rows: Vec<_> = ranked
+            .iter()
+            .map(|(one, share)| one.status(*share))
+            .collect();
         rows.sort_by_key(|row| row.address);
         rows
     }

@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, sleep_until};
 
 use crate::reason::Reason;
-use crate::wire::{VIA_HEADER, Via};
+use crate::wire::{LOAD_HEADER, VIA_HEADER, Via};
 
 use super::Failure;
 use super::connection::Slot;
@@ -23,6 +23,18 @@ const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);
 pub struct Request {
     authority: String,
     headers: HeaderMap,
+}
+
+/// Answer 200 to a request.
+#[derive(Debug)]
+pub struct Answer {
+    /// Tunnel.
+    pub stream: Stream,
+    /// `x-strait-load` as received.
+    pub load: Option<HeaderValue>,
+    /// Factor of the gateway's weights by its round trip time, in units of
+    /// [`FACTOR_ONE`](crate::snapshot::FACTOR_ONE).
+    pub share: u32,
 }
 
 /// Request that did not open a tunnel.
@@ -68,7 +80,7 @@ pub(super) async fn send(
     slot: Slot,
     request: &Request,
     deadline: Instant,
-) -> Result<Stream, Refused> {
+) -> Result<(Stream, Option<HeaderValue>), Refused> {
     let connect = request.to_http().map_err(|error| {
         let detail = format!("{}: {error}", request.authority);
         Refused::Processed(Failure::new(Reason::RemoteRejected, detail))
@@ -99,7 +111,9 @@ pub(super) async fn send(
     let response = response.map_err(|error| refused(&slot, &error))?;
     state.answered();
     if response.status() == StatusCode::OK {
-        return Ok(Stream::new(send, response.into_body(), Held::Slot(slot)));
+        let load = response.headers().get(LOAD_HEADER).cloned();
+        let stream = Stream::new(send, response.into_body(), Held::Slot(slot));
+        return Ok((stream, load));
     }
     let outcome = response.headers().get(OUTCOME_HEADER);
     let outcome = outcome.map(HeaderValue::as_bytes);

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::RemoteGateway;
 use super::mesh::{Protocol, Workload};
 use crate::status::WorkloadLabels;
+use crate::wire::ServiceLoad;
 
 /// Address and port of a workload, as the data path dials it.
 #[derive(Clone, Debug)]
@@ -39,8 +40,23 @@ pub struct EndpointState {
     mean_dial: AtomicU16,
     /// Milliseconds after `epoch` until which the endpoint is ejected.
     ejected_until_ms: AtomicU64,
+    /// Capacity that a gateway of another network has advertised as free, in hundredths.
+    free_capacity: Expiring,
+    /// Factor of the weight by the round trip time of that gateway.
+    share: Expiring,
     epoch: Instant,
 }
+
+/// Value, in the lower half, with the second after the one in which it was recorded. It expires
+/// after [`VALUE_SECONDS`]; 0 means none.
+#[derive(Debug, Default)]
+struct Expiring(AtomicU64);
+
+/// Time for which a value counts after it was recorded, in seconds.
+const VALUE_SECONDS: u64 = 60;
+/// Divisor of the moving mean of advertised capacities. One per second counts, by a quarter, so
+/// that the mean follows a change within about ten seconds.
+const CAPACITY_MEAN_DIVISOR: u64 = 4;
 
 /// Duration of the first ejection; each further one doubles it.
 const EJECTION_FIRST: Duration = Duration::from_secs(5);
@@ -62,6 +78,8 @@ impl EndpointState {
             consecutive_ejections: AtomicU16::new(0),
             mean_dial: AtomicU16::new(0),
             ejected_until_ms: AtomicU64::new(0),
+            free_capacity: Expiring::default(),
+            share: Expiring::default(),
             epoch: Instant::now(),
         }
     }
@@ -124,6 +142,41 @@ impl EndpointState {
         micros.div_ceil(1000).max(1)
     }
 
+    /// Records the load of the service that the gateway of another network has advertised. The
+    /// first one of a second counts.
+    pub fn record_load(&self, load: ServiceLoad, now: Instant) {
+        let second = self.millis(now) / 1000;
+        let capacity = u64::from(load.ready) * u64::from(load.free_percent);
+        let mean = match self.free_capacity.get(second) {
+            Some((_, 0)) => return,
+            Some((mean, _)) => {
+                let weighted = u64::from(mean) * (CAPACITY_MEAN_DIVISOR - 1) + capacity;
+                weighted.div_ceil(CAPACITY_MEAN_DIVISOR)
+            }
+            None => capacity,
+        };
+        self.free_capacity.set(mean, second);
+    }
+
+    /// Returns the mean of the capacities that were advertised as free, in hundredths, unless it
+    /// has expired.
+    pub fn free_capacity(&self, now: Instant) -> Option<u32> {
+        let (mean, _) = self.free_capacity.get(self.millis(now) / 1000)?;
+        Some(mean)
+    }
+
+    /// Records the factor of the weight by the round trip time of the gateway of another network.
+    pub fn record_share(&self, share: u32, now: Instant) {
+        self.share.set(u64::from(share), self.millis(now) / 1000);
+    }
+
+    /// Returns the factor of the weight by the round trip time of the gateway, unless it has
+    /// expired.
+    pub fn share(&self, now: Instant) -> Option<u32> {
+        let (share, _) = self.share.get(self.millis(now) / 1000)?;
+        Some(share)
+    }
+
     /// Forgets earlier failures after the endpoint has served.
     ///
     /// Does nothing while the endpoint is ejected: the tunnel that served may be older than its
@@ -136,6 +189,23 @@ impl EndpointState {
 
     fn millis(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.epoch).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Expiring {
+    /// Returns the value and its age in seconds, unless it has expired.
+    fn get(&self, second: u64) -> Option<(u32, u64)> {
+        let packed = self.0.load(Ordering::Relaxed);
+        let recorded = (packed >> 32).checked_sub(1)?;
+        let age = second.saturating_sub(recorded);
+        let value = u32::try_from(packed & u64::from(u32::MAX)).ok()?;
+        (age < VALUE_SECONDS).then_some((value, age))
+    }
+
+    /// Records a value. The seconds since the start of a process fit 32 bits.
+    fn set(&self, value: u64, second: u64) {
+        let value = value.min(u64::from(u32::MAX));
+        self.0.store((second + 1) << 32 | value, Ordering::Relaxed);
     }
 }
 
@@ -237,6 +307,37 @@ mod tests {
         dialled(300, 50, 1..=1);
         dialled(0, 50, 1..=1);
         dialled(10_000_000, 100, 2_095..=2_098);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn advertised_capacities_are_smoothed_and_expire() {
+        let state = EndpointState::new();
+        let second = Duration::from_secs(1);
+        assert_eq!(state.free_capacity(Instant::now()), None);
+        let mut means = Vec::new();
+        let record = |ready| {
+            let load = ServiceLoad {
+                ready,
+                free_percent: 50,
+            };
+            state.record_load(load, Instant::now());
+        };
+        for ready in [16, 8, 8] {
+            record(ready);
+            record(1000);
+            means.push(state.free_capacity(Instant::now()));
+            tokio::time::advance(second).await;
+        }
+        assert_eq!(means, [Some(800), Some(700), Some(625)]);
+        tokio::time::advance(58 * second).await;
+        assert_eq!(state.free_capacity(Instant::now()), Some(625));
+        tokio::time::advance(second).await;
+        assert_eq!(state.free_capacity(Instant::now()), None);
+        record(0);
+        assert_eq!(state.free_capacity(Instant::now()), Some(0), "no old mean");
+        tokio::time::advance(second).await;
+        record(u32::MAX);
+        assert_eq!(state.free_capacity(Instant::now()), Some(u32::MAX));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use derive_more::Display;
+use tokio::time::Instant;
 
 use super::alias_table::AliasTable;
 use super::mesh::{self, Scope};
@@ -58,6 +59,8 @@ pub struct EndpointSet {
     /// Table of a set of one group.
     table: AliasTable,
     groups: Option<Box<Groups>>,
+    /// True if endpoints of other networks are in the set.
+    has_remote: bool,
 }
 
 /// State that a pick reads. Candidates are contiguous because the endpoints of a large set are not
@@ -66,9 +69,17 @@ pub struct EndpointSet {
 pub struct Candidate {
     /// Weight of the endpoint.
     pub weight: u32,
+    /// Capacity of the ready instances in the network of a gateway, as the control plane counts
+    /// them; 0 for an endpoint of the own network.
+    pub instances: u32,
     /// Live state of the endpoint.
     pub state: Arc<EndpointState>,
 }
+
+/// Factor of a weight that nothing changes, and unit of the factors.
+pub const FACTOR_ONE: u32 = 256;
+/// Limit of the factor by which advertised loads raise a weight, or its inverse reduces it.
+const FACTOR_MAX: u32 = 4;
 
 /// Distribution of the tunnels of a service port over groups of its endpoints.
 #[derive(Debug)]
@@ -246,6 +257,8 @@ pub struct Part<'a> {
     pub start: usize,
     /// True if dial latency counts as load.
     pub by_latency: bool,
+    /// True if endpoints of other networks may be in the group.
+    has_remote: bool,
     table: &'a AliasTable,
 }
 
@@ -256,6 +269,7 @@ impl EndpointSet {
         let endpoints: Box<[_]> = endpoints.collect();
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
+            has_remote: endpoints.iter().any(|one| one.remote.is_some()),
             table: AliasTable::new(endpoints.iter().map(|endpoint| endpoint.weight)),
             endpoints,
             groups: None,
@@ -288,6 +302,7 @@ impl EndpointSet {
         }
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
+            has_remote: endpoints.iter().any(|one| one.remote.is_some()),
             endpoints: endpoints.into(),
             table: AliasTable::default(),
             groups: Some(Box::new(Groups {
@@ -315,12 +330,19 @@ impl EndpointSet {
         self.groups().map_or(&[], |groups| &groups.left_out)
     }
 
+    /// Returns the sum of all weights.
+    pub fn weight(&self) -> u32 {
+        let weights = self.candidates.iter().map(|one| one.weight);
+        weights.fold(0, u32::saturating_add)
+    }
+
     /// Returns all endpoints as one group, for draws.
     pub fn whole(&self) -> Part<'_> {
         Part {
             candidates: &self.candidates,
             start: 0,
             by_latency: false,
+            has_remote: self.has_remote,
             table: &self.table,
         }
     }
@@ -339,6 +361,7 @@ impl EndpointSet {
             candidates: self.candidates.get(group.range.clone()).unwrap_or_default(),
             start: group.range.start,
             by_latency: groups.by_latency,
+            has_remote: self.has_remote,
             table: &group.table,
         })
     }
@@ -361,12 +384,49 @@ impl Part<'_> {
     pub fn draw(&self) -> Option<usize> {
         self.table.draw()
     }
+
+    /// Returns the largest factor of a weight in the group.
+    pub fn factor_max(&self, now: impl Fn() -> Instant) -> u32 {
+        if !self.has_remote {
+            return FACTOR_ONE;
+        }
+        let factors = self.candidates.iter().map(|one| one.factor(&now));
+        factors.max().unwrap_or(FACTOR_ONE)
+    }
 }
 
 impl Candidate {
+    /// Returns the factor of the weight, in 256ths. The capacity that a gateway advertises replaces
+    /// the count of the control plane, between a quarter and four times of it. A slow gateway has a
+    /// smaller share of its network.
+    pub fn factor(&self, now: impl Fn() -> Instant) -> u32 {
+        if self.instances == 0 {
+            return FACTOR_ONE;
+        }
+        let now = now();
+        let by_load = self
+            .state
+            .free_capacity(now)
+            .map_or(FACTOR_ONE, |hundredths| {
+                let factor = u64::from(hundredths) * u64::from(FACTOR_ONE);
+                let factor = factor / (100 * u64::from(self.instances));
+                let factor = u32::try_from(factor).unwrap_or(u32::MAX);
+                factor.clamp(FACTOR_ONE / FACTOR_MAX, FACTOR_ONE * FACTOR_MAX)
+            });
+        let by_rtt = self.state.share(now).unwrap_or(FACTOR_ONE);
+        (by_load * by_rtt / FACTOR_ONE).max(1)
+    }
+
+    /// Returns the weight times [`FACTOR_ONE`], with its factor.
+    pub fn scaled_weight(&self, now: impl Fn() -> Instant) -> u64 {
+        u64::from(self.weight) * u64::from(self.factor(now))
+    }
+
     fn of(endpoint: &Arc<Endpoint>) -> Self {
+        let remote = endpoint.remote.as_ref();
         Self {
             weight: endpoint.weight,
+            instances: remote.map_or(0, |_| endpoint.definition.capacity),
             state: Arc::clone(&endpoint.state),
         }
     }

@@ -51,7 +51,9 @@ mod waypoints;
 
 pub use bindings::BoundEndpoints;
 pub use endpoint::{Endpoint, EndpointState, InFlight};
-pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Service, Tier, TransitSets};
+pub use endpoints::{
+    Candidate, EndpointSet, FACTOR_ONE, Group, Groups, Part, Service, Tier, TransitSets,
+};
 pub use exclusion::ExclusionReason;
 pub use exposure::{
     Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility,

@@ -5,25 +5,26 @@ use std::cmp::Ordering;
 
 use tokio::time::Instant;
 
-use super::endpoints::{Candidate, EndpointSet, Part};
+use super::endpoints::{Candidate, EndpointSet, FACTOR_ONE, Part};
 
-/// Load of an endpoint: tunnels in flight per weight.
+/// Load of an endpoint: tunnels in flight per weight, with the factor of the weight.
 ///
 /// With `by_latency` it is (tunnels per weight + 1) × dial time in milliseconds. An idle nearer
 /// endpoint then has less load, and each tunnel per weight adds one dial time.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     amount: u64,
-    weight: u32,
+    weight: u64,
 }
 
 impl Load {
     /// Returns the current load of an endpoint.
-    pub fn of(candidate: &Candidate, by_latency: bool) -> Self {
-        let (state, weight) = (&candidate.state, candidate.weight);
-        let tunnels = u64::from(state.in_flight());
+    pub fn of(candidate: &Candidate, by_latency: bool, now: impl Fn() -> Instant) -> Self {
+        let (state, weight) = (&candidate.state, candidate.scaled_weight(now));
+        // In the unit of the weight.
+        let tunnels = u64::from(state.in_flight()) * u64::from(FACTOR_ONE);
         let amount = if by_latency {
-            (tunnels + u64::from(weight)) * u64::from(state.mean_dial_millis())
+            (tunnels + weight).saturating_mul(u64::from(state.mean_dial_millis()))
         } else {
             tunnels
         };
@@ -51,13 +52,13 @@ pub fn pick_probabilities(set: &EndpointSet, now: Instant) -> Vec<f64> {
     let eligible = |candidate: &Candidate| !any_healthy || is_healthy(candidate);
     let mut probabilities = vec![0.0; set.candidates.len()];
     let Some(groups) = set.groups() else {
-        add_probabilities(set.whole(), 1.0, eligible, &mut probabilities);
+        add_probabilities((set.whole(), now), 1.0, eligible, &mut probabilities);
         return probabilities;
     };
     for (place, group) in groups.list().iter().enumerate() {
         let takes = |part: &Part<'_>| part.candidates.iter().any(eligible);
         if let Some(part) = set.drawn(groups, place).find(takes) {
-            add_probabilities(part, group.share, eligible, &mut probabilities);
+            add_probabilities((part, now), group.share, eligible, &mut probabilities);
         }
     }
     probabilities
@@ -65,7 +66,7 @@ pub fn pick_probabilities(set: &EndpointSet, now: Instant) -> Vec<f64> {
 
 /// Adds the share of a group to the probabilities of its endpoints.
 fn add_probabilities(
-    part: Part<'_>,
+    (part, now): (Part<'_>, Instant),
     share: f64,
     eligible: impl Fn(&Candidate) -> bool,
     probabilities: &mut [f64],
@@ -77,19 +78,22 @@ fn add_probabilities(
     let candidates = candidates.filter(|(candidate, _)| eligible(candidate));
     // Loads change concurrently, so each is read once.
     let mut all: Vec<_> = candidates
-        .map(|(candidate, probabilities)| (Load::of(candidate, part.by_latency), probabilities))
+        .map(|(candidate, probabilities)| {
+            let load = Load::of(candidate, part.by_latency, || now);
+            (load, probabilities)
+        })
         .collect();
-    let total: f64 = all.iter().map(|(load, _)| f64::from(load.weight)).sum();
+    let total: f64 = all.iter().map(|(load, _)| load.weight as f64).sum();
     all.sort_by(|(one, _), (other, _)| one.compare(*other));
     let mut above = total;
     for equally_loaded in all.chunk_by_mut(|(one, _), (other, _)| one.compare(*other).is_eq()) {
         let at_least = above;
         above -= equally_loaded
             .iter()
-            .map(|(load, _)| f64::from(load.weight))
+            .map(|(load, _)| load.weight as f64)
             .sum::<f64>();
         for (load, probabilities) in equally_loaded {
-            let part = f64::from(load.weight) / total;
+            let part = load.weight as f64 / total;
             **probabilities += share * part * (at_least + above) / total;
         }
     }

@@ -118,12 +118,13 @@ impl Gateway {
     }
 
     /// Returns the endpoint that represents the instances of a service port behind the gateway.
-    /// Namespace policies of the service apply to it. Its one service names the authority.
+    /// Namespace policies of the service apply to it. Its one service names the authority. Its
+    /// capacity is that of the network's ready instances, and its weight is not set yet.
     pub(super) fn endpoint(
         &self,
         (service, name): (&mesh::Service, &str),
         port: u16,
-        instances: &[(&Arc<Workload>, bool)],
+        (instances, ready): (&[(&Arc<Workload>, bool)], u32),
         state: Arc<EndpointState>,
     ) -> Endpoint {
         let (network, address) = (&self.remote.network, self.address);
@@ -135,7 +136,7 @@ impl Gateway {
             uid: format!("{network}/gateway/{address}/{name}:{port}").into(),
             own_name: Some(format!("gateway of {network}").into()),
             healthy: true,
-            capacity: 1,
+            capacity: ready.max(1),
             services: [(name.into(), [(port, 0)].into())].into(),
             template: Template {
                 namespace: Arc::clone(&service.namespace),

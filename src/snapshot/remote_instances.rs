@@ -253,7 +253,7 @@ impl RemoteInstances {
             let gateways = gateways.filter(Gateway::is_ready).filter_map(|gateway| {
                 let key = (Arc::clone(&gateway.remote.network), gateway.address);
                 let state = Arc::clone(known.states.get(&key)?);
-                Some(gateway.endpoint(service, port, &found.serving, state))
+                Some(gateway.endpoint(service, port, (&found.serving, ready), state))
             });
             let gateways: Vec<_> = gateways.collect();
             (all > 0 && !gateways.is_empty()).then_some(NetworkShare {
@@ -307,7 +307,7 @@ impl RemoteInstances {
             gateways.retain(|one| one.is_ready() && clusters.contains(&one.remote.cluster));
             let gateways = gateways.into_iter().map(|gateway| {
                 let state = state(&gateway.remote.network, gateway.address);
-                gateway.endpoint(service, port, &found.serving, state)
+                gateway.endpoint(service, port, (&found.serving, ready), state)
             });
             let gateways: Vec<_> = gateways.collect();
             (ready > 0 && !gateways.is_empty()).then_some(NetworkShare {

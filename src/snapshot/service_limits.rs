@@ -73,6 +73,12 @@ impl TunnelCount {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Returns the share of `max` that is free, in percent.
+    pub fn free_percent(&self, max: u32) -> u32 {
+        let free = u64::from(max.saturating_sub(self.get())) * 100;
+        u32::try_from(free / u64::from(max.max(1))).unwrap_or(100)
+    }
+
     /// Counts a tunnel, unless there are `max` already.
     pub fn take(self: &Arc<Self>, max: u32) -> Option<TunnelPlace> {
         let add = |count: u32| (count < max).then(|| count + 1);
@@ -117,6 +123,8 @@ mod tests {
         let _open = count.add();
         assert!(count.take(2).is_none());
         assert_eq!(count.get(), 2);
+        let free = [0, 1, 2, 3, 8, u32::MAX].map(|max| count.free_percent(max));
+        assert_eq!(free, [0, 0, 0, 33, 75, 99]);
         drop(first);
         assert!(count.take(2).is_some());
         assert_eq!(count.get(), 1, "the place was dropped at once");

@@ -21,6 +21,8 @@ pub struct RemoteGatewayStatus {
     pub streams: usize,
     /// Round trip time of the last PING.
     pub rtt: Option<Duration>,
+    /// Factor of its weights by its round trip time, in percent.
+    pub share_percent: u32,
     /// Number of ejections since the start.
     pub ejections: u64,
     /// Cause of the last failure or of the last end of a connection; empty if none.
@@ -42,6 +44,7 @@ impl RemoteGatewayStatus {
             connections: 0,
             streams: 0,
             rtt: None,
+            share_percent: 100,
             ejections: 0,
             last_error: String::new(),
             identity: None,

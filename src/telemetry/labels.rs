@@ -1,6 +1,7 @@
 //! Istio's labels of a tunnel: their sources, names and order.
 
 use std::fmt;
+use std::hash::Hash;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -48,6 +49,23 @@ pub struct Destination {
     pub pod: Arc<dyn PodName>,
 }
 
+/// Labels of a counter with a limit of label sets.
+pub(super) trait Labels:
+    EncodeLabelSet + Clone + Eq + Hash + Send + Sync + fmt::Debug + 'static
+{
+    /// Returns the shared labels of those that exceed the limit.
+    fn overflow(&self) -> Self;
+}
+
+/// Gateway of another network that a tunnel was opened through.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteNetwork<'a> {
+    /// Cluster of the gateway.
+    pub cluster: &'a Arc<str>,
+    /// Network behind it.
+    pub network: &'a Arc<str>,
+}
+
 /// Label set of the `istio_tcp_*` counters. Empty values are exported as `unknown`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct TcpLabels {
@@ -67,6 +85,36 @@ pub(super) struct TunnelLabels {
     /// [`Source::counted_cluster`], which the configuration bounds. Empty for a peer without an
     /// identity, exported as `unknown`.
     pub(super) source_cluster: Arc<str>,
+}
+
+/// Label set of the bytes of tunnels to other networks. Empty values are exported as `unknown`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct NetworkLabels {
+    /// [`Source::counted_cluster`].
+    pub(super) source_cluster: Arc<str>,
+    pub(super) destination_cluster: Arc<str>,
+    pub(super) destination_network: Arc<str>,
+    pub(super) destination_service: Arc<str>,
+}
+
+impl Labels for NetworkLabels {
+    fn overflow(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl EncodeLabelSet for NetworkLabels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        for (name, value) in [
+            ("source_cluster", &self.source_cluster),
+            ("destination_cluster", &self.destination_cluster),
+            ("destination_network", &self.destination_network),
+            ("destination_service", &self.destination_service),
+        ] {
+            (name, or_unknown(value)).encode(encoder.encode_label())?;
+        }
+        Ok(())
+    }
 }
 
 impl EncodeLabelSet for TunnelLabels {
@@ -107,6 +155,15 @@ impl<'a> TunnelFacts<'a> {
         !self.source.principal.is_empty()
     }
 
+    pub(super) fn network_labels(self, remote: RemoteNetwork<'_>) -> NetworkLabels {
+        NetworkLabels {
+            source_cluster: Arc::clone(&self.source.counted_cluster),
+            destination_cluster: Arc::clone(remote.cluster),
+            destination_network: Arc::clone(remote.network),
+            destination_service: Arc::clone(&self.service.hostname),
+        }
+    }
+
     pub(super) fn labels(self, response_flags: &'static str) -> TcpLabels {
         let source = self.source;
         TcpLabels {
@@ -127,15 +184,6 @@ impl<'a> TunnelFacts<'a> {
 }
 
 impl TcpLabels {
-    /// Returns the shared labels of those that exceed the limit of label sets.
-    pub(super) fn overflow_labels(&self) -> Self {
-        Self {
-            response_flags: self.response_flags,
-            security: self.security,
-            ..Self::default()
-        }
-    }
-
     /// Returns names and values in the order of docs/wire-contract.md 6.1.
     ///
     /// The source's workload labels stay unknown: a certificate names a service account, not a
@@ -176,6 +224,16 @@ impl TcpLabels {
             ("destination_region", &workload.region),
             ("destination_zone", &workload.zone),
         ]
+    }
+}
+
+impl Labels for TcpLabels {
+    fn overflow(&self) -> Self {
+        Self {
+            response_flags: self.response_flags,
+            security: self.security,
+            ..Self::default()
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Metrics, access log, and the record of each tunnel, which updates both when it is dropped.
 
 mod access;
+mod budgets;
 mod exposition;
 mod labels;
 mod limiter;
@@ -12,7 +13,7 @@ mod sets;
 mod tcp;
 mod xds;
 
-pub use labels::{Destination, DestinationService, Source};
+pub use labels::{Destination, DestinationService, RemoteNetwork, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
 pub use record::{Record, connection_refused, handshake_refused};

@@ -49,6 +49,7 @@ impl Collector for RemoteGateways {
         let tunnels = Family::<Labels, Gauge>::default();
         let ejected = Family::<Labels, Gauge>::default();
         let rtt = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+        let share = Family::<Labels, Gauge<f64, AtomicU64>>::default();
         let ejections = Family::<Labels, Counter>::default();
         let rows = self.0.get().map(|rows| rows()).unwrap_or_default();
         if rows.is_empty() {
@@ -67,12 +68,14 @@ impl Collector for RemoteGateways {
             let is_ejected = i64::from(row.state == "ejected");
             ejected.get_or_create(&labels).set(is_ejected);
             ejections.get_or_create(&labels).inc_by(row.ejections);
+            let factor = f64::from(row.share_percent) / 100.0;
+            share.get_or_create(&labels).set(factor);
             if let Some(time) = row.rtt {
                 rtt.get_or_create(&labels).set(time.as_secs_f64());
             }
         }
         let gauge = MetricType::Gauge;
-        let metrics: [(&str, &str, MetricType, &dyn EncodeMetric); 5] = [
+        let metrics: [(&str, &str, MetricType, &dyn EncodeMetric); 6] = [
             ("connections", "HBONE connections", gauge, &connections),
             ("tunnels", "Tunnels", gauge, &tunnels),
             ("ejected", "Whether the gateway is ejected", gauge, &ejected),
@@ -82,6 +85,7 @@ impl Collector for RemoteGateways {
                 gauge,
                 &rtt,
             ),
+            ("share", "Factor of its weights by its RTT", gauge, &share),
             ("ejections", "Ejections", MetricType::Counter, &ejections),
         ];
         for (name, what, kind, metric) in metrics {

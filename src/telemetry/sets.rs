@@ -1,4 +1,5 @@
-//! Counters with Istio's labels: at most [`MAX_LABEL_SETS`] label sets each, which expire.
+//! Counters with labels that peers influence: at most [`MAX_LABEL_SETS`] label sets each, which
+//! expire.
 //!
 //! An issuer of identities in a trusted domain must neither exhaust the memory nor fill the table
 //! permanently. A counter that was unused for [`UNUSED_LIFETIME`] is removed, unless an open tunnel
@@ -16,10 +17,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::{Metric, Registry};
 
-use super::labels::TcpLabels;
+use super::labels::Labels;
 
 /// Limit of label sets of one counter. Further ones are counted together as `unknown`. A label
-/// set takes about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
+/// set takes about 1 KiB: 7 counters × 4,096 × 1 KiB = 28 MiB.
 pub(super) const MAX_LABEL_SETS: usize = 4096;
 
 /// Lifetime of an unused label set: longer than any scrape interval, and usually longer than the
@@ -46,12 +47,12 @@ impl Count {
 
 /// Counters of one name.
 #[derive(Clone, Debug)]
-pub(super) struct LabelSets(Arc<Inner>);
+pub(super) struct LabelSets<L>(Arc<Inner<L>>);
 
 #[derive(Debug)]
-struct Inner {
+struct Inner<L> {
     name: &'static str,
-    sets: RwLock<HashMap<TcpLabels, LabelSet>>,
+    sets: RwLock<HashMap<L, LabelSet>>,
     /// True if a count went to `unknown` since the table last had space.
     is_full: AtomicBool,
     overflow: Counter,
@@ -66,7 +67,7 @@ struct LabelSet {
     last_used: Instant,
 }
 
-impl LabelSets {
+impl<L: Labels> LabelSets<L> {
     /// Registers the counters under a name. `overflow` counts the lookups that exceed the limit.
     pub(super) fn register(
         registry: &mut Registry,
@@ -85,7 +86,7 @@ impl LabelSets {
     }
 
     /// Returns the counter of a label set, or the one of `unknown` if the table is full.
-    pub(super) fn counter(&self, labels: &TcpLabels) -> Count {
+    pub(super) fn counter(&self, labels: &L) -> Count {
         if let Some(set) = self.0.sets.read().get(labels) {
             return set.count.clone();
         }
@@ -97,7 +98,7 @@ impl LabelSets {
         if let Some(set) = sets.get(labels) {
             return set.count.clone();
         }
-        let others = counter(&mut sets, labels.overflow_labels());
+        let others = counter(&mut sets, labels.overflow());
         drop(sets);
         self.0.overflow.inc();
         if !self.0.is_full.swap(true, Ordering::Relaxed) {
@@ -110,11 +111,15 @@ impl LabelSets {
         others
     }
 
-    /// Removes counters that no tunnel holds and that were unused for [`UNUSED_LIFETIME`].
-    pub(super) fn sweep(&self, now: Instant) {
+    /// Removes counters that no tunnel holds and that were unused for [`UNUSED_LIFETIME`]. Passes
+    /// the increase of each counter since the last sweep to `increased`.
+    pub(super) fn sweep(&self, now: Instant, mut increased: impl FnMut(&L, u64)) {
         let mut sets = self.0.sets.write();
-        sets.retain(|_, set| {
+        sets.retain(|labels, set| {
             let count = set.count.get();
+            if count > set.count_at_sweep {
+                increased(labels, count - set.count_at_sweep);
+            }
             if count != set.count_at_sweep || Arc::strong_count(&set.count.0) > 1 {
                 (set.count_at_sweep, set.last_used) = (count, now);
             }
@@ -178,7 +183,7 @@ macro_rules! metrics {
 
 pub(super) use metrics;
 
-fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count {
+fn counter<L: Labels>(sets: &mut HashMap<L, LabelSet>, labels: L) -> Count {
     let set = sets.entry(labels).or_insert_with(|| LabelSet {
         count: Count::default(),
         count_at_sweep: 0,
@@ -187,7 +192,7 @@ fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count 
     set.count.clone()
 }
 
-impl EncodeMetric for LabelSets {
+impl<L: Labels> EncodeMetric for LabelSets<L> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         // Copied first: formatting megabytes under the lock would block the data path.
         let sets = self.0.sets.read();
@@ -212,7 +217,7 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::super::DestinationService;
-    use super::super::labels::{NO_FLAGS, TunnelFacts};
+    use super::super::labels::{NO_FLAGS, TcpLabels, TunnelFacts};
     use super::super::tests::source;
     use super::*;
 
@@ -223,7 +228,7 @@ mod tests {
     }
 
     struct Counted {
-        sets: LabelSets,
+        sets: LabelSets<TcpLabels>,
         overflow: Counter,
         registry: Registry,
     }
@@ -253,26 +258,29 @@ mod tests {
         let held = counted.sets.counter(&labels(0));
         counted.sets.counter(&labels(1)).inc();
         let start = Instant::now();
-        counted.sets.sweep(start);
+        counted.sets.sweep(start, |_, _| ());
         assert_eq!(counted.samples().len(), 2);
         // Used again half an hour later, which restarts its hour.
         counted.sets.counter(&labels(1)).inc();
-        counted.sets.sweep(start + UNUSED_LIFETIME / 2);
-        counted.sets.sweep(start + UNUSED_LIFETIME);
+        counted.sets.sweep(start + UNUSED_LIFETIME / 2, |_, _| ());
+        counted.sets.sweep(start + UNUSED_LIFETIME, |_, _| ());
         assert_eq!(counted.samples().len(), 2);
-        counted.sets.sweep(start + UNUSED_LIFETIME * 3 / 2);
+        counted
+            .sets
+            .sweep(start + UNUSED_LIFETIME * 3 / 2, |_, _| ());
         assert_eq!(counted.samples().len(), 1);
         held.inc_by(7);
-        counted.sets.sweep(start + UNUSED_LIFETIME * 9);
+        counted.sets.sweep(start + UNUSED_LIFETIME * 9, |_, _| ());
         assert!(counted.samples()[0].contains("/sa/0\""));
         assert!(counted.samples()[0].ends_with(" 7"));
         drop(held);
         // The hour of a held counter starts when its last handle is dropped.
-        counted
-            .sets
-            .sweep(start + UNUSED_LIFETIME * 10 - Duration::from_secs(1));
+        counted.sets.sweep(
+            start + UNUSED_LIFETIME * 10 - Duration::from_secs(1),
+            |_, _| (),
+        );
         assert_eq!(counted.samples().len(), 1);
-        counted.sets.sweep(start + UNUSED_LIFETIME * 10);
+        counted.sets.sweep(start + UNUSED_LIFETIME * 10, |_, _| ());
         assert_eq!(counted.samples().len(), 0);
         counted.sets.counter(&labels(0)).inc();
         assert!(counted.samples()[0].ends_with(" 1"), "it starts anew");
@@ -295,9 +303,9 @@ mod tests {
                 .is_some_and(|line| line.ends_with(" 3"))
         );
         let start = Instant::now();
-        counted.sets.sweep(start);
+        counted.sets.sweep(start, |_, _| ());
         assert!(counted.sets.0.is_full.load(Ordering::Relaxed));
-        counted.sets.sweep(start + UNUSED_LIFETIME);
+        counted.sets.sweep(start + UNUSED_LIFETIME, |_, _| ());
         assert!(!counted.sets.0.is_full.load(Ordering::Relaxed));
         counted.sets.counter(&labels(MAX_LABEL_SETS + 1)).inc();
         assert_eq!(counted.overflow.get(), 3);

@@ -8,11 +8,14 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::labels::{NO_FLAGS, TunnelFacts};
+use super::labels::{NO_FLAGS, NetworkLabels, RemoteNetwork, TcpLabels, TunnelFacts};
 use super::sets::{Count, LabelSets, metric};
 use super::{DestinationService, Source, WorkloadLabels};
 
 const OVERFLOW: &str = "Counts attributed to `unknown` because the limit of label sets was reached";
+
+const TO_NETWORKS: &str = "Bytes from peers to gateways of other networks";
+const FROM_NETWORKS: &str = "Bytes from gateways of other networks to peers";
 
 /// Number of slots of the cache. With everything that an old connection and an old snapshot leave
 /// in them, they hold 256 × under 2 KiB.
@@ -21,11 +24,14 @@ const CACHE_SLOTS: usize = 256;
 /// Istio's counters.
 #[derive(Debug)]
 pub(super) struct Tcp {
-    opened: LabelSets,
-    closed: LabelSets,
-    failed: LabelSets,
-    received: LabelSets,
-    sent: LabelSets,
+    opened: LabelSets<TcpLabels>,
+    closed: LabelSets<TcpLabels>,
+    failed: LabelSets<TcpLabels>,
+    received: LabelSets<TcpLabels>,
+    sent: LabelSets<TcpLabels>,
+    /// Bytes to and from other networks.
+    to_networks: LabelSets<NetworkLabels>,
+    from_networks: LabelSets<NetworkLabels>,
     cache: Box<[Mutex<Option<CachedHandles>>]>,
 }
 
@@ -35,8 +41,17 @@ pub(super) struct Handles {
     opened: Count,
     pub(super) received: Count,
     pub(super) sent: Count,
+    /// Counters of tunnels to another network. The workload of such a tunnel is one gateway.
+    pub(super) network: Option<NetworkHandles>,
     /// Created at the end of the first tunnel.
     closed: OnceLock<Count>,
+}
+
+/// Counters of the bytes of an open tunnel to another network.
+#[derive(Debug)]
+pub(super) struct NetworkHandles {
+    pub(super) received: Count,
+    pub(super) sent: Count,
 }
 
 /// Cache entry: a source, service and workload, and their counters. A lookup without it hashes a
@@ -54,11 +69,14 @@ impl Tcp {
     pub(super) fn register(r: &mut Registry) -> Self {
         let overflow: Family<[(&str, &str); 1], Counter> =
             metric(r, "strait_metric_overflow", OVERFLOW);
-        let mut tcp = |name, help| {
-            let overflow = overflow.get_or_create_owned(&[("metric", name)]);
-            LabelSets::register(r, name, help, overflow)
-        };
+        let overflow = |name: &'static str| overflow.get_or_create_owned(&[("metric", name)]);
+        let mut network = |name, help| LabelSets::register(r, name, help, overflow(name));
+        let to_networks = network("strait_network_received_bytes", TO_NETWORKS);
+        let from_networks = network("strait_network_sent_bytes", FROM_NETWORKS);
+        let mut tcp = |name, help| LabelSets::register(r, name, help, overflow(name));
         Self {
+            to_networks,
+            from_networks,
             opened: tcp("istio_tcp_connections_opened", "Tunnels opened"),
             closed: tcp("istio_tcp_connections_closed", "Tunnels closed"),
             failed: tcp(
@@ -82,8 +100,9 @@ impl Tcp {
         &self,
         facts: TunnelFacts<'_>,
         workload: &Arc<WorkloadLabels>,
+        remote: Option<RemoteNetwork<'_>>,
     ) -> Arc<Handles> {
-        let handles = self.handles(facts, workload);
+        let handles = self.handles(facts, workload, remote);
         handles.opened.inc();
         handles
     }
@@ -111,7 +130,8 @@ impl Tcp {
     }
 
     /// Removes counters that were unused for an hour.
-    pub(super) fn sweep(&self, now: Instant) {
+    /// Passes the bytes of tunnels to other networks since the last sweep to `network_bytes`.
+    pub(super) fn sweep(&self, now: Instant, mut network_bytes: impl FnMut(&NetworkLabels, u64)) {
         for place in &self.cache {
             let mut lately = place.lock();
             // An entry that only the cache holds counts as unused.
@@ -126,17 +146,33 @@ impl Tcp {
             &self.received,
             &self.sent,
         ] {
-            sets.sweep(now);
+            sets.sweep(now, |_, _| ());
+        }
+        self.to_networks.sweep(now, &mut network_bytes);
+        self.from_networks.sweep(now, &mut network_bytes);
+    }
+
+    /// Returns the counters of a tunnel to another network.
+    fn to_network(&self, labels: &NetworkLabels) -> NetworkHandles {
+        NetworkHandles {
+            received: self.to_networks.counter(labels),
+            sent: self.from_networks.counter(labels),
         }
     }
 
-    fn handles(&self, facts: TunnelFacts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
+    fn handles(
+        &self,
+        facts: TunnelFacts<'_>,
+        workload: &Arc<WorkloadLabels>,
+        remote: Option<RemoteNetwork<'_>>,
+    ) -> Arc<Handles> {
         let make = || {
             let labels = facts.labels(NO_FLAGS);
             Arc::new(Handles {
                 opened: self.opened.counter(&labels),
                 received: self.received.counter(&labels),
                 sent: self.sent.counter(&labels),
+                network: remote.map(|remote| self.to_network(&facts.network_labels(remote))),
                 closed: OnceLock::new(),
             })
         };
@@ -224,7 +260,7 @@ mod tests {
             tcp.ended(facts, None, NO_FLAGS);
             // Twice: a cached label set is the same one.
             for _ in 0..2 {
-                let open = tcp.opened(facts, &workload);
+                let open = tcp.opened(facts, &workload, None);
                 tcp.ended(facts, Some(&open), NO_FLAGS);
             }
         }
@@ -250,14 +286,14 @@ mod tests {
         });
         let [quiet, _] = workloads.each_ref().map(|workload| {
             let facts = TunnelFacts::new(&source, &service, Some(workload));
-            let open = tcp.opened(facts, workload);
+            let open = tcp.opened(facts, workload, None);
             tcp.ended(facts, Some(&open), NO_FLAGS);
-            tcp.opened(facts, workload)
+            tcp.opened(facts, workload, None)
         });
         let start = Instant::now();
         // The second tunnel was dropped immediately; only the cache still holds its counters.
         for now in [start, start + UNUSED_LIFETIME, start + UNUSED_LIFETIME * 2] {
-            tcp.sweep(now);
+            tcp.sweep(now, |_, _| ());
         }
         quiet.sent.inc_by(5);
         let text = encoded(&registry);
@@ -285,6 +321,7 @@ mod tests {
             tcp.opened(
                 TunnelFacts::new(&Arc::new(source), &service, None),
                 &workload,
+                None,
             )
         };
         assert!(Arc::ptr_eq(&opened(1), &opened(2)));
@@ -306,7 +343,7 @@ mod tests {
         for round in 0..3 {
             for (i, workload) in workloads.iter().enumerate() {
                 let facts = TunnelFacts::new(&source, &service, Some(workload));
-                let open = tcp.opened(facts, workload);
+                let open = tcp.opened(facts, workload, None);
                 open.sent.inc_by(i as u64);
                 let flags = if round == 0 { "UF" } else { NO_FLAGS };
                 tcp.ended(facts, Some(&open), flags);

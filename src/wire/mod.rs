@@ -7,6 +7,7 @@ pub mod authority;
 pub mod baggage;
 pub mod hello;
 mod label;
+mod load;
 mod region;
 pub mod sni;
 mod spki;
@@ -15,6 +16,7 @@ mod via;
 
 pub use authority::{Authority, AuthorityError, Host};
 pub use label::Label;
+pub use load::{LOAD_HEADER, ServiceLoad};
 pub use region::RegionPattern;
 pub use spki::{SpkiHash, UNKNOWN_CLUSTER};
 pub use transit::Transit;

@@ -52,6 +52,8 @@ enum Fault {
     Expired,
     /// 503 with this outcome.
     Reject(Option<&'static str>),
+    /// 200 with this load.
+    Load(&'static str),
 }
 
 /// Running gateway of network west, which echoes unless it has a fault.
@@ -151,6 +153,11 @@ async fn serve(stream: TlsStream<TcpStream>, fault: Fault, shared: &Shared) {
                 shared.is_silent.store(true, Ordering::SeqCst);
                 std::future::pending::<()>().await;
             }
+            Fault::Load(load) => {
+                let answer = Response::builder().header("x-strait-load", load);
+                let answer = answer.body(()).expect("an answer");
+                tunnels.spawn(echo_after(answer, request, respond));
+            }
             _ => {
                 tunnels.spawn(echo(request, respond));
                 if fault == Fault::GoAway {
@@ -167,8 +174,15 @@ async fn hold(mut respond: SendResponse<Bytes>) {
     respond.send_reset(h2::Reason::CANCEL);
 }
 
-async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
-    let answer = Response::new(());
+async fn echo(request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+    echo_after(Response::new(()), request, respond).await;
+}
+
+async fn echo_after(
+    answer: Response<()>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) {
     let (Ok(mut send), mut receive) = (respond.send_response(answer, false), request.into_body())
     else {
         return;
@@ -411,5 +425,18 @@ fn an_outcome_becomes_the_reason_and_another_gateway_takes_the_tunnel() {
             let text = format!("the gateway answered 503, outcome {label}");
             check(Fault::Reject(outcome), reason, &text).await;
         }
+    });
+}
+
+#[test]
+fn a_malformed_load_is_counted_and_changes_no_weight() {
+    run(async {
+        let rig = Rig::start(Fault::Load("ready=1000, free=2")).await;
+        let _open = rig.client.tunnel(ALONE).await.expect("a tunnel");
+        let malformed = "strait_remote_loads_malformed_total";
+        assert_eq!(rig.gateway.metric(malformed).await, 1.0);
+        let (_, page, _) = rig.gateway.run_command(&["status", "peers"]).await;
+        let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(page.contains(&format!("{ALONE} 1 - ")), "{page}");
     });
 }

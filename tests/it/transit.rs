@@ -142,11 +142,27 @@ fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
         let (_, page, _) = first.run_command(&["status"]).await;
         assert!(page.contains("Gateways of other networks"), "{page}");
         assert!(page.contains(WEST_GATEWAY), "{page}");
+        for direction in ["received", "sent"] {
+            let series = format!(
+                "strait_network_{direction}_bytes_total{{source_cluster=\"west\",\
+                 destination_cluster=\"west\",destination_network=\"west\",\
+                 destination_service=\"echo.app.svc.cluster.local\"}}"
+            );
+            let counted = async || first.metric(&series).await;
+            until(direction, counted, |&now| now >= sent.len() as f64).await;
+        }
+        let text = second.scrape().await;
+        assert!(!text.contains("strait_network_sent_bytes_total{"), "{text}");
         let (code, page, _) = first.run_command(&["status", "peers"]).await;
         assert_eq!(code, 0);
         assert!(page.contains(WEST_GATEWAY), "{page}");
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(page.contains("east west linked 1 1 0 "), "{page}");
+        let load = format!("{}:15008 {ECHO} 1 0.9", second.address.ip());
+        assert!(page.contains(&load), "{page}");
+        let asked = ["explain", "--from", CLIENT, "--to", ECHO];
+        let (_, page, _) = first.run_command(&asked).await;
+        assert!(page.contains("1 x 0.9"), "{page}");
     });
 }
 
@@ -228,8 +244,14 @@ fn a_drain_of_the_next_gateway_keeps_open_tunnels_until_its_deadline() {
     });
 }
 
-/// Asks for a tunnel, and returns the status and the outcome.
-async fn outcome(gateway: &Gateway, id: &str, server: &str, via: &str) -> (u16, Option<String>) {
+/// Asks for a tunnel, and returns the status and a header of the answer.
+async fn answer(
+    gateway: &Gateway,
+    id: &str,
+    (authority, via): (&str, &str),
+    header: &str,
+) -> (u16, Option<String>) {
+    let server = WEST_GATEWAY;
     let tls = TlsConnector::from(identities().client(id, server));
     let stream = TcpStream::connect(gateway.address)
         .await
@@ -238,15 +260,21 @@ async fn outcome(gateway: &Gateway, id: &str, server: &str, via: &str) -> (u16, 
     let stream = tls.connect(name, stream).await.expect("TLS");
     let (mut send, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
     let driver = tokio::spawn(connection);
-    let request = Request::connect("nothing.here:80").header("x-strait-via", via);
+    let request = Request::connect(authority).header("x-strait-via", via);
     let request = request.body(()).expect("a request");
     let (answer, _stream): (_, h2::SendStream<Bytes>) =
         send.send_request(request, true).expect("a stream");
     let answer = answer.await.expect("an answer");
     driver.abort();
-    let outcome = answer.headers().get("x-strait-outcome");
-    let outcome = outcome.map(|value| value.to_str().expect("text").to_owned());
-    (answer.status().as_u16(), outcome)
+    let value = answer.headers().get(header);
+    let value = value.map(|value| value.to_str().expect("text").to_owned());
+    (answer.status().as_u16(), value)
+}
+
+/// Asks for an unknown service, and returns the status and the outcome.
+async fn outcome(gateway: &Gateway, id: &str, via: &str) -> (u16, Option<String>) {
+    let asked = ("nothing.here:80", via);
+    answer(gateway, id, asked, "x-strait-outcome").await
 }
 
 #[test]
@@ -255,22 +283,37 @@ fn only_gateways_learn_why_a_tunnel_is_rejected() {
         let second = start_west(&west(Net::new(), &[])).await;
         let hash = "0123456789abcdef";
         let unknown = Some("unknown_service".to_owned());
-        assert_eq!(
-            outcome(&second, GATEWAY, WEST_GATEWAY, hash).await,
-            (503, unknown)
-        );
+        assert_eq!(outcome(&second, GATEWAY, hash).await, (503, unknown));
         let east = "spiffe://east.local/ns/shop/sa/checkout";
-        assert_eq!(
-            outcome(&second, east, WEST_GATEWAY, hash).await,
-            (503, None)
-        );
+        assert_eq!(outcome(&second, east, hash).await, (503, None));
         let looped = Some("gateway_loop".to_owned());
         let long = [hash; 4].join(",");
-        assert_eq!(
-            outcome(&second, GATEWAY, WEST_GATEWAY, &long).await,
-            (503, looped)
-        );
+        assert_eq!(outcome(&second, GATEWAY, &long).await, (503, looped));
         assert_eq!(second.tunnels("gateway_loop").await, 1.0);
+    });
+}
+
+#[test]
+fn only_gateways_learn_the_load_of_a_service() {
+    run(async {
+        let net = Net::new();
+        let mut pods = Vec::new();
+        for host in [11, 12] {
+            pods.push(Endpoint::echo(net.listen(host, 9000).await));
+        }
+        let mut settings = west(net, &[(11, 1, "TCP"), (12, 3, "TCP")]);
+        let limit = "to: [{cluster: east}, {cluster: west}]\n      limits: {tunnels: 4}";
+        let exposed = "to: [{cluster: east}, {cluster: west}]";
+        settings.exposure = settings.exposure.replace(exposed, limit);
+        let second = start_west(&settings).await;
+        let load = async |id: &str| {
+            let asked = (ECHO, "0123456789abcdef");
+            answer(&second, id, asked, "x-strait-load").await
+        };
+        let quarter = Some("ready=4, free=0.75".to_owned());
+        assert_eq!(load(GATEWAY).await, (200, quarter));
+        let east = "spiffe://east.local/ns/shop/sa/checkout";
+        assert_eq!(load(east).await, (200, None));
     });
 }
 

@@ -198,6 +198,7 @@ fn gateway_to_json(row: RemoteGatewayStatus) -> Value {
         "connections": row.connections,
         "tunnels": row.streams,
         "rtt": row.rtt.map(|time| humantime::format_duration(time).to_string()),
+        "share": format!("{}%", row.share_percent),
         "ejections": row.ejections,
         "error": row.last_error,
         "identity": row.identity,

@@ -7,14 +7,18 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{IssuerRow, Parameters, gateway_to_json, list, text};
 use crate::admin::AdminState;
 use crate::admin::text::{Text, key};
 use crate::config::Config;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{FACTOR_ONE, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::wire::UNKNOWN_CLUSTER;
+
+/// Limit of listed loads.
+const LOADS_MAX: usize = 1000;
 
 /// Answers with the page as text or JSON.
 pub(in crate::admin) async fn peers(
@@ -42,7 +46,35 @@ fn page(state: &AdminState) -> Value {
         "links": links(&config, &snapshot, &gateways, &issuers),
         "peers": tunnels(&snapshot, &gateways, (state.peer_tunnels)()),
         "gateways": gateways.into_iter().map(gateway_to_json).collect::<Vec<_>>(),
+        "loads": loads(&snapshot),
     })
+}
+
+/// Returns a row for each gateway and service port that tunnels have used lately, up to a limit.
+fn loads(snapshot: &Snapshot) -> Vec<Value> {
+    let now = Instant::now();
+    let services = snapshot.services.iter();
+    let sets = services.flat_map(|(host, service)| {
+        let sets = service.transit_ports.iter();
+        sets.map(move |(port, sets)| (host, port, &sets.always))
+    });
+    let rows = sets.flat_map(|(host, port, set)| {
+        let endpoints = set.endpoints.iter().zip(&set.candidates);
+        endpoints.filter_map(move |(endpoint, candidate)| {
+            let state = &endpoint.state;
+            let free = state.free_capacity(now);
+            free.or_else(|| state.share(now))?;
+            Some(json!({
+                "gateway": endpoint.address.to_string(),
+                "service": format!("{host}:{port}"),
+                "counted": candidate.instances,
+                "free": free.map(|hundredths| f64::from(hundredths) / 100.0),
+                "dial": format!("{}ms", state.mean_dial_millis()),
+                "factor": f64::from(candidate.factor(|| now)) / f64::from(FACTOR_ONE),
+            }))
+        })
+    });
+    rows.take(LOADS_MAX).collect()
 }
 
 /// Returns a row for each direction between this cluster and each other one that the trust set,
@@ -173,6 +205,21 @@ fn to_text(page: &Value, color: bool) -> String {
         );
     }
     text::gateways(&mut text, page, usize::MAX);
+    let loads = list(&page["loads"]);
+    if !loads.is_empty() {
+        text.heading("Services behind gateways, used in the last minute", "");
+        text.table(
+            loads,
+            &[
+                ("GATEWAY", &key("gateway")),
+                ("SERVICE", &key("service")),
+                ("COUNTED", &key("counted")),
+                ("FREE", &key("free")),
+                ("TIME TO 200", &key("dial")),
+                ("WEIGHT X", &key("factor")),
+            ],
+        );
+    }
     if list(&page["gateways"]).is_empty() {
         text.line("");
         text.line("no gateways of other networks are known");
@@ -222,6 +269,7 @@ mod tests {
             from: from.to_owned(),
             to: to.to_owned(),
             exposes: Vec::new(),
+            budget: None,
         };
         config.links = Some(vec![link("north", "east"), link("west", "north")]);
         fixture.state.config.store(Arc::new(config));
@@ -262,7 +310,7 @@ mod tests {
             "east west not linked 2 1 7 - -",
             "spiffe://north.local/ns/g/sa/g 3 0",
             "spiffe://west.local/ns/g/sa/g 0 7",
-            "192.0.2.1:15008 west-net ready 20ms 7 0 spiffe://west.local/ns/g/sa/g -",
+            "192.0.2.1:15008 west-net ready 20ms 100% 7 0 spiffe://west.local/ns/g/sa/g -",
         ] {
             assert!(lines.iter().any(|line| line == want), "{want}\n{text}");
         }

@@ -306,6 +306,7 @@ pub(super) fn gateways(text: &mut Text, page: &Value, max: usize) {
             ("NETWORK", &key("network")),
             ("STATE", &key("state")),
             ("RTT", &key("rtt")),
+            ("SHARE", &key("share")),
             ("TUNNELS", &key("tunnels")),
             ("EJECTIONS", &key("ejections")),
             ("IDENTITY", &key("identity")),

@@ -148,6 +148,10 @@ impl Page {
             let locality = |row: &EndpointRow| {
                 or_dash(Some(&row.locality).filter(|locality| !locality.is_empty()))
             };
+            let weight = |row: &EndpointRow| match row.factor {
+                1.0 => row.weight.to_string(),
+                factor => format!("{} x {factor:.2}", row.weight),
+            };
             self.0.table(
                 &answer.endpoints,
                 &[
@@ -156,7 +160,7 @@ impl Page {
                     ("WORKLOAD", &|row| row.workload.to_string()),
                     ("LOCALITY", &locality),
                     ("TIER", &tier),
-                    ("WEIGHT", &|row| row.weight.to_string()),
+                    ("WEIGHT", &weight),
                     ("TUNNELS", &|row| row.tunnels.to_string()),
                     ("STATE", &state),
                 ],

@@ -3,18 +3,25 @@
 //! Each gateway adds its hash to `x-strait-via`, so a path that comes back ends after as many
 //! tunnels as it has gateways.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet};
-use crate::wire::{GatewayHash, HOPS_MAX, Via};
+use crate::wire::{GatewayHash, HOPS_MAX, ServiceLoad, Via};
 
 use super::super::DataPath;
 use super::super::balance::{self, Pick};
 use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
+
+/// Shortest time for a try of a gateway while others are left. A gateway whose first endpoint is dead
+/// answers after [`DIAL_TIMEOUT`](super::DIAL_TIMEOUT).
+const TRY_MIN: Duration = Duration::from_secs(3);
 
 /// Rejects a tunnel that has passed this gateway already.
 ///
@@ -77,27 +84,34 @@ pub(super) async fn open(
     }
     let request = request(gateway, peer, pick);
     let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
-    let endpoints = pick.route().endpoints();
-    let deadline = deadline_of_try(gateway, endpoints, pick.endpoint(), deadline);
+    let endpoints = (&**pick.route().endpoints(), &**pick.endpoint());
     send(gateway, endpoints, target, &request, deadline).await
 }
 
-/// Returns the deadline for a tunnel through the gateway of an endpoint. While the service has
-/// another endpoint, half of the time is left for it, so that silent gateways do not use up the
-/// time of all others.
+/// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
+/// among the endpoints that are left, so that silent gateways do not use up the time of others, but
+/// a try has [`TRY_MIN`].
 pub fn deadline_of_try(
     gateway: &DataPath,
-    endpoints: &EndpointSet,
-    endpoint: &Endpoint,
+    (endpoints, endpoint): (&EndpointSet, &Endpoint),
+    tried: &[Arc<Endpoint>],
     deadline: Instant,
 ) -> Instant {
-    let now = Instant::now();
-    let target = target(endpoint);
-    let is_last = target.is_none_or(|target| !has_alternative(gateway, endpoints, &target));
-    if is_last {
+    let Some(target) = target(endpoint) else {
         return deadline;
-    }
-    now + deadline.saturating_duration_since(now) / 2
+    };
+    let now = Instant::now();
+    let left = endpoints.endpoints.iter().filter(|other| {
+        let is_tried = tried
+            .iter()
+            .any(|tried| Arc::ptr_eq(&tried.state, &other.state));
+        !is_tried && is_alternative(gateway, other, &target, now)
+    });
+    let tries = u32::try_from(left.count())
+        .unwrap_or(u32::MAX)
+        .saturating_add(1);
+    let share = deadline.saturating_duration_since(now) / tries;
+    deadline.min(now + share.max(TRY_MIN))
 }
 
 /// Opens a tunnel for the client of a binding through the gateway of an endpoint.
@@ -118,14 +132,15 @@ pub async fn open_bound(
     let via = own.and_then(|own| Via::default().with(own));
     let via = via.ok_or_else(|| fail(Reason::GatewayUnreachable, "no certificate yet"))?;
     let request = Request::new(authority.to_owned(), &via);
-    send(gateway, endpoints, &target, &request, deadline).await
+    send(gateway, (endpoints, endpoint), &target, &request, deadline).await
 }
 
-/// Sends a CONNECT to a gateway. Ejects the gateway if it has failed and there is another one. A
-/// tunnel whose own deadline was too short proves a failure only with an attempt that failed.
+/// Sends a CONNECT to the gateway of an endpoint, and records the factors of its weight. Ejects the
+/// gateway if it has failed and there is another one. A tunnel whose own deadline was too short
+/// proves a failure only with an attempt that failed.
 async fn send(
     gateway: &DataPath,
-    endpoints: &EndpointSet,
+    (endpoints, endpoint): (&EndpointSet, &Endpoint),
     target: &Target,
     request: &Request,
     deadline: Instant,
@@ -136,6 +151,17 @@ async fn send(
         return Err(Failure { reason, detail });
     }
     let opened = gateway.outer.open(target, request, deadline).await;
+    let opened = opened.map(|answer| {
+        let now = Instant::now();
+        endpoint.state.record_share(answer.share, now);
+        if let Some(load) = answer.load {
+            match ServiceLoad::parse(load.as_bytes()) {
+                Some(load) => endpoint.state.record_load(load, now),
+                None => gateway.metrics.load_malformed(),
+            }
+        }
+        answer.stream
+    });
     opened.inspect_err(|failure| {
         let is_gateway = matches!(
             failure.reason,
@@ -152,12 +178,15 @@ async fn send(
 pub fn has_alternative(gateway: &DataPath, endpoints: &EndpointSet, target: &Target) -> bool {
     let now = Instant::now();
     let mut others = endpoints.endpoints.iter();
-    others.any(|other| {
-        let through = self::target(other);
-        through.as_ref() != Some(target)
-            && !other.state.is_ejected(now)
-            && !through.is_some_and(|other| gateway.outer.is_ejected(&other))
-    })
+    others.any(|other| is_alternative(gateway, other, target, now))
+}
+
+/// Returns true if `other` is not reached through this gateway, and is not ejected.
+fn is_alternative(gateway: &DataPath, other: &Endpoint, target: &Target, now: Instant) -> bool {
+    let through = self::target(other);
+    through.as_ref() != Some(target)
+        && !other.state.is_ejected(now)
+        && !through.is_some_and(|other| gateway.outer.is_ejected(&other))
 }
 
 /// Creates the CONNECT for the service of the picked endpoint, with our hash in `x-strait-via`.

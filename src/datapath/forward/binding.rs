@@ -26,7 +26,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet, InFlight, Snapshot};
 use crate::telemetry::{ConnectionGuard, Record};
 
-use super::establish::destination;
+use super::establish::{destination, remote_network};
 use super::open::revoke_delay;
 
 /// Connection of a local client.
@@ -113,8 +113,9 @@ impl Client {
             () = drain.closing() => return Err(Reason::DrainDeadline),
         };
         let endpoint = &upstream.endpoint;
-        self.record
-            .set_open(destination(endpoint), endpoint.labels());
+        let remote = remote_network(endpoint);
+        let destination = destination(endpoint);
+        self.record.set_open(destination, endpoint.labels(), remote);
         Ok(upstream)
     }
 
@@ -208,7 +209,9 @@ async fn pick_and_open(
         })?;
         let started = Instant::now();
         let target = (binding, account);
-        let opened = open(gateway, (&endpoints, &endpoint), target, deadline);
+        let pick = (&*endpoints, &*endpoint);
+        let try_end = remote::deadline_of_try(gateway, pick, &tried, deadline);
+        let opened = open(gateway, pick, target, try_end);
         let failure = match Box::pin(opened).await {
             Ok(stream) => {
                 let time = started.elapsed();
@@ -245,7 +248,6 @@ async fn open(
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let authority = &binding.authority;
-    let deadline = remote::deadline_of_try(gateway, endpoints, endpoint, deadline);
     let tunnel = remote::open_bound(gateway, endpoints, endpoint, authority, deadline).await?;
     if !binding.is_inner_hbone() {
         return Ok(tunnel);

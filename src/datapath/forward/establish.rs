@@ -12,7 +12,8 @@ use crate::datapath::route::{self, Route};
 use crate::datapath::{DataPath, authorize, balance};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, ServicePort};
-use crate::telemetry::{Destination, DestinationService, Record};
+use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
+use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
 
 use super::open::{Open, StreamGuards};
@@ -99,6 +100,19 @@ impl NewTunnel {
         Ok(permit)
     }
 
+    /// Returns the load of the service for a gateway of another network: the endpoints of this
+    /// network, and the tightest limit of concurrent tunnels.
+    pub(super) fn load(&self, permit: &Permit) -> ServiceLoad {
+        let snapshot = self.gateway.reader.load();
+        let route = permit.route();
+        let here = route.service().ports.get(&route.port());
+        let of_service = policy::free_percent(&snapshot, &self.peer, route);
+        ServiceLoad {
+            ready: here.map_or(0, |set| set.weight()),
+            free_percent: of_service.min(self.gateway.admission.pool.free_percent()),
+        }
+    }
+
     /// Fails if all tunnels together hold too much.
     pub(super) fn check_room(&self) -> Result<(), Reason> {
         let has_room = self.gateway.budget.has_room();
@@ -145,7 +159,8 @@ impl NewTunnel {
             mut record,
         } = self;
         let endpoint = upstream.grant.endpoint();
-        record.set_open(destination(endpoint), endpoint.labels());
+        let remote = remote_network(endpoint);
+        record.set_open(destination(endpoint), endpoint.labels(), remote);
         Open {
             gateway,
             peer,
@@ -187,6 +202,8 @@ async fn pick_and_dial(
             permit = pick.into_permit();
             continue;
         }
+        let tried_of = (&**pick.route().endpoints(), &**pick.endpoint());
+        let try_end = dial::remote::deadline_of_try(gateway, tried_of, &tried, deadline);
         let authorized = match authorize::run(gateway, peer, pick) {
             Ok(authorized) => authorized,
             Err((pick, why)) => {
@@ -201,7 +218,7 @@ async fn pick_and_dial(
                 continue;
             }
         };
-        let failed = match dial::run(gateway, peer, authorized, deadline).await {
+        let failed = match dial::run(gateway, peer, authorized, try_end).await {
             Ok(upstream) => return Ok(upstream),
             Err(failed) => failed,
         };
@@ -244,4 +261,13 @@ pub(super) fn destination(endpoint: &Endpoint) -> Destination {
         address: endpoint.address,
         pod: Arc::clone(&endpoint.definition) as _,
     }
+}
+
+/// Returns the network of an endpoint behind a gateway, for the counts of bytes.
+pub(super) fn remote_network(endpoint: &Endpoint) -> Option<RemoteNetwork<'_>> {
+    let remote = endpoint.remote.as_ref()?;
+    Some(RemoteNetwork {
+        cluster: &remote.cluster,
+        network: &remote.network,
+    })
 }

@@ -12,6 +12,7 @@ use crate::datapath::http2::streams::STREAMS_MAX;
 use crate::datapath::http2::tunnel::Target;
 use crate::datapath::policy::Permit;
 use crate::reason::Reason;
+use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
 
 use super::establish::NewTunnel;
@@ -102,16 +103,17 @@ async fn establish(
         Ok(resolved) => resolved,
         Err(reason) => return Err(requested.reject(reason)),
     };
+    let load = requested.is_for_gateway().then(|| tunnel.load(&permit));
     // Boxed: reading a ClientHello takes far more memory than dialling.
     let (stream, checked) = match route_by {
-        RouteBy::Authority => return dial_and_answer(tunnel, requested, permit).await,
+        RouteBy::Authority => return dial_and_answer(tunnel, (requested, load), permit).await,
         RouteBy::Sni => {
-            let stream = requested.accept()?;
+            let stream = requested.accept(load)?;
             let dialled = Box::pin(sni::establish(tunnel, &stream, permit)).await;
             (stream, dialled)
         }
         RouteBy::Strict => {
-            let (stream, upstream) = dial_and_answer(tunnel, requested, permit).await?;
+            let (stream, upstream) = dial_and_answer(tunnel, (requested, load), permit).await?;
             let checked = Box::pin(sni::check(tunnel, &stream, &upstream.grant)).await;
             (stream, checked.map(|()| upstream))
         }
@@ -125,12 +127,12 @@ async fn establish(
 /// Dials, and answers 200 or rejects.
 async fn dial_and_answer(
     tunnel: &mut NewTunnel,
-    requested: PendingConnect,
+    (requested, load): (PendingConnect, Option<ServiceLoad>),
     permit: Permit,
 ) -> Result<(Tunnel, Upstream), Reason> {
     match tunnel.establish(permit, requested.cancelled()).await {
         Ok(_) if tunnel.peer.lost_trust().is_some() => Err(requested.reject(Reason::Revoked)),
-        Ok(upstream) => Ok((requested.accept()?, upstream)),
+        Ok(upstream) => Ok((requested.accept(load)?, upstream)),
         Err(reason) => Err(requested.reject(reason)),
     }
 }

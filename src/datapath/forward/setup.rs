@@ -3,6 +3,7 @@
 //! The task that opens a tunnel and the connection that owns its stream share a [`Setup`]. The
 //! task answers by commands, which the connection carries out in its next turn.
 
+use std::borrow::Cow;
 use std::future::poll_fn;
 use std::mem::{swap, take};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +13,9 @@ use atomic_waker::AtomicWaker;
 use bytes::{Bytes, BytesMut};
 
 use crate::datapath::limits::budget::BufferAccount;
-use crate::outer::outcome_of;
+use crate::outer::{OUTCOME_HEADER, outcome_of};
 use crate::reason::Reason;
+use crate::wire::{LOAD_HEADER, ServiceLoad};
 
 use super::open::Open;
 use crate::datapath::http2::streams::StreamKey;
@@ -26,14 +28,17 @@ const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// Command of a task to the connection that owns its stream.
 #[derive(Debug)]
 pub enum Command {
-    /// Answers with this status, and with an outcome. 200 opens the tunnel; any other ends the
+    /// Answers with this status, and with a header field. 200 opens the tunnel; any other ends the
     /// stream.
-    Respond(StreamKey, u16, Option<&'static str>),
+    Respond(StreamKey, u16, Option<Field>),
     /// Resets the stream.
     Reset(StreamKey, h2::Reason),
     /// Hands an open tunnel over.
     Open(StreamKey, Box<Open>),
 }
+
+/// Header field of an answer.
+pub type Field = (&'static str, Cow<'static, str>);
 
 /// Commands to one connection, and its tunnels that were woken.
 #[derive(Debug)]
@@ -230,7 +235,8 @@ struct SetupStream {
     key: StreamKey,
     setup: Arc<Setup>,
     mailbox: Arc<Mailbox>,
-    /// True if the peer is in `trust.gateways`, and may learn why it is rejected.
+    /// True if the peer is in `trust.gateways`, and may learn why it is rejected and the load of a
+    /// service.
     is_for_gateway: bool,
     /// True once the stream was answered finally or handed over.
     is_done: bool,
@@ -271,7 +277,8 @@ impl Drop for SetupStream {
 pub struct PendingConnect(SetupStream);
 
 impl PendingConnect {
-    /// Creates the task's handle of a stream. A gateway gets the outcome of a rejection.
+    /// Creates the task's handle of a stream. A gateway gets the outcome of a rejection, or the
+    /// load of the service.
     pub fn new(
         key: StreamKey,
         setup: Arc<Setup>,
@@ -287,16 +294,24 @@ impl PendingConnect {
         })
     }
 
-    /// Answers 200. From here on the stream is a tunnel.
+    /// Returns true if the peer is in `trust.gateways`.
+    pub fn is_for_gateway(&self) -> bool {
+        self.0.is_for_gateway
+    }
+
+    /// Answers 200, with the load of the service for a gateway. From here on the stream is a
+    /// tunnel.
     ///
     /// # Errors
     /// The stream is closed.
-    pub fn accept(self) -> Result<Tunnel, Reason> {
+    pub fn accept(self, load: Option<ServiceLoad>) -> Result<Tunnel, Reason> {
         let stream = self.0;
         if let Some(reason) = lock(&stream.setup.state).failed {
             return Err(reason);
         }
-        let answer = Command::Respond(stream.key, 200, None);
+        let load = load.filter(|_| stream.is_for_gateway);
+        let field = load.map(|load| (LOAD_HEADER, load.to_string().into()));
+        let answer = Command::Respond(stream.key, 200, field);
         match stream.mailbox.send(answer) {
             Ok(()) => Ok(Tunnel(stream)),
             Err(_) => Err(Reason::DownstreamLost),
@@ -314,7 +329,8 @@ impl PendingConnect {
                 let status = reason.status().as_u16();
                 // A stream that is closed needs no answer.
                 let outcome = outcome_of(reason).filter(|_| self.0.is_for_gateway);
-                let answer = Command::Respond(self.0.key, status, outcome);
+                let field = outcome.map(|outcome| (OUTCOME_HEADER, outcome.into()));
+                let answer = Command::Respond(self.0.key, status, field);
                 let _ = self.0.mailbox.send(answer);
             }
         }

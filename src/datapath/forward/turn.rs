@@ -20,7 +20,6 @@ use super::tunnel_copy::{Step, TunnelCopy};
 use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
 use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
-use crate::outer::OUTCOME_HEADER;
 use crate::reason::Reason;
 use crate::tls::record::Content;
 
@@ -196,8 +195,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
 
     fn run_command(&mut self, command: Command) {
         match command {
-            Command::Respond(key, status, outcome) => {
-                let field = outcome.map(|outcome| (OUTCOME_HEADER, outcome));
+            Command::Respond(key, status, field) => {
+                let field = field.as_ref().map(|(name, value)| (*name, &**value));
                 self.downstream.server.respond(key, status, field);
                 if status != 200 {
                     self.forget(key);

@@ -16,14 +16,15 @@ use prometheus_client::registry::Registry;
 use tracing_appender::non_blocking::ErrorCounter;
 
 use super::access::AccessLog;
-use super::labels::{Source, TunnelFacts, TunnelLabels};
+use super::budgets::Budgets;
+use super::labels::{RemoteNetwork, Source, TunnelFacts, TunnelLabels};
 use super::limiter::{Limiter, WINDOW};
 use super::remote::RemoteGateways;
 use super::sets::{metric, metrics, register};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
 use super::{WorkloadLabels, exposition};
-use crate::config::Access;
+use crate::config::{Access, Link};
 use crate::labels::labelled;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{ReloadSource, RemoteGatewayStatus};
@@ -129,6 +130,8 @@ metrics! {
             "Whether peers of any trust domain are accepted";
         log_lines_dropped: Counter = "strait_log_lines_dropped",
             "Log lines lost because the writer could not keep up";
+        loads_malformed: Counter = "strait_remote_loads_malformed",
+            "Values of x-strait-load from gateways of other networks that were malformed and ignored";
     } besides {
         tcp: Tcp = Tcp::register(r);
         xds: XdsMetrics = XdsMetrics::register(r);
@@ -138,6 +141,7 @@ metrics! {
         pub(super) access: AccessLog = AccessLog::new(metric(r, "strait_access_log_suppressed",
             "Access log lines about refusals that rate limits suppressed"));
         log_drops: OnceLock<ErrorCounter> = OnceLock::new();
+        budgets: Budgets = Budgets::register(r);
         policy_lines: Limiter = Limiter::new(POLICY_LINES_A_SECOND);
         registry: Registry = Registry::default();
     }
@@ -203,6 +207,11 @@ impl Metrics {
                 source_cluster: Arc::clone(source_cluster),
             }));
         }
+    }
+
+    /// Counts a malformed `x-strait-load` of a gateway.
+    pub fn load_malformed(&self) {
+        self.loads_malformed.inc();
     }
 
     /// Counts an accepted connection, which is open until the guard is dropped.
@@ -360,6 +369,11 @@ impl Metrics {
         let _ = self.log_drops.set(drops);
     }
 
+    /// Applies `links[].budget`.
+    pub fn set_link_budgets(&self, links: Option<&[Link]>) {
+        self.budgets.set(links.unwrap_or_default(), Instant::now());
+    }
+
     /// Applies `log.access`.
     pub fn set_access_mode(&self, mode: Access) {
         self.access.set(mode);
@@ -381,7 +395,12 @@ impl Metrics {
 
     fn sweep(&self, now: Instant) {
         self.access.sweep(now);
-        self.tcp.sweep(now);
+        self.budgets.start_periods(now);
+        self.tcp.sweep(now, |labels, bytes| {
+            let link = (&*labels.source_cluster, &*labels.destination_cluster);
+            self.budgets.add(link, bytes);
+        });
+        self.budgets.report();
     }
 
     /// Encodes all metrics in the OpenMetrics text format.
@@ -409,10 +428,11 @@ impl Metrics {
         &self,
         facts: TunnelFacts<'_>,
         workload: &Arc<WorkloadLabels>,
+        remote: Option<RemoteNetwork<'_>>,
     ) -> OpenTunnel {
         self.tunnels_open.inc();
         OpenTunnel {
-            handles: self.tcp.opened(facts, workload),
+            handles: self.tcp.opened(facts, workload, remote),
             open: self.tunnels_open.clone(),
         }
     }

@@ -1,6 +1,9 @@
 //! Tests of the metrics by their encoded text.
 
+use super::super::tests::{source, value};
+use super::super::{Destination, DestinationService, Record, RemoteNetwork};
 use super::*;
+use crate::config::LinkBudget;
 
 #[test]
 fn every_label_of_a_closed_list_shows_as_zero_from_the_start() {
@@ -75,4 +78,63 @@ fn the_plain_format_names_counters_by_their_samples() {
     assert!(text.contains("# TYPE strait_tunnels_open gauge\n"));
     assert!(text.contains("# TYPE strait_dial_seconds histogram\n"));
     assert!(!text.contains("# EOF"));
+}
+
+#[test]
+fn bytes_to_other_networks_count_for_the_budget_of_their_link_and_local_ones_do_not() {
+    let metrics = Arc::new(Metrics::new());
+    let budget = LinkBudget {
+        bytes: 1 << 20,
+        period: Duration::from_secs(60),
+    };
+    let link = Link {
+        from: "west".to_owned(),
+        to: "north".to_owned(),
+        exposes: Vec::new(),
+        budget: Some(budget),
+    };
+    metrics.set_link_budgets(Some(&[link]));
+    let (source, network) = (Arc::new(source()), "net-n".into());
+    let open = |remote: Option<&str>| {
+        let mut record = Record::new(&metrics, &source, "echo:80");
+        let service = DestinationService {
+            hostname: "echo.app".into(),
+            ..DestinationService::default()
+        };
+        record.set_service(service, None);
+        let destination = Destination {
+            address: ([10, 0, 0, 1], 15008).into(),
+            pod: Arc::new(String::new()),
+        };
+        let cluster = remote.map(Arc::from);
+        let remote = cluster.as_ref().map(|cluster| RemoteNetwork {
+            cluster,
+            network: &network,
+        });
+        record.set_open(destination, &Arc::default(), remote);
+        record.add_received(7);
+        record.add_sent(5);
+        record
+    };
+    let mut tunnels = [open(None), open(Some("north")), open(Some("south"))];
+    metrics.sweep(Instant::now());
+    tunnels[1].add_sent(100);
+    metrics.sweep(Instant::now());
+    let text = metrics.encode();
+    let north = [
+        "source_cluster=\"west\"",
+        "destination_cluster=\"north\"",
+        "destination_network=\"net-n\"",
+        "destination_service=\"echo.app\"",
+    ];
+    let received = "strait_network_received_bytes_total";
+    assert_eq!(value(&text, received, &north), 7);
+    assert_eq!(value(&text, "strait_network_sent_bytes_total", &north), 105);
+    let of_network = text.lines().filter(|line| line.starts_with(received));
+    assert_eq!(of_network.count(), 2, "{text}");
+    assert_eq!(value(&text, "strait_link_used_bytes", &north[..2]), 112);
+    assert_eq!(
+        value(&text, "strait_link_budget_bytes", &north[..2]),
+        1 << 20
+    );
 }

@@ -11,7 +11,9 @@ use tracing::{Level, field};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::labels::TunnelFacts;
 use crate::telemetry::metrics::OpenTunnel;
-use crate::telemetry::{Destination, DestinationService, Metrics, Source, WorkloadLabels};
+use crate::telemetry::{
+    Destination, DestinationService, Metrics, RemoteNetwork, Source, WorkloadLabels,
+};
 
 /// Bytes of a text from a peer that are logged. A valid authority is never longer.
 const MAX_TEXT: usize = 260;
@@ -161,14 +163,19 @@ impl Record {
     }
 
     /// Records that the endpoint was dialled and the peer was answered: the tunnel is open.
-    pub fn set_open(&mut self, destination: Destination, workload: &Arc<WorkloadLabels>) {
+    pub fn set_open(
+        &mut self,
+        destination: Destination,
+        workload: &Arc<WorkloadLabels>,
+        remote: Option<RemoteNetwork<'_>>,
+    ) {
         self.destination = Some(destination);
         self.workload = Some(Arc::clone(workload));
         // Details of failed dials do not explain a later end.
         if let Some(texts) = &mut self.texts {
             texts.detail = None;
         }
-        self.open = Some(self.metrics.tunnel_opened(self.facts(), workload));
+        self.open = Some(self.metrics.tunnel_opened(self.facts(), workload, remote));
         if self.metrics.access.is_all() {
             access!(Level::DEBUG, self, "connection opened");
         }
@@ -179,6 +186,9 @@ impl Record {
         self.received = self.received.saturating_add(bytes);
         if let Some(open) = &self.open {
             open.handles.received.inc_by(bytes);
+            if let Some(network) = &open.handles.network {
+                network.received.inc_by(bytes);
+            }
         }
     }
 
@@ -187,6 +197,9 @@ impl Record {
         self.sent = self.sent.saturating_add(bytes);
         if let Some(open) = &self.open {
             open.handles.sent.inc_by(bytes);
+            if let Some(network) = &open.handles.network {
+                network.sent.inc_by(bytes);
+            }
         }
     }
 

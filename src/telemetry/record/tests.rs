@@ -45,7 +45,7 @@ fn connect(record: &mut Record) {
         region: "us-east-2".into(),
         zone: String::new(),
     };
-    record.set_open(destination, &Arc::new(workload));
+    record.set_open(destination, &Arc::new(workload), None);
 }
 
 fn record(metrics: &Arc<Metrics>, authority: &str) -> Record {

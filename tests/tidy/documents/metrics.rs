@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use strait::config::{Link, LinkBudget};
 use strait::reason::Reason;
 use strait::status::RemoteGatewayStatus;
-use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source, WorkloadLabels};
+use strait::telemetry::{Destination, DestinationService, Metrics, Record, RemoteNetwork, Source};
 
 use super::page::{assert_generated, table};
 use crate::tree;
@@ -43,7 +44,11 @@ fn sampled(metrics: &Arc<Metrics>) {
     };
     let mut open = Record::new(metrics, &source, "echo:80");
     open.set_service(DestinationService::default(), None);
-    open.set_open(destination, &Arc::new(WorkloadLabels::default()));
+    let remote = RemoteNetwork {
+        cluster: &"north".into(),
+        network: &"north".into(),
+    };
+    open.set_open(destination, &Arc::default(), Some(remote));
     open.finish(Reason::Completed);
     drop(open);
     let mut failed = Record::new(metrics, &source, "echo:80");
@@ -58,12 +63,22 @@ fn sampled(metrics: &Arc<Metrics>) {
             connections: 1,
             streams: 1,
             rtt: Some(Duration::from_millis(1)),
+            share_percent: 100,
             ejections: 0,
             last_error: String::new(),
             identity: None,
             not_after: None,
         }]
     });
+    metrics.set_link_budgets(Some(&[Link {
+        from: "west".to_owned(),
+        to: "north".to_owned(),
+        exposes: Vec::new(),
+        budget: Some(LinkBudget {
+            bytes: 1 << 30,
+            period: Duration::from_secs(60),
+        }),
+    }]));
     metrics.baggage_mismatch(&source);
     metrics.set_certificate_expiry("identity", &[("leaf", SystemTime::now())]);
     let xds = metrics.xds();

@@ -237,7 +237,7 @@ impl Rig {
         let Some(Pending::Asked(connect)) = self.pending.remove(&id) else {
             panic!("stream {id} was not asked for");
         };
-        let tunnel = connect.accept()?;
+        let tunnel = connect.accept(None)?;
         self.pending.insert(id, Pending::Answered(tunnel));
         Ok(())
     }

@@ -209,6 +209,13 @@ impl DescriptorPool {
         self.files.min(self.memory.load(Ordering::Relaxed))
     }
 
+    /// Returns the free share of the pool, in percent.
+    pub fn free_percent(&self) -> u32 {
+        let max = self.max().max(1);
+        let free = max.saturating_sub(self.used.load(Ordering::Relaxed));
+        u32::try_from(free.saturating_mul(100) / max).unwrap_or(100)
+    }
+
     /// Returns the resource that limits the pool.
     fn exhausted_by(&self) -> LimitReached {
         if self.memory.load(Ordering::Relaxed) < self.files {

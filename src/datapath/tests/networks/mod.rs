@@ -3,6 +3,7 @@
 
 mod first_peer;
 mod gateways;
+mod loads;
 mod transit;
 
 use std::sync::Arc;

@@ -6,6 +6,7 @@
 //! and their counts have a multinomial distribution.
 
 mod model;
+mod slow;
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
@@ -22,7 +23,7 @@ use crate::datapath::http2::tunnel::{self, Origin};
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route;
-use crate::outer::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX, Target};
+use crate::outer::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX, Ranks, Target};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Endpoint, Publisher, TrustSet};
@@ -90,6 +91,13 @@ struct Simulation {
     /// Gateways to which no attempt has succeeded since they failed.
     broken: HashSet<Target>,
     waiting: Vec<Waiting>,
+    ranks: Ranks,
+    /// Gateways that tunnels have used.
+    used: HashSet<Target>,
+    /// Round trip time of one gateway of each network in the failing region, if it is slow.
+    slow_rtt: Option<Duration>,
+    /// Number of changes of the shares of these gateways.
+    changes: usize,
     windows: Vec<Window>,
     /// Wall time of each update.
     updates: Vec<Duration>,
@@ -146,6 +154,10 @@ impl Simulation {
             attempts: HashMap::new(),
             broken: HashSet::new(),
             waiting: Vec::new(),
+            ranks: Ranks::default(),
+            used: HashSet::new(),
+            slow_rtt: None,
+            changes: 0,
             windows: Vec::new(),
             updates: Vec::new(),
         };
@@ -166,6 +178,9 @@ impl Simulation {
     /// Runs for some seconds. Each begins with an update of the mesh.
     async fn run(&mut self, seconds: usize) {
         for _ in 0..seconds {
+            if self.windows.len().is_multiple_of(slow::COMPARISON) {
+                self.compare_gateways();
+            }
             self.windows.push(Window::new());
             self.model.churn();
             self.publish();
@@ -295,9 +310,13 @@ impl Simulation {
     fn opened(&mut self, pick: &Pick, second: usize) {
         let endpoint = pick.endpoint();
         endpoint.state.restore(Instant::now());
-        let target = remote::target(endpoint);
-        if let Some(target) = target.filter(|target| self.broken.remove(target)) {
-            self.gateway.outer.simulate_connection(&target);
+        if let Some(target) = remote::target(endpoint) {
+            let share = self.ranks.share(&target);
+            endpoint.state.record_share(share, Instant::now());
+            if self.broken.remove(&target) {
+                self.gateway.outer.simulate_connection(&target);
+            }
+            self.used.insert(target);
         }
         self.windows[second].opened[bin_of(endpoint.address)] += 1;
     }

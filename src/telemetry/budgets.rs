@@ -1,0 +1,185 @@
+//! Budgets of bytes between clusters, whose excess raises an alert.
+
+use std::mem::take;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tracing::warn;
+
+use crate::config::{Link, LinkBudget};
+
+use super::sets::metric;
+
+const BUDGET: &str = "Bytes that a link may carry in a period";
+const USED: &str = "Bytes that a link has carried since the start of its period";
+
+type Labels = [(&'static str, String); 2];
+
+/// Budgets of all links that have one.
+#[derive(Debug)]
+pub(super) struct Budgets {
+    usages: Mutex<Vec<Usage>>,
+    budget: Family<Labels, Gauge>,
+    used: Family<Labels, Gauge>,
+}
+
+/// Bytes of one link in its current period.
+#[derive(Debug)]
+struct Usage {
+    from: String,
+    to: String,
+    budget: LinkBudget,
+    bytes: u64,
+    start: Instant,
+    is_logged: bool,
+}
+
+impl Budgets {
+    pub(super) fn register(r: &mut Registry) -> Self {
+        Self {
+            usages: Mutex::default(),
+            budget: metric(r, "strait_link_budget_bytes", BUDGET),
+            used: metric(r, "strait_link_used_bytes", USED),
+        }
+    }
+
+    /// Replaces the budgets. A link with the same period keeps its usage.
+    pub(super) fn set(&self, links: &[Link], now: Instant) {
+        let mut usages = self.usages.lock();
+        let earlier = take(&mut *usages);
+        self.budget.clear();
+        self.used.clear();
+        for link in links {
+            let Some(budget) = link.budget else {
+                continue;
+            };
+            let mut known = earlier.iter();
+            let known = known.find(|one| {
+                let is_same = (&one.from, &one.to) == (&link.from, &link.to);
+                is_same && one.budget.period == budget.period
+            });
+            let usage = Usage {
+                from: link.from.clone(),
+                to: link.to.clone(),
+                budget,
+                bytes: known.map_or(0, |known| known.bytes),
+                start: known.map_or(now, |known| known.start),
+                is_logged: known.is_some_and(|known| known.is_logged && known.budget == budget),
+            };
+            let bytes = u64::try_from(budget.bytes).unwrap_or(u64::MAX);
+            self.budget
+                .get_or_create(&usage.labels())
+                .set(signed(bytes));
+            self.used
+                .get_or_create(&usage.labels())
+                .set(signed(usage.bytes));
+            usages.push(usage);
+        }
+    }
+
+    /// Starts the periods that are due.
+    pub(super) fn start_periods(&self, now: Instant) {
+        for usage in &mut *self.usages.lock() {
+            let period = usage.budget.period;
+            while now.saturating_duration_since(usage.start) >= period {
+                usage.start += period;
+                (usage.bytes, usage.is_logged) = (0, false);
+            }
+        }
+    }
+
+    /// Counts bytes of tunnels of one cluster's peers through gateways of another.
+    pub(super) fn add(&self, (from, to): (&str, &str), bytes: u64) {
+        let mut usages = self.usages.lock();
+        let mut of_link = usages.iter_mut();
+        if let Some(usage) = of_link.find(|one| one.from == from && one.to == to) {
+            usage.bytes = usage.bytes.saturating_add(bytes);
+        }
+    }
+
+    /// Exports the usage, and logs each excess once in a period.
+    pub(super) fn report(&self) {
+        for usage in &mut *self.usages.lock() {
+            let (used, budget) = (usage.bytes, usage.budget.bytes);
+            self.used.get_or_create(&usage.labels()).set(signed(used));
+            let is_exceeded = usize::try_from(used).map_or(true, |used| used > budget);
+            if is_exceeded && !usage.is_logged {
+                usage.is_logged = true;
+                let (from, to, period) = (&*usage.from, &*usage.to, usage.budget.period);
+                warn!(from, to, used, budget, ?period, "budget of a link exceeded");
+            }
+        }
+    }
+}
+
+impl Usage {
+    fn labels(&self) -> Labels {
+        [
+            ("source_cluster", self.from.clone()),
+            ("destination_cluster", self.to.clone()),
+        ]
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const PERIOD: Duration = Duration::from_secs(60);
+
+    fn link(to: &str, bytes: usize) -> Link {
+        let period = PERIOD;
+        Link {
+            from: "west".to_owned(),
+            to: to.to_owned(),
+            exposes: Vec::new(),
+            budget: (bytes > 0).then_some(LinkBudget { bytes, period }),
+        }
+    }
+
+    /// Returns the bytes of the link and whether its excess was logged.
+    fn usage(budgets: &Budgets) -> (u64, bool) {
+        let usages = budgets.usages.lock();
+        (usages[0].bytes, usages[0].is_logged)
+    }
+
+    #[test]
+    fn an_excess_is_logged_once_in_each_period_and_a_reload_keeps_the_usage() {
+        let budgets = Budgets::register(&mut Registry::default());
+        let start = Instant::now();
+        budgets.set(&[link("north", 100), link("south", 0)], start);
+        let add = |bytes, at| {
+            budgets.start_periods(at);
+            budgets.add(("west", "north"), bytes);
+            budgets.add(("west", "south"), 1000);
+            budgets.add(("north", "west"), 1000);
+            budgets.report();
+            usage(&budgets)
+        };
+        assert_eq!(add(100, start), (100, false));
+        assert_eq!(add(1, start + PERIOD / 2), (101, true));
+        budgets.set(&[link("north", 100)], start + PERIOD / 2);
+        assert_eq!(usage(&budgets), (101, true));
+        budgets.set(&[link("north", 200)], start + PERIOD / 2);
+        assert_eq!(usage(&budgets), (101, false));
+        assert_eq!(add(100, start + PERIOD / 2), (201, true));
+        // Periods follow each other without a gap, also if none of their bytes were counted.
+        assert_eq!(add(5, start + 3 * PERIOD), (5, false));
+        assert_eq!(
+            add(5, start + 4 * PERIOD - Duration::from_nanos(1)),
+            (10, false)
+        );
+        assert_eq!(add(5, start + 4 * PERIOD), (5, false));
+        budgets.set(&[], start);
+        assert!(budgets.usages.lock().is_empty());
+    }
+}
