@@ -31,8 +31,10 @@ const OTHER_USERS_MODE: u32 = 0o007;
 /// Content of all files.
 #[derive(Debug)]
 pub struct Inputs {
-    /// Configuration.
+    /// Configuration with the entries of objects.
     pub config: Config,
+    /// Configuration without them.
+    pub(super) own_config: Config,
     /// Mesh.
     pub mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
@@ -149,11 +151,13 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
             policies,
             objects,
         };
+        let (own_config, config) = (config.clone(), report.merge(&config, &mesh_files.objects));
         let joined = mesh_files.join(&config);
         report.warnings.extend(joined.warnings);
         let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,
+            own_config,
             mesh: joined.mesh,
             scope: joined.scope,
             mesh_files,
@@ -213,6 +217,13 @@ impl Report {
         let (objects, findings) = self.record_errors(xds::objects::load(paths))?;
         self.note(&findings);
         Some(objects)
+    }
+
+    /// Returns the configuration with the entries of objects.
+    pub(super) fn merge(&mut self, config: &Config, objects: &Objects) -> Config {
+        let (merged, findings) = xds::objects::merge(config, objects);
+        self.note(&findings);
+        merged
     }
 
     /// Loads the certificates and checks that they match. Certificates from an authority are not

@@ -11,9 +11,15 @@ use super::define::{
 use super::line::Line;
 use super::names::HostPort;
 use super::trust::WorkloadId;
-use crate::yaml::{Fields, Value};
+use crate::yaml::Value;
 
 const PLACE: &str = "bindings[]";
+
+/// Default of `bindings[].connections`.
+const CONNECTIONS: u32 = 1024;
+
+/// Default of `bindings[].connections_per_client`.
+const CONNECTIONS_PER_CLIENT: u32 = 256;
 
 /// Default of `bindings[].idle`, that of Envoy's TCP proxy.
 const IDLE: Duration = Duration::from_secs(60 * 60);
@@ -42,14 +48,27 @@ section! {
         names: Vec<String> as NonEmpty<Hostname> = default(
             vec![service.host.clone()], "the hostname of `service`");
         /// Maximum number of open connections.
-        connections: u32 as Connections = default(1024);
+        connections: u32 as Connections = default(CONNECTIONS);
         /// Maximum number of open connections of one client, which is an IPv4 address or an IPv6
         /// /64.
-        connections_per_client: u32 as Connections = default(256);
+        connections_per_client: u32 as Connections = default(CONNECTIONS_PER_CLIENT);
         /// Time without a byte in either direction after which a connection is reset.
         idle: Duration as IdleTime = default(IDLE);
         /// The line of the entry, for findings that need other sections.
-        line: Line = aside(|fields: &Fields<'_>| Line(fields.line()));
+        line: Line = aside(Line::of);
+    }
+}
+
+section! {
+    /// Bindings of RemoteServiceBinding objects.
+    pub struct ObjectBindings at "exposure.bindings", check(check_of_objects) {
+        /// Network of their addresses. Each binding listens at the port of its service, at an
+        /// address that is derived from its local name and stays the same. A network of one
+        /// address, such as `0.0.0.0/32`, is that of all.
+        addresses: IpNet = required("127.64.0.0/10");
+        /// Networks whose addresses may connect, as `bindings[].clients`.
+        clients: Vec<IpNet> as NonEmpty<IpNet> = default(
+            loopback(), "`127.0.0.0/8` and `::1/128`");
     }
 }
 
@@ -76,22 +95,56 @@ section! {
     }
 }
 
+impl ObjectBindings {
+    /// Returns a binding with the defaults of `bindings[]`.
+    pub fn binding(
+        &self,
+        (cluster, service): (String, HostPort),
+        (name, listen): (String, SocketAddr),
+        line: Line,
+    ) -> Binding {
+        Binding {
+            cluster: vec![cluster],
+            service,
+            listen,
+            clients: self.clients.clone(),
+            inner: Inner::Hbone,
+            workloads: Workloads::default(),
+            names: vec![name],
+            connections: CONNECTIONS,
+            connections_per_client: CONNECTIONS_PER_CLIENT,
+            idle: IDLE,
+            line,
+        }
+    }
+}
+
 /// Returns the addresses of this host alone.
 fn loopback() -> Vec<IpNet> {
     let v4 = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
     vec![v4, IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST))]
 }
 
-fn check(binding: Binding, value: Value<'_>) -> Option<Binding> {
-    let open = binding.clients.iter().find(|net| net.prefix_len() == 0);
-    if let Some(open) = open {
+/// Warns of `clients` with every address.
+fn check_clients(clients: &[IpNet], value: Value<'_>, service: &str) {
+    if let Some(open) = clients.iter().find(|net| net.prefix_len() == 0) {
         let what = format!(
-            "contains {open}: every address may use {} with the identity of this gateway",
-            binding.service
+            "contains {open}: every address may use {service} with the identity of this gateway"
         );
-        let how = "the networks of the clients";
-        value.at(PLACE, "clients").warning(what, how);
+        value.warning(what, "the networks of the clients");
     }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a check may refuse what was read")]
+fn check_of_objects(bindings: ObjectBindings, value: Value<'_>) -> Option<ObjectBindings> {
+    let at = value.at("exposure.bindings", "clients");
+    check_clients(&bindings.clients, at, "these services");
+    Some(bindings)
+}
+
+fn check(binding: Binding, value: Value<'_>) -> Option<Binding> {
+    let service = binding.service.to_string();
+    check_clients(&binding.clients, value.at(PLACE, "clients"), &service);
     if binding.inner == Inner::Tcp && binding.workloads != Workloads::default() {
         let what = "applies to `inner: hbone`: a workload behind `tcp` has no identity";
         value.at(PLACE, "workloads").error(what, "`inner: hbone`");
@@ -143,7 +196,7 @@ mod tests {
             connections: 10,
             connections_per_client: 2,
             idle: Duration::from_secs(90),
-            line: Line(12),
+            line: Line::default(),
         };
         assert_eq!(bindings, [expected]);
     }
@@ -167,6 +220,44 @@ mod tests {
         assert_eq!(listener["protocol"], "binding");
         assert_eq!(listener["service"], "a.b:1");
         assert_eq!(listener["name"], "binding a.b:1");
+    }
+
+    #[test]
+    fn every_key_for_bindings_of_objects_is_read() {
+        let bindings = |keys: &str| {
+            let text = format!("exposure: {{files: [Cargo.toml], bindings: {{{keys}}}}}");
+            check(&format!("{GOOD}{text}\n"))
+        };
+        let (config, findings) = bindings("addresses: fd00::/64, clients: [10.0.0.0/8]");
+        assert_eq!(findings, "");
+        let read = config.expect("a configuration").exposure.bindings;
+        let expected = ObjectBindings {
+            addresses: "fd00::/64".parse().expect("a network"),
+            clients: vec!["10.0.0.0/8".parse().expect("a network")],
+        };
+        assert_eq!(read, Some(expected));
+        let (config, _) = bindings("addresses: 127.64.0.0/10");
+        let read = config.expect("a configuration").exposure.bindings;
+        assert_eq!(read.expect("the bindings").clients, loopback());
+        for (keys, want) in [
+            ("", "error: `exposure.bindings` has no `addresses`"),
+            (
+                "addresses: a",
+                "error: `exposure.bindings.addresses` is `a`",
+            ),
+            (
+                "addresses: fd00::/64, clients: [\"::/0\"]",
+                "warning: `exposure.bindings.clients` contains ::/0: every address may use",
+            ),
+        ] {
+            let (_, findings) = bindings(keys);
+            assert!(findings.contains(want), "{findings}");
+        }
+        let found = with("exposure: {bindings: {addresses: 127.64.0.0/10}}");
+        assert!(
+            found.contains("is for objects of `exposure.files`"),
+            "{found}"
+        );
     }
 
     #[test]

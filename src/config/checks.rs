@@ -105,7 +105,7 @@ impl Sections {
                 );
             }
             for exposed in &exposure.services {
-                let line = exposed.line;
+                let line = exposed.line.number();
                 if exposed.service.host == name.host {
                     let what = format!(
                         "has the name `{name}`, which is the service exposed on line {line}"
@@ -256,7 +256,7 @@ fn overlaps(root: Value<'_>, report: &Report) {
 
 /// Returns whether the kernel would refuse the second of two binds. `[::]` also takes IPv4; port 0
 /// is any free port.
-fn addresses_overlap(one: SocketAddr, other: SocketAddr) -> bool {
+pub(super) fn addresses_overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     let covers =
         |wide: IpAddr, ip: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || ip.is_ipv4());

@@ -89,6 +89,8 @@ mod loops;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
+mod object_entries;
+#[cfg(test)]
 mod oracle;
 #[cfg(test)]
 mod passthrough;
