@@ -10,11 +10,12 @@ use crate::config::{
     self, Config, DefaultExposure, Discovery, Examined, Identity, IdentityFiles, IstioCa, Listener,
     PolicyMode, ServiceSubset, Source, parse_identity,
 };
+use crate::datapath::binding::audience;
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, ServiceLimits,
+    Alias, Enforcement, Exposure, ExposureTable, NameTable, Policies, ServiceLimits,
     ServiceVisibility, Subset, SubsetPart,
 };
 use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
@@ -476,20 +477,7 @@ fn service_limits(limits: config::ServiceLimits) -> ServiceLimits {
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
     for (index, entry) in config.exposure.services.iter().enumerate() {
-        let to = entry.to.iter().map(|audience| Audience {
-            anyone: audience.anyone,
-            cluster: audience.cluster.as_deref().map(Into::into),
-            namespaces: audience
-                .namespaces
-                .iter()
-                .map(|name| name.as_str().into())
-                .collect(),
-            service_accounts: audience
-                .service_accounts
-                .iter()
-                .map(|(namespace, name)| (namespace.as_str().into(), name.as_str().into()))
-                .collect(),
-        });
+        let to = entry.to.iter().map(audience);
         let exposure = Exposure {
             index,
             port: entry.service.port,

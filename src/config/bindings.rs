@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::audience::Audience;
 use super::define::{
     Connections, Hostname, IdleTime, NonEmpty, OneOrMore, Segment, ServicePort, section, words,
 };
@@ -32,12 +33,15 @@ section! {
         cluster: Vec<String> as OneOrMore<String> = required("west");
         /// Hostname and port by which the gateways know the service.
         service: HostPort as ServicePort = required("\"echo.app.svc.cluster.local:80\"");
-        /// Address and port for local clients, which speak plain TCP.
+        /// Address and port for local clients.
         listen: SocketAddr = required("\"127.0.0.1:8080\"");
-        /// Networks whose addresses may connect. Local clients have no identity: they use the
-        /// service with the identity of this gateway. Connections of others are reset.
+        /// Networks whose addresses may connect. Connections of others are reset. Without `to`,
+        /// local clients have no identity: they use the service with the identity of this gateway.
         clients: Vec<IpNet> as NonEmpty<IpNet> = default(
-            loopback(), "`127.0.0.0/8` and `::1/128`");
+            loopback(), "`127.0.0.0/8` and `::1/128`; with `to` every address");
+        /// Clients that may connect, as `exposure.services[].to`. They speak mutual TLS, and are
+        /// verified as peers. The service still receives the identity of this gateway.
+        to: Vec<Audience> as NonEmpty<Audience> = default(Vec::new(), "clients speak plain TCP");
         /// Protocol between this gateway and the workload.
         inner: Inner = default(Inner::Hbone);
         /// Workloads that may serve, of `inner: hbone`. The cluster of a workload is always that of
@@ -68,7 +72,9 @@ section! {
         addresses: IpNet = required("127.64.0.0/10");
         /// Networks whose addresses may connect, as `bindings[].clients`.
         clients: Vec<IpNet> as NonEmpty<IpNet> = default(
-            loopback(), "`127.0.0.0/8` and `::1/128`");
+            loopback(), "`127.0.0.0/8` and `::1/128`; with `to` every address");
+        /// Clients that may connect by mutual TLS, as `bindings[].to`.
+        to: Vec<Audience> as NonEmpty<Audience> = default(Vec::new(), "clients speak plain TCP");
     }
 }
 
@@ -108,6 +114,7 @@ impl ObjectBindings {
             service,
             listen,
             clients: self.clients.clone(),
+            to: self.to.clone(),
             inner: Inner::Hbone,
             workloads: Workloads::default(),
             names: vec![name],
@@ -125,9 +132,21 @@ fn loopback() -> Vec<IpNet> {
     vec![v4, IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST))]
 }
 
-/// Warns of `clients` with every address.
-fn check_clients(clients: &[IpNet], value: Value<'_>, service: &str) {
-    if let Some(open) = clients.iter().find(|net| net.prefix_len() == 0) {
+/// Opens `clients` where `to` restricts them instead, and warns of plain TCP for every address.
+fn check_clients(
+    (clients, to): (&mut Vec<IpNet>, &[Audience]),
+    given: Option<Value<'_>>,
+    service: &str,
+) {
+    let Some(value) = given else {
+        if !to.is_empty() {
+            clients.clear();
+        }
+        return;
+    };
+    if to.is_empty()
+        && let Some(open) = clients.iter().find(|net| net.prefix_len() == 0)
+    {
         let what = format!(
             "contains {open}: every address may use {service} with the identity of this gateway"
         );
@@ -136,15 +155,17 @@ fn check_clients(clients: &[IpNet], value: Value<'_>, service: &str) {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "a check may refuse what was read")]
-fn check_of_objects(bindings: ObjectBindings, value: Value<'_>) -> Option<ObjectBindings> {
-    let at = value.at("exposure.bindings", "clients");
-    check_clients(&bindings.clients, at, "these services");
+fn check_of_objects(mut bindings: ObjectBindings, value: Value<'_>) -> Option<ObjectBindings> {
+    let given = value.child("exposure.bindings", "clients");
+    let clients = (&mut bindings.clients, &*bindings.to);
+    check_clients(clients, given, "these services");
     Some(bindings)
 }
 
-fn check(binding: Binding, value: Value<'_>) -> Option<Binding> {
+fn check(mut binding: Binding, value: Value<'_>) -> Option<Binding> {
     let service = binding.service.to_string();
-    check_clients(&binding.clients, value.at(PLACE, "clients"), &service);
+    let clients = (&mut binding.clients, &*binding.to);
+    check_clients(clients, value.child(PLACE, "clients"), &service);
     if binding.inner == Inner::Tcp && binding.workloads != Workloads::default() {
         let what = "applies to `inner: hbone`: a workload behind `tcp` has no identity";
         value.at(PLACE, "workloads").error(what, "`inner: hbone`");
@@ -173,6 +194,7 @@ mod tests {
     service: ECHO.app:80
     listen: \"0.0.0.0:8080\"
     clients: [10.0.0.0/8]
+    to: [{cluster: east, namespaces: [shop]}]
     workloads: {identities: [\"spiffe://west.local/ns/app/sa/echo\"], namespaces: [shop]}
     names: [echo.global]
     connections: 10
@@ -187,6 +209,11 @@ mod tests {
             service: HostPort::parse("echo.app:80").expect("a service"),
             listen: ([0, 0, 0, 0], 8080).into(),
             clients: vec!["10.0.0.0/8".parse().expect("a network")],
+            to: vec![Audience {
+                cluster: Some("east".to_owned()),
+                namespaces: vec!["shop".to_owned()],
+                ..Audience::default()
+            }],
             inner: Inner::Hbone,
             workloads: Workloads {
                 identities: vec!["spiffe://west.local/ns/app/sa/echo".to_owned()],
@@ -228,12 +255,17 @@ mod tests {
             let text = format!("exposure: {{files: [Cargo.toml], bindings: {{{keys}}}}}");
             check(&format!("{GOOD}{text}\n"))
         };
-        let (config, findings) = bindings("addresses: fd00::/64, clients: [10.0.0.0/8]");
+        let keys = "addresses: fd00::/64, clients: [10.0.0.0/8], to: [{anyone: true}]";
+        let (config, findings) = bindings(keys);
         assert_eq!(findings, "");
         let read = config.expect("a configuration").exposure.bindings;
         let expected = ObjectBindings {
             addresses: "fd00::/64".parse().expect("a network"),
             clients: vec!["10.0.0.0/8".parse().expect("a network")],
+            to: vec![Audience {
+                anyone: true,
+                ..Audience::default()
+            }],
         };
         assert_eq!(read, Some(expected));
         let (config, _) = bindings("addresses: 127.64.0.0/10");
@@ -261,6 +293,23 @@ mod tests {
     }
 
     #[test]
+    fn clients_with_an_identity_may_have_every_address() {
+        for (keys, count) in [
+            ("to: [{cluster: west}]", 0),
+            ("to: [{cluster: west}], clients: [0.0.0.0/0]", 1),
+        ] {
+            let text = format!(
+                "bindings: [{{service: \"a.b:1\", listen: \"127.0.0.1:1\", cluster: west, \
+                 {keys}}}]"
+            );
+            let (config, findings) = check(&format!("{GOOD}{text}"));
+            assert_eq!(findings, "", "{keys}");
+            let bindings = config.expect("a configuration").bindings;
+            assert_eq!(bindings[0].clients.len(), count, "{keys}");
+        }
+    }
+
+    #[test]
     fn mistakes_have_a_remedy() {
         for (rest, want) in [
             ("inner: hbone", "error: `bindings[]` has no `cluster`"),
@@ -280,6 +329,11 @@ mod tests {
             (
                 "cluster: west, clients: [0.0.0.0/0]",
                 "warning: `bindings[].clients` contains 0.0.0.0/0: every address",
+            ),
+            ("cluster: west, to: []", "error: `bindings[].to` is empty"),
+            (
+                "cluster: west, to: [{cluster: moon}]",
+                "error: `bindings[].to[].cluster` is `moon`, which is not a cluster of `trust`",
             ),
             (
                 "cluster: west, inner: tcp, workloads: {namespaces: [a]}",

@@ -62,8 +62,12 @@ impl Sections {
             return;
         };
         let audiences = root.find("exposure.services[].to[].cluster");
+        let clients = root.find("bindings[].to[].cluster");
+        let clients = clients
+            .into_iter()
+            .chain(root.find("exposure.bindings.to[].cluster"));
         let consumers = root.find("names.aliases[].consumers[]");
-        let named = audiences.into_iter().chain(consumers);
+        let named = audiences.into_iter().chain(clients).chain(consumers);
         for value in named.chain(bound_clusters(root)) {
             let Some(cluster) = value.word().filter(|cluster| !clusters.contains(*cluster)) else {
                 continue;

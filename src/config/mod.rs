@@ -6,6 +6,7 @@
 //! `docs/configuration.md` come.
 
 mod aliases;
+mod audience;
 mod auto;
 mod bindings;
 mod checks;
@@ -38,12 +39,13 @@ use std::time::Duration;
 use crate::yaml::{Document, Fields, Findings, Place, Value};
 
 pub use aliases::{Alias, Names, SUFFIXES};
+pub use audience::Audience;
 pub use auto::{AutoExport, Selector};
 pub use bindings::{Binding, Inner, ObjectBindings, Workloads};
 use checks::Sections;
 use define::{NewFile, NonEmpty, Workers, section};
 pub use discovery::{ControlPlane, Discovery, NamedCluster, NodeNames, Roots};
-pub use exposure::{Audience, DefaultExposure, ExposedService, Exposure, ServiceLimits};
+pub use exposure::{DefaultExposure, ExposedService, Exposure, ServiceLimits};
 pub use identity::{Identity, IdentityFiles, IstioCa, parse_identity, unix_socket};
 pub use layers::Source;
 pub use level::{Access, Directives};

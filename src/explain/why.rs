@@ -14,7 +14,7 @@ use crate::tls::Identity;
 use crate::wire::{Authority, Host, Transit};
 
 use super::ExplainState;
-use super::answer::{EntryRow, LookupRow, PeerRow, RouteRow, RuleRow};
+use super::answer::{LookupRow, PeerRow, RouteRow, RuleRow};
 use super::change::{self, ConfigPositions};
 
 /// Returns the mode in which Istio's policies are evaluated.

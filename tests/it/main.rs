@@ -19,6 +19,8 @@ mod authority;
 #[cfg(test)]
 mod balance;
 #[cfg(test)]
+mod binding_clients;
+#[cfg(test)]
 mod bindings;
 #[cfg(test)]
 mod budget;
