@@ -235,7 +235,7 @@ fn listeners() -> Vec<Listener> {
         let listener = config::Listener {
             name: "tls".into(),
             bind: ([127, 0, 0, 1], 0).into(),
-            line: Line(1),
+            line: Line::default(),
             sources: Vec::new(),
             protocol: ListenerProtocol::Tls(routing),
         };
@@ -244,7 +244,7 @@ fn listeners() -> Vec<Listener> {
     let route = config::SniRoute {
         sni: vec![SniPattern::Exact("gone.example".into())],
         to: HostPort::parse("gone.app:80").expect("a target"),
-        line: Line(1),
+        line: Line::default(),
     };
     vec![
         Listener::default(),

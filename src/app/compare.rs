@@ -26,7 +26,7 @@ pub(super) fn run(
         return warnings;
     };
     for exposed in &config.exposure.services {
-        let at = format!("{}:{}", config.file.display(), exposed.line);
+        let at = &exposed.line;
         let host = &exposed.service.host;
         if snapshot.service_by_name(host).is_none() {
             let of = exposed.namespace.iter();
@@ -111,8 +111,7 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
             }
             (_, Some(None)) => continue,
         };
-        let (file, line) = (config.file.display(), exposed.line);
-        warnings.push(format!("{file}:{line}: warning: {host} {wrong}"));
+        warnings.push(format!("{}: warning: {host} {wrong}", exposed.line));
     }
     warnings
 }
@@ -132,12 +131,10 @@ fn check_bindings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
             let is_known = configured.contains(&&**cluster);
             if !is_known && endpoints.load(snapshot).endpoints.is_empty() {
                 warnings.push(format!(
-                    "{}:{}: warning: the binding of {} has no gateway of cluster {cluster}; write \
+                    "{}: warning: the binding of {} has no gateway of cluster {cluster}; write \
                      `{{name: NETWORK, cluster: {cluster}, gateways: [\"HOST:15008\"]}}` into \
                      `networks`",
-                    config.file.display(),
-                    binding.line.0,
-                    binding.service
+                    binding.line, binding.service
                 ));
             }
         }

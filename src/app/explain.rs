@@ -75,13 +75,18 @@ fn listeners(config: &Config) -> Vec<(String, ListenerRules)> {
 
 /// Returns the lines of the configuration entries that an answer may name.
 fn places(config: &Config) -> ConfigPositions {
-    let services = config.exposure.services.iter().map(|entry| entry.line);
+    let services = config
+        .exposure
+        .services
+        .iter()
+        .map(|entry| entry.line.clone());
     let aliases = config.names.aliases.iter().enumerate();
     let aliases = aliases.map(|(index, alias)| {
         let label = inputs::alias(config, alias).label;
-        (label, (index, alias.line.0))
+        (label, (index, alias.line.number()))
     });
     ConfigPositions {
+        file: config.file.clone(),
         services: services.collect(),
         aliases: aliases.collect(),
     }

@@ -10,11 +10,12 @@ use crate::config::{
     self, Config, DefaultExposure, Discovery, Examined, Identity, IdentityFiles, IstioCa, Listener,
     PolicyMode, ServiceSubset, Source, parse_identity,
 };
+use crate::datapath::binding::audience;
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, ServiceLimits,
+    Alias, Enforcement, Exposure, ExposureTable, NameTable, Policies, ServiceLimits,
     ServiceVisibility, Subset, SubsetPart,
 };
 use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
@@ -31,8 +32,10 @@ const OTHER_USERS_MODE: u32 = 0o007;
 /// Content of all files.
 #[derive(Debug)]
 pub struct Inputs {
-    /// Configuration.
+    /// Configuration with the entries of objects.
     pub config: Config,
+    /// Configuration without them.
+    pub(super) own_config: Config,
     /// Mesh.
     pub mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
@@ -149,11 +152,13 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
             policies,
             objects,
         };
+        let (own_config, config) = (config.clone(), report.merge(&config, &mesh_files.objects));
         let joined = mesh_files.join(&config);
         report.warnings.extend(joined.warnings);
         let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,
+            own_config,
             mesh: joined.mesh,
             scope: joined.scope,
             mesh_files,
@@ -213,6 +218,13 @@ impl Report {
         let (objects, findings) = self.record_errors(xds::objects::load(paths))?;
         self.note(&findings);
         Some(objects)
+    }
+
+    /// Returns the configuration with the entries of objects.
+    pub(super) fn merge(&mut self, config: &Config, objects: &Objects) -> Config {
+        let (merged, findings) = xds::objects::merge(config, objects);
+        self.note(&findings);
+        merged
     }
 
     /// Loads the certificates and checks that they match. Certificates from an authority are not
@@ -465,20 +477,7 @@ fn service_limits(limits: config::ServiceLimits) -> ServiceLimits {
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
     for (index, entry) in config.exposure.services.iter().enumerate() {
-        let to = entry.to.iter().map(|audience| Audience {
-            anyone: audience.anyone,
-            cluster: audience.cluster.as_deref().map(Into::into),
-            namespaces: audience
-                .namespaces
-                .iter()
-                .map(|name| name.as_str().into())
-                .collect(),
-            service_accounts: audience
-                .service_accounts
-                .iter()
-                .map(|(namespace, name)| (namespace.as_str().into(), name.as_str().into()))
-                .collect(),
-        });
+        let to = entry.to.iter().map(audience);
         let exposure = Exposure {
             index,
             port: entry.service.port,

@@ -210,11 +210,10 @@ impl Listeners {
                 SocketState::Closed(why) => Some((&entry.config, why)),
                 SocketState::Bound(_) | SocketState::Open(_) => None,
             });
-        let file = config.file.display();
         let closed = closed.map(|(listener, why)| {
-            let (line, name) = (listener.line.0, &listener.name);
+            let (line, name) = (&listener.line, &listener.name);
             format!(
-                "{file}:{line}: listener `{name}` is not open: {why}; it is tried again with the \
+                "{line}: listener `{name}` is not open: {why}; it is tried again with the \
                  next change of a file"
             )
         });
@@ -374,7 +373,7 @@ mod tests {
         let listener = |port| config::Listener {
             name: "a".into(),
             bind: ([127, 0, 0, 1], port).into(),
-            line: config::Line(1),
+            line: config::Line::default(),
             sources: Vec::new(),
             protocol: config::ListenerProtocol::Hbone {
                 route_by: crate::wire::sni::RouteBy::default(),

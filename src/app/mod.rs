@@ -202,6 +202,7 @@ impl App {
         app.start_discovery(source)?;
         app.start_dns()?;
         let read = InitialState {
+            own_config: inputs.own_config,
             mesh_files: inputs.mesh_files,
             warnings: inputs.warnings,
             skipped_objects: inputs.skipped_objects,

@@ -7,9 +7,8 @@ use crate::snapshot::{Audience, Snapshot};
 /// snapshot contains the mesh and the configuration.
 pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
-    let file = config.file.display();
     for alias in &config.names.aliases {
-        let (at, host) = (format!("{file}:{}", alias.line.0), &alias.name.host);
+        let (at, host) = (&alias.line, &alias.name.host);
         if snapshot.services.contains_key(host.as_str()) {
             warnings.push(format!(
                 "{at}: warning: the alias {host} is a service's own name, which it hides; write a \
@@ -27,7 +26,7 @@ pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         let host = &*service.hostname;
         if host != own && snapshot.exposure.has_entry(host) {
             warnings.push(format!(
-                "{file}:{}: warning: {own} is the service {host}, which has entries of its own \
+                "{}: warning: {own} is the service {host}, which has entries of its own \
                  that count alone; write {host} here too",
                 entry.line
             ));
@@ -43,7 +42,7 @@ pub(super) fn check_aliases(config: &Config, snapshot: &Snapshot) -> Vec<String>
     let aliases = config.names.aliases.iter();
     let good = aliases.filter(|alias| !is_from_file || missing_targets(alias, snapshot).is_empty());
     let warnings = good.flat_map(|alias| {
-        let at = format!("{}:{}", config.file.display(), alias.line.0);
+        let at = &alias.line;
         let name = &alias.name.host;
         let wrong = unlinked_consumers(config, alias, snapshot).into_iter();
         let wrong = wrong.chain(unexposed_targets(config, alias, snapshot, is_from_file));
@@ -150,11 +149,11 @@ fn remedy(
     let about = entries.find(|entry| port.is_none_or(|port| entry.applies_to(port)));
     let line = about.and_then(|about| {
         let entry = config.exposure.services.get(about.index)?;
-        Some((about.index, entry.line))
+        Some((about.index, entry.line.within(&config.file)))
     });
     match line {
         Some((index, line)) => {
-            format!("add {to} to `to` of exposure.services[{index}] (line {line})")
+            format!("add {to} to `to` of exposure.services[{index}] ({line})")
         }
         None => {
             let port = port.map_or_else(String::new, |port| format!(":{port}"));

@@ -34,6 +34,8 @@ pub(super) type Fingerprints = BTreeMap<PathBuf, u64>;
 
 /// Result of the reading before the start.
 pub(super) struct InitialState {
+    /// Configuration without the entries of objects.
+    pub(super) own_config: Config,
     pub(super) mesh_files: MeshFiles,
     pub(super) warnings: Vec<String>,
     /// Mistakes in objects that are skipped.
@@ -49,6 +51,8 @@ pub(super) struct Reloader {
     log: LogHandle,
     certificates: SharedCertificates,
     seen: Fingerprints,
+    /// Configuration without the entries of objects.
+    own_config: Config,
     /// Content of the files of the mesh before the join with the configuration.
     mesh_files: MeshFiles,
     /// Error of the last reload of each kind that failed.
@@ -82,6 +86,7 @@ impl Reloader {
             log,
             certificates,
             seen: read.seen,
+            own_config: read.own_config,
             mesh_files: read.mesh_files,
             failed: BTreeMap::new(),
             files_of_rejected: Vec::new(),
@@ -253,17 +258,19 @@ impl Reloader {
             .config
             .map(|new| without_restart_only(&old, new))
             .zip(objects);
-        let new = new.map(|(new, objects)| {
+        let new = new.map(|(own, objects)| {
             let mesh_files = MeshFiles {
                 objects,
                 ..self.mesh_files.clone()
             };
+            let new = report.merge(&own, &mesh_files.objects);
             let joined = mesh_files.join(&new);
             report.warnings.extend(joined.warnings.iter().cloned());
-            (new, mesh_files, joined)
+            (own, new, mesh_files, joined)
         });
         report.to_result()?;
-        let ((new, mesh_files, joined), trust) = new.zip(trust).context("it could not be read")?;
+        let ((own, new, mesh_files, joined), trust) =
+            new.zip(trust).context("it could not be read")?;
         let mut certificates = self.certificates.lock();
         let served = certificates.server_config_with(&trust)?;
         if new.log.level != old.log.level {
@@ -276,33 +283,43 @@ impl Reloader {
         let set = trust::set(&new, &trust);
         certificates.replace_trust(trust, served);
         drop(certificates);
-        // Before the snapshot update, whose generation causes open tunnels to be evaluated with
-        // them.
-        let listeners = self.app.listeners.update_in_place(&new);
-        self.app.publisher.update(Change {
+        let change = Change {
             direct: Some(new.listeners.iter().any(Listener::is_tls)),
-            listeners,
             trust: Some(set),
-            exposure: Some(inputs::exposure_table(&new)),
             names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
-            traffic: Some(traffic::traffic_rules(&new)),
-            networks: Some(traffic::networks(&new)),
             ..self.change(&new, joined)
-        });
-        // After the snapshot update, which contains the targets of a new listener.
-        let mut left = self.app.listeners.apply(&new);
-        let file = new.file.display();
+        };
+        let file = new.file.display().to_string();
+        self.own_config = own;
+        self.mesh_files = mesh_files;
+        let mut left = self.publish(new, change);
         let keys = restart_only.unwrap_or_default().into_iter();
         left.extend(keys.map(|key| {
             format!("{file}: `{key}` needs a restart; the value of the start stays in use")
         }));
-        self.mesh_files = mesh_files;
-        self.app.config.store(Arc::new(new));
         self.files_of_rejected.clear();
         self.warn(report.warnings);
         self.record_skipped_objects(report.skipped_objects);
         Ok(left)
+    }
+
+    /// Publishes a configuration. Returns one line for each listener that is not open.
+    fn publish(&self, new: Config, change: Change) -> Vec<String> {
+        // Before the snapshot update, whose generation causes open tunnels to be evaluated with
+        // them.
+        let listeners = self.app.listeners.update_in_place(&new);
+        self.app.publisher.update(Change {
+            listeners,
+            exposure: Some(inputs::exposure_table(&new)),
+            traffic: Some(traffic::traffic_rules(&new)),
+            networks: Some(traffic::networks(&new)),
+            ..change
+        });
+        // After the snapshot update, which contains the targets of a new listener.
+        let left = self.app.listeners.apply(&new);
+        self.app.config.store(Arc::new(new));
+        left
     }
 
     fn reload_mesh(&mut self) -> anyhow::Result<()> {
@@ -331,10 +348,20 @@ impl Reloader {
             objects,
             ..self.mesh_files.clone()
         };
-        let report = Report::from_findings(&findings);
-        self.apply(&config, mesh_files, report.warnings);
+        let mut report = Report::from_findings(&findings);
+        let new = report.merge(&self.own_config, &mesh_files.objects);
         self.passed_over.clone_from(&report.skipped_objects);
-        Ok(report.skipped_objects)
+        if new == *config {
+            self.apply(&config, mesh_files, report.warnings);
+            return Ok(report.skipped_objects);
+        }
+        let joined = mesh_files.join(&new);
+        report.warnings.extend(joined.warnings.iter().cloned());
+        let change = self.change(&new, joined);
+        self.mesh_files = mesh_files;
+        let closed = self.publish(new, change);
+        self.warn(report.warnings);
+        Ok([report.skipped_objects, closed].concat())
     }
 
     /// Applies the new content of the mesh's files.

@@ -17,12 +17,9 @@ pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> 
     let gateways = Gateways::new(config, snapshot);
     let wrong = routes.filter_map(|route| {
         let wrong = check_target(snapshot, route).or_else(|| gateways.reached_by(snapshot, route));
-        Some((route.line.0, wrong?))
+        Some(format!("{}: warning: {}", route.line, wrong?))
     });
-    let file = config.file.display();
-    let mut warnings: Vec<_> = wrong
-        .map(|(line, wrong)| format!("{file}:{line}: warning: {wrong}"))
-        .collect();
+    let mut warnings: Vec<_> = wrong.collect();
     let mut audiences = config.exposure.services.iter().flat_map(|one| &one.to);
     if !audiences.any(|audience| audience.anyone) {
         let istio = config.listeners.iter().filter(|listener| {
@@ -33,9 +30,9 @@ pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> 
         });
         warnings.extend(istio.map(|listener| {
             format!(
-                "{file}:{}: warning: listener `{}` reaches no service: its peers have no identity, \
+                "{}: warning: listener `{}` reaches no service: its peers have no identity, \
                  and no service is exposed to them; write `to: [{{anyone: true}}]` for one",
-                listener.line.0, listener.name
+                listener.line, listener.name
             )
         }));
     }

@@ -102,14 +102,13 @@ fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
         known.any(|at| region.matches(&at.region, &at.zone, &at.subzone))
     };
     let entries = config.traffic.iter();
-    let weights = entries.flat_map(|entry| entry.regions.iter().map(|one| (entry.line, one)));
+    let weights = entries.flat_map(|entry| entry.regions.iter().map(|one| (&entry.line, one)));
     let unknown = weights
         .filter(|(_, one)| one.weight > 0 && one.region.part_count() > 0 && !is_known(&one.region))
         .map(|(line, one)| {
             format!(
-                "{}:{line}: warning: `traffic` has unknown region {}: no workload of {} is in it; \
+                "{line}: warning: `traffic` has unknown region {}: no workload of {} is in it; \
                  write one of its regions",
-                config.file.display(),
                 one.region,
                 path.display()
             )
@@ -130,14 +129,13 @@ fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
             })
     };
     let entries = config.traffic.iter();
-    let entries = entries.filter_map(|entry| Some((entry.line, entry.service.as_deref()?)));
+    let entries = entries.filter_map(|entry| Some((&entry.line, entry.service.as_deref()?)));
     let unknown = entries
         .filter(|(_, host)| !is_known(host))
         .map(|(line, host)| {
             format!(
-                "{}:{line}: warning: `traffic` has unknown service {host}: it is not in {}; write \
+                "{line}: warning: `traffic` has unknown service {host}: it is not in {}; write \
                  the hostname of one",
-                config.file.display(),
                 path.display()
             )
         });

@@ -11,7 +11,7 @@ use crate::wire::Transit;
 pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let entries = config.exposure.services.iter();
     let findings = entries.flat_map(|entry| {
-        let at = format!("{}:{}: warning", config.file.display(), entry.line);
+        let at = format!("{}: warning", entry.line);
         let mut what = unlisted_gateways(config, entry);
         if entry.transit > Transit::Off {
             let service = snapshot.service_by_name(&entry.service.host);

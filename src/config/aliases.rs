@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::define::{Hostname, NonEmpty, OneOrMore, Service, section};
 use super::line::Line;
 use super::names::HostPort;
-use crate::yaml::{Fields, Value};
+use crate::yaml::Value;
 
 const ALIAS: &str = "names.aliases[]";
 
@@ -49,7 +49,7 @@ section! {
         /// Subset of the endpoints, by `exposure.services[].subsets` of the only service in `to`.
         subset: Option<String> = default(None, "all endpoints");
         /// The line.
-        line: Line = aside(|fields: &Fields<'_>| Line(fields.line()));
+        line: Line = aside(Line::of);
     }
 }
 
@@ -114,7 +114,7 @@ fn is_no_repetition<'a>(
     };
     let twice = earlier.find_map(|other| {
         let overlaps = other.name.overlaps(&alias.name);
-        Some((common(other).filter(|_| overlaps)?, other.line.0))
+        Some((common(other).filter(|_| overlaps)?, other.line.number()))
     });
     if let Some((consumer, line)) = twice {
         let name = &alias.name;
@@ -131,7 +131,7 @@ fn leads_to_services<'a>(
 ) {
     let is_target = |name: &HostPort| alias.to.iter().any(|target| target.host == name.host);
     if let Some(other) = others.find(|other| is_target(&other.name)) {
-        let (name, line) = (&other.name.host, other.line.0);
+        let (name, line) = (&other.name.host, other.line.number());
         let what = format!("leads to `{name}`, which is the alias of line {line}");
         value.error(what, "the hostnames of services into `to`");
     }
@@ -165,7 +165,7 @@ mod tests {
             .iter()
             .map(|alias| {
                 let to: Vec<_> = alias.to.iter().map(ToString::to_string).collect();
-                (alias.name.to_string(), to.join(" "), alias.line.0)
+                (alias.name.to_string(), to.join(" "), alias.line.number())
             })
             .collect();
         let want = [

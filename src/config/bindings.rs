@@ -5,15 +5,22 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::audience::Audience;
 use super::define::{
     Connections, Hostname, IdleTime, NonEmpty, OneOrMore, Segment, ServicePort, section, words,
 };
 use super::line::Line;
 use super::names::HostPort;
 use super::trust::WorkloadId;
-use crate::yaml::{Fields, Value};
+use crate::yaml::Value;
 
 const PLACE: &str = "bindings[]";
+
+/// Default of `bindings[].connections`.
+const CONNECTIONS: u32 = 1024;
+
+/// Default of `bindings[].connections_per_client`.
+const CONNECTIONS_PER_CLIENT: u32 = 256;
 
 /// Default of `bindings[].idle`, that of Envoy's TCP proxy.
 const IDLE: Duration = Duration::from_secs(60 * 60);
@@ -26,12 +33,15 @@ section! {
         cluster: Vec<String> as OneOrMore<String> = required("west");
         /// Hostname and port by which the gateways know the service.
         service: HostPort as ServicePort = required("\"echo.app.svc.cluster.local:80\"");
-        /// Address and port for local clients, which speak plain TCP.
+        /// Address and port for local clients.
         listen: SocketAddr = required("\"127.0.0.1:8080\"");
-        /// Networks whose addresses may connect. Local clients have no identity: they use the
-        /// service with the identity of this gateway. Connections of others are reset.
+        /// Networks whose addresses may connect. Connections of others are reset. Without `to`,
+        /// local clients have no identity: they use the service with the identity of this gateway.
         clients: Vec<IpNet> as NonEmpty<IpNet> = default(
-            loopback(), "`127.0.0.0/8` and `::1/128`");
+            loopback(), "`127.0.0.0/8` and `::1/128`; with `to` every address");
+        /// Clients that may connect, as `exposure.services[].to`. They speak mutual TLS, and are
+        /// verified as peers. The service still receives the identity of this gateway.
+        to: Vec<Audience> as NonEmpty<Audience> = default(Vec::new(), "clients speak plain TCP");
         /// Protocol between this gateway and the workload.
         inner: Inner = default(Inner::Hbone);
         /// Workloads that may serve, of `inner: hbone`. The cluster of a workload is always that of
@@ -42,14 +52,29 @@ section! {
         names: Vec<String> as NonEmpty<Hostname> = default(
             vec![service.host.clone()], "the hostname of `service`");
         /// Maximum number of open connections.
-        connections: u32 as Connections = default(1024);
+        connections: u32 as Connections = default(CONNECTIONS);
         /// Maximum number of open connections of one client, which is an IPv4 address or an IPv6
         /// /64.
-        connections_per_client: u32 as Connections = default(256);
+        connections_per_client: u32 as Connections = default(CONNECTIONS_PER_CLIENT);
         /// Time without a byte in either direction after which a connection is reset.
         idle: Duration as IdleTime = default(IDLE);
         /// The line of the entry, for findings that need other sections.
-        line: Line = aside(|fields: &Fields<'_>| Line(fields.line()));
+        line: Line = aside(Line::of);
+    }
+}
+
+section! {
+    /// Bindings of RemoteServiceBinding objects.
+    pub struct ObjectBindings at "exposure.bindings", check(check_of_objects) {
+        /// Network of their addresses. Each binding listens at the port of its service, at an
+        /// address that is derived from its local name and stays the same. A network of one
+        /// address, such as `0.0.0.0/32`, is that of all.
+        addresses: IpNet = required("127.64.0.0/10");
+        /// Networks whose addresses may connect, as `bindings[].clients`.
+        clients: Vec<IpNet> as NonEmpty<IpNet> = default(
+            loopback(), "`127.0.0.0/8` and `::1/128`; with `to` every address");
+        /// Clients that may connect by mutual TLS, as `bindings[].to`.
+        to: Vec<Audience> as NonEmpty<Audience> = default(Vec::new(), "clients speak plain TCP");
     }
 }
 
@@ -76,22 +101,71 @@ section! {
     }
 }
 
+impl ObjectBindings {
+    /// Returns a binding with the defaults of `bindings[]`.
+    pub fn binding(
+        &self,
+        (cluster, service): (String, HostPort),
+        (name, listen): (String, SocketAddr),
+        line: Line,
+    ) -> Binding {
+        Binding {
+            cluster: vec![cluster],
+            service,
+            listen,
+            clients: self.clients.clone(),
+            to: self.to.clone(),
+            inner: Inner::Hbone,
+            workloads: Workloads::default(),
+            names: vec![name],
+            connections: CONNECTIONS,
+            connections_per_client: CONNECTIONS_PER_CLIENT,
+            idle: IDLE,
+            line,
+        }
+    }
+}
+
 /// Returns the addresses of this host alone.
 fn loopback() -> Vec<IpNet> {
     let v4 = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
     vec![v4, IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST))]
 }
 
-fn check(binding: Binding, value: Value<'_>) -> Option<Binding> {
-    let open = binding.clients.iter().find(|net| net.prefix_len() == 0);
-    if let Some(open) = open {
+/// Opens `clients` where `to` restricts them instead, and warns of plain TCP for every address.
+fn check_clients(
+    (clients, to): (&mut Vec<IpNet>, &[Audience]),
+    given: Option<Value<'_>>,
+    service: &str,
+) {
+    let Some(value) = given else {
+        if !to.is_empty() {
+            clients.clear();
+        }
+        return;
+    };
+    if to.is_empty()
+        && let Some(open) = clients.iter().find(|net| net.prefix_len() == 0)
+    {
         let what = format!(
-            "contains {open}: every address may use {} with the identity of this gateway",
-            binding.service
+            "contains {open}: every address may use {service} with the identity of this gateway"
         );
-        let how = "the networks of the clients";
-        value.at(PLACE, "clients").warning(what, how);
+        value.warning(what, "the networks of the clients");
     }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a check may refuse what was read")]
+fn check_of_objects(mut bindings: ObjectBindings, value: Value<'_>) -> Option<ObjectBindings> {
+    let given = value.child("exposure.bindings", "clients");
+    let clients = (&mut bindings.clients, &*bindings.to);
+    check_clients(clients, given, "these services");
+    Some(bindings)
+}
+
+fn check(mut binding: Binding, value: Value<'_>) -> Option<Binding> {
+    let service = binding.service.to_string();
+    let clients = (&mut binding.clients, &*binding.to);
+    check_clients(clients, value.child(PLACE, "clients"), &service);
     if binding.inner == Inner::Tcp && binding.workloads != Workloads::default() {
         let what = "applies to `inner: hbone`: a workload behind `tcp` has no identity";
         value.at(PLACE, "workloads").error(what, "`inner: hbone`");
@@ -120,6 +194,7 @@ mod tests {
     service: ECHO.app:80
     listen: \"0.0.0.0:8080\"
     clients: [10.0.0.0/8]
+    to: [{cluster: east, namespaces: [shop]}]
     workloads: {identities: [\"spiffe://west.local/ns/app/sa/echo\"], namespaces: [shop]}
     names: [echo.global]
     connections: 10
@@ -134,6 +209,11 @@ mod tests {
             service: HostPort::parse("echo.app:80").expect("a service"),
             listen: ([0, 0, 0, 0], 8080).into(),
             clients: vec!["10.0.0.0/8".parse().expect("a network")],
+            to: vec![Audience {
+                cluster: Some("east".to_owned()),
+                namespaces: vec!["shop".to_owned()],
+                ..Audience::default()
+            }],
             inner: Inner::Hbone,
             workloads: Workloads {
                 identities: vec!["spiffe://west.local/ns/app/sa/echo".to_owned()],
@@ -143,7 +223,7 @@ mod tests {
             connections: 10,
             connections_per_client: 2,
             idle: Duration::from_secs(90),
-            line: Line(12),
+            line: Line::default(),
         };
         assert_eq!(bindings, [expected]);
     }
@@ -170,6 +250,66 @@ mod tests {
     }
 
     #[test]
+    fn every_key_for_bindings_of_objects_is_read() {
+        let bindings = |keys: &str| {
+            let text = format!("exposure: {{files: [Cargo.toml], bindings: {{{keys}}}}}");
+            check(&format!("{GOOD}{text}\n"))
+        };
+        let keys = "addresses: fd00::/64, clients: [10.0.0.0/8], to: [{anyone: true}]";
+        let (config, findings) = bindings(keys);
+        assert_eq!(findings, "");
+        let read = config.expect("a configuration").exposure.bindings;
+        let expected = ObjectBindings {
+            addresses: "fd00::/64".parse().expect("a network"),
+            clients: vec!["10.0.0.0/8".parse().expect("a network")],
+            to: vec![Audience {
+                anyone: true,
+                ..Audience::default()
+            }],
+        };
+        assert_eq!(read, Some(expected));
+        let (config, _) = bindings("addresses: 127.64.0.0/10");
+        let read = config.expect("a configuration").exposure.bindings;
+        assert_eq!(read.expect("the bindings").clients, loopback());
+        for (keys, want) in [
+            ("", "error: `exposure.bindings` has no `addresses`"),
+            (
+                "addresses: a",
+                "error: `exposure.bindings.addresses` is `a`",
+            ),
+            (
+                "addresses: fd00::/64, clients: [\"::/0\"]",
+                "warning: `exposure.bindings.clients` contains ::/0: every address may use",
+            ),
+        ] {
+            let (_, findings) = bindings(keys);
+            assert!(findings.contains(want), "{findings}");
+        }
+        let found = with("exposure: {bindings: {addresses: 127.64.0.0/10}}");
+        assert!(
+            found.contains("is for objects of `exposure.files`"),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn clients_with_an_identity_may_have_every_address() {
+        for (keys, count) in [
+            ("to: [{cluster: west}]", 0),
+            ("to: [{cluster: west}], clients: [0.0.0.0/0]", 1),
+        ] {
+            let text = format!(
+                "bindings: [{{service: \"a.b:1\", listen: \"127.0.0.1:1\", cluster: west, \
+                 {keys}}}]"
+            );
+            let (config, findings) = check(&format!("{GOOD}{text}"));
+            assert_eq!(findings, "", "{keys}");
+            let bindings = config.expect("a configuration").bindings;
+            assert_eq!(bindings[0].clients.len(), count, "{keys}");
+        }
+    }
+
+    #[test]
     fn mistakes_have_a_remedy() {
         for (rest, want) in [
             ("inner: hbone", "error: `bindings[]` has no `cluster`"),
@@ -189,6 +329,11 @@ mod tests {
             (
                 "cluster: west, clients: [0.0.0.0/0]",
                 "warning: `bindings[].clients` contains 0.0.0.0/0: every address",
+            ),
+            ("cluster: west, to: []", "error: `bindings[].to` is empty"),
+            (
+                "cluster: west, to: [{cluster: moon}]",
+                "error: `bindings[].to[].cluster` is `moon`, which is not a cluster of `trust`",
             ),
             (
                 "cluster: west, inner: tcp, workloads: {namespaces: [a]}",

@@ -62,8 +62,12 @@ impl Sections {
             return;
         };
         let audiences = root.find("exposure.services[].to[].cluster");
+        let clients = root.find("bindings[].to[].cluster");
+        let clients = clients
+            .into_iter()
+            .chain(root.find("exposure.bindings.to[].cluster"));
         let consumers = root.find("names.aliases[].consumers[]");
-        let named = audiences.into_iter().chain(consumers);
+        let named = audiences.into_iter().chain(clients).chain(consumers);
         for value in named.chain(bound_clusters(root)) {
             let Some(cluster) = value.word().filter(|cluster| !clusters.contains(*cluster)) else {
                 continue;
@@ -105,7 +109,7 @@ impl Sections {
                 );
             }
             for exposed in &exposure.services {
-                let line = exposed.line;
+                let line = exposed.line.number();
                 if exposed.service.host == name.host {
                     let what = format!(
                         "has the name `{name}`, which is the service exposed on line {line}"
@@ -266,7 +270,7 @@ fn overlaps(root: Value<'_>, report: &Report) {
 
 /// Returns whether the kernel would refuse the second of two binds. `[::]` also takes IPv4; port 0
 /// is any free port.
-fn addresses_overlap(one: SocketAddr, other: SocketAddr) -> bool {
+pub(super) fn addresses_overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     let covers =
         |wide: IpAddr, ip: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || ip.is_ipv4());

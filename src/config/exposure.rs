@@ -6,19 +6,20 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use super::audience::Audience;
 use super::auto::AutoExport;
+use super::bindings::ObjectBindings;
 use super::define::{
-    Account, ConnectTime, ExistingPath, NonEmpty, Positive, Segment, Service, TunnelTime, section,
-    words,
+    ConnectTime, ExistingPath, Positive, Segment, Service, TunnelTime, section, words,
 };
+use super::line::Line;
 use super::names::HostPort;
 use super::subsets::{self, ServiceSubset};
 use crate::wire::Transit;
 use crate::wire::sni::RouteBy;
-use crate::yaml::{Fields, Value};
+use crate::yaml::Value;
 
 const ENTRY: &str = "exposure.services[]";
-const AUDIENCE: &str = "exposure.services[].to[]";
 
 section! {
     /// Services that peers may reach through the gateway.
@@ -30,13 +31,16 @@ section! {
         /// Exposed services.
         services: Vec<ExposedService> = default(Vec::new());
         /// Files of Kubernetes objects, and directories, of which every `.yaml`, `.yml` and `.json`
-        /// is read. The objects export services or keep them in this cluster. With
-        /// `discovery.kind: file` they also define services and endpoints.
+        /// is read. The objects export services, keep them in this cluster, or describe entries of
+        /// `exposure.services`, `bindings` and `traffic`. With `discovery.kind: file` they also
+        /// define services and endpoints.
         files: Vec<PathBuf> as Vec<ExistingPath> = default(Vec::new())
             unless json!({"not": {"required": ["auto"]}});
         /// Rules by which Services of these files are exported, besides those that export
         /// themselves.
         auto: Vec<AutoExport> = default(Vec::new());
+        /// Use of the RemoteServiceBinding objects of these files as `bindings`.
+        bindings: Option<ObjectBindings> = default(None, "they are not used, with a warning");
     }
 }
 
@@ -84,7 +88,7 @@ section! {
         /// `names.aliases[].subset` select. They belong to the service, whatever the entry.
         subsets: Vec<ServiceSubset> = default(Vec::new());
         /// The line of the entry, for findings that need the mesh.
-        line: u64 = aside(Fields::line);
+        line: Line = aside(Line::of);
     }
 }
 
@@ -105,24 +109,6 @@ section! {
     }
 }
 
-section! {
-    /// Peers that a service is exposed to. At least one key is given.
-    pub struct Audience at "exposure.services[].to[]" or default, check(check_audience) {
-        /// Every peer of the trust set and, on TLS listeners, every client. No other key is given
-        /// then.
-        anyone: bool = default(false)
-            unless json!({"anyOf": [{"required": ["cluster"]}, {"required": ["namespaces"]},
-                {"required": ["service_accounts"]}]});
-        /// Peers of this cluster, which `trust` names.
-        cluster: Option<String> = default(None, "every cluster");
-        /// Peers of these namespaces.
-        namespaces: Vec<String> as NonEmpty<Segment> = default(Vec::new(), "every namespace");
-        /// Peers with these service accounts.
-        service_accounts: Vec<(String, String)> as NonEmpty<Account> = default(
-            Vec::new(), "every service account");
-    }
-}
-
 fn check(exposure: Exposure, value: Value<'_>) -> Option<Exposure> {
     let at = |key| value.at("exposure", key);
     if exposure.default == DefaultExposure::All {
@@ -132,6 +118,10 @@ fn check(exposure: Exposure, value: Value<'_>) -> Option<Exposure> {
     if exposure.files.is_empty() && !exposure.auto.is_empty() {
         let what = "selects Services of `exposure.files`, and there are none";
         at("auto").error(what, "`files: [DIRECTORY]` beside it");
+    }
+    if exposure.files.is_empty() && exposure.bindings.is_some() {
+        let what = "is for objects of `exposure.files`, and there are none";
+        at("bindings").error(what, "`files: [DIRECTORY]` beside it");
     }
     Some(exposure)
 }
@@ -147,38 +137,6 @@ fn check_entry(mut entry: ExposedService, value: Value<'_>) -> Option<ExposedSer
         name.port = name.port.or(entry.service.port);
     }
     Some(entry)
-}
-
-fn check_audience(audience: Audience, value: Value<'_>) -> Option<Audience> {
-    let Audience {
-        cluster,
-        namespaces,
-        service_accounts,
-        ..
-    } = &audience;
-    let is_named = cluster.is_some() || !namespaces.is_empty() || !service_accounts.is_empty();
-    if audience.anyone == is_named {
-        let (what, how) = if is_named {
-            let what = "has `anyone: true` next to other keys, which would have no effect";
-            (what, "either `{anyone: true}` or the other keys")
-        } else {
-            let how = "`{anyone: true}` to admit every peer, or remove it to admit nobody";
-            ("admits nobody", how)
-        };
-        value.error(what, how);
-    }
-    let items = value.at(AUDIENCE, "service_accounts").entries();
-    for ((namespace, name), item) in service_accounts.iter().zip(items) {
-        if !namespaces.is_empty() && !namespaces.contains(namespace) {
-            let what = format!(
-                "has `{namespace}/{name}`, whose namespace is not in `namespaces`: all keys of an \
-                 entry must hold, so no peer has it"
-            );
-            let how = format!("`{namespace}` into `namespaces`, or remove `namespaces`");
-            item.error(what, how);
-        }
-    }
-    Some(audience)
 }
 
 type Entry<'a> = (ExposedService, Value<'a>);
@@ -202,7 +160,7 @@ fn compare(_: Value<'_>, entries: &[Entry<'_>]) {
         if let Some(other) = same_port().find(|other| other.route_by != exposed.route_by) {
             let what = format!(
                 "differs for `{service}` from the one on line {}",
-                other.line
+                other.line.number()
             );
             let how = "the same `route_by`, or none, in both entries";
             value.at(ENTRY, "route_by").error(what, how);
@@ -211,7 +169,7 @@ fn compare(_: Value<'_>, entries: &[Entry<'_>]) {
             let what = format!(
                 "has other `names` for `{service}` than line {}, and a name admits only the peers \
                  of its own entry",
-                other.line
+                other.line.number()
             );
             let how = "the same `names` into both entries, or each name with its `consumers` into \
                        `names.aliases`";
@@ -224,7 +182,8 @@ fn compare(_: Value<'_>, entries: &[Entry<'_>]) {
         {
             let what = format!(
                 "has `namespace: {namespace}` for `{}`, and line {} has another one",
-                service.host, first.line
+                service.host,
+                first.line.number()
             );
             value.error(what, "the same `namespace` in both entries");
         }
@@ -270,7 +229,7 @@ fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
             if let Some(other) = other {
                 let what = format!(
                     "is `{name}`, which is itself the service exposed on line {}",
-                    other.line
+                    other.line.number()
                 );
                 value.error(what, "a name that no service has");
             }

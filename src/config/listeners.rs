@@ -133,7 +133,7 @@ section! {
         /// Hostname and port of the service.
         to: HostPort as ServicePort = required("\"istiod.istio-system.svc.cluster.local:15012\"");
         /// The line, for findings that need the mesh.
-        line: Line = aside(|fields: &crate::yaml::Fields<'_>| Line(fields.line()));
+        line: Line = aside(Line::of);
     }
 }
 
@@ -146,7 +146,7 @@ impl From<&Binding> for Listener {
         Self {
             name: format!("binding {}", binding.service),
             bind: binding.listen,
-            line: binding.line,
+            line: binding.line.clone(),
             sources: binding.clients.clone(),
             protocol: ListenerProtocol::Binding(Box::new(binding.clone())),
         }
@@ -196,7 +196,7 @@ impl Type for Listener {
             Protocol::Tls => tls(&keys, value).map(ListenerProtocol::Tls),
         };
         Some(Self {
-            line: Line(value.at(PLACE, "bind").line()),
+            line: Line(value.at(PLACE, "bind").place()),
             protocol: protocol?,
             name: keys.name,
             bind: keys.bind,

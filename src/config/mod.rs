@@ -6,6 +6,7 @@
 //! `docs/configuration.md` come.
 
 mod aliases;
+mod audience;
 mod auto;
 mod bindings;
 mod checks;
@@ -28,19 +29,23 @@ mod subsets;
 mod tests;
 mod traffic;
 mod trust;
+mod vips;
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::yaml::{Document, Fields, Findings, Place, Value};
 
 pub use aliases::{Alias, Names, SUFFIXES};
+pub use audience::Audience;
 pub use auto::{AutoExport, Selector};
-pub use bindings::{Binding, Inner, Workloads};
+pub use bindings::{Binding, Inner, ObjectBindings, Workloads};
 use checks::Sections;
 use define::{NewFile, NonEmpty, Workers, section};
 pub use discovery::{ControlPlane, Discovery, NamedCluster, NodeNames, Roots};
-pub use exposure::{Audience, DefaultExposure, ExposedService, Exposure, ServiceLimits};
+pub use exposure::{DefaultExposure, ExposedService, Exposure, ServiceLimits};
 pub use identity::{Identity, IdentityFiles, IstioCa, parse_identity, unix_socket};
 pub use layers::Source;
 pub use level::{Access, Directives};
@@ -56,6 +61,7 @@ pub use sections::{
 pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};
 pub use trust::{Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
+pub use vips::vip;
 
 /// Default of `identity.trust_domain`, Istio's.
 pub const TRUST_DOMAIN: &str = "cluster.local";
@@ -198,6 +204,20 @@ impl Config {
     pub fn all_listeners(&self) -> Vec<Listener> {
         let bindings = self.bindings.iter().map(Listener::from);
         self.listeners.iter().cloned().chain(bindings).collect()
+    }
+
+    /// Returns the names of the clusters that peers may belong to; none where any name may be one.
+    pub fn cluster_names(&self) -> Option<BTreeSet<String>> {
+        self.trust.cluster_names()
+    }
+
+    /// Returns whether an address cannot be bound beside those of the configuration.
+    pub fn is_occupied(&self, address: SocketAddr) -> bool {
+        let own = [self.admin.bind, self.readiness.bind];
+        let others = self.metrics.bind.iter().chain(&self.dns.listen).copied();
+        let listeners = self.all_listeners().into_iter().map(|one| one.bind);
+        let mut all = listeners.chain(own).chain(others);
+        all.any(|other| checks::addresses_overlap(address, other))
     }
 
     /// Returns the keys that `new` changes and that only a restart applies. Listeners, trust,

@@ -118,7 +118,7 @@ log: {level: "info, h2=warn", format: json}
     let config = config.unwrap();
     let entry = &config.exposure.services[0];
     assert_eq!(
-        (entry.service.to_string(), entry.line),
+        (entry.service.to_string(), entry.line.number()),
         ("echo.app:80".to_owned(), 14)
     );
     let names: Vec<_> = entry.names.iter().map(HostPort::to_string).collect();

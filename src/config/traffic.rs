@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::define::{Hostname, NonEmpty, Percent, Weight, form, repeated, scalar, section, words};
+use super::line::Line;
 use crate::wire::RegionPattern;
-use crate::yaml::{Fields, Value};
+use crate::yaml::Value;
 
 section! {
     /// Preferred endpoints of one service, or of every one.
@@ -30,7 +31,7 @@ section! {
         /// more.
         latency: Option<bool> = default(None, "`false`");
         /// The line of the entry, for findings that need the mesh.
-        line: u64 = aside(Fields::line);
+        line: Line = aside(Line::of);
     }
 }
 
@@ -143,7 +144,7 @@ mod tests {
             spill_below: Some(50),
             regions: regions.into(),
             latency: Some(true),
-            line: 12,
+            line: Line::default(),
         };
         let of_every = Traffic {
             service: None,
@@ -151,7 +152,7 @@ mod tests {
             spill_below: None,
             regions: Vec::new(),
             latency: Some(false),
-            line: 20,
+            line: Line::default(),
         };
         assert_eq!(traffic, [of_echo, of_every]);
     }

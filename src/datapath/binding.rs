@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::config::{self, Inner};
 use crate::outer::ExpectedWorkloads;
-use crate::snapshot::BoundEndpoints;
+use crate::snapshot::{Audience, BoundEndpoints, Caller, TrustSet};
 use crate::telemetry::DestinationService;
 
 use super::limits::clients::ClientLimits;
@@ -20,6 +20,8 @@ pub struct Binding {
     pub service: DestinationService,
     /// Gateways of the service.
     pub endpoints: BoundEndpoints,
+    /// Clients that may connect by mutual TLS. None at all is plain TCP.
+    audiences: Box<[Audience]>,
     /// Workloads that may serve.
     pub workloads: ExpectedWorkloads,
     /// Limits of open connections.
@@ -47,6 +49,7 @@ impl Binding {
                 hostname: Arc::clone(&host),
             },
             endpoints: BoundEndpoints::new(clusters, Arc::clone(&host), port),
+            audiences: config.to.iter().map(audience).collect(),
             workloads: ExpectedWorkloads {
                 identities: shared(&config.workloads.identities),
                 namespaces: shared(&config.workloads.namespaces),
@@ -62,6 +65,20 @@ impl Binding {
     /// Returns the configuration of the binding.
     pub fn config(&self) -> &config::Binding {
         &self.config
+    }
+
+    /// Returns whether clients speak mutual TLS.
+    pub fn requires_identity(&self) -> bool {
+        !self.audiences.is_empty()
+    }
+
+    /// Returns whether a client may use the binding. One without identity may where none has one.
+    pub fn admits(&self, client: Caller<'_>, trust: &TrustSet) -> bool {
+        if client.is_unknown() || !self.requires_identity() {
+            return client.is_unknown() && !self.requires_identity();
+        }
+        let mut audiences = self.audiences.iter();
+        audiences.any(|audience| audience.admits(client, trust))
     }
 
     /// Returns whether the tunnel ends at a workload whose identity is verified.
@@ -91,6 +108,23 @@ impl Binding {
     /// Describes the clusters for the log.
     pub fn clusters(&self) -> String {
         self.config.cluster.join(", ")
+    }
+}
+
+/// Converts an audience of the configuration.
+pub fn audience(of: &config::Audience) -> Audience {
+    let accounts = of.service_accounts.iter();
+    Audience {
+        anyone: of.anyone,
+        cluster: of.cluster.as_deref().map(Into::into),
+        namespaces: of
+            .namespaces
+            .iter()
+            .map(|name| name.as_str().into())
+            .collect(),
+        service_accounts: accounts
+            .map(|(namespace, name)| (namespace.as_str().into(), name.as_str().into()))
+            .collect(),
     }
 }
 

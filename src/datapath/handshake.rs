@@ -1,12 +1,15 @@
 //! Stage 2: the outer TLS handshake, with one deadline.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::AlertDescription;
 use rustls::pki_types::CertificateDer;
+use rustls::{AlertDescription, ServerConfig};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
 use crate::tls::record::RecordLayer;
@@ -15,6 +18,7 @@ use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
 use super::io::linger::ALERT_DEADLINE;
+use super::io::shared_socket::SharedSocket;
 use super::limits::admission::{EVICTED_DETAIL, HandshakeSlot};
 
 /// Transport of a connection after its handshake.
@@ -76,6 +80,9 @@ impl HandshakeError {
 /// without identity holds a slot for no longer than this.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
+/// Limit of sealed bytes that wait for the socket of a client of a binding: two full records.
+const SEND_BUFFER: usize = 32 * 1024;
+
 /// Performs the handshake with the current TLS configuration, for a connection that frames its
 /// records itself.
 ///
@@ -89,20 +96,8 @@ pub async fn run(
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let (slot, resources) = (accepted.handshake, accepted.resources);
     let handshake = tls::accept(gateway.tls.config(), &mut socket);
-    let done = tokio::select! {
-        done = timeout(HANDSHAKE_DEADLINE, handshake) => done,
-        () = slot.evicted() => {
-            return Err(HandshakeError::new(HandshakeRefusal::Evicted, &EVICTED_DETAIL));
-        }
-    };
-    let (refusal, detail) = match done {
-        Err(_) => {
-            return Err(HandshakeError::new(
-                HandshakeRefusal::Timeout,
-                &"TLS handshake not completed within 5 s",
-            ));
-        }
-        Ok(Ok(session)) if session.alpn.as_deref() == Some(ALPN_H2) => {
+    let (refusal, detail) = match in_time(&slot, handshake).await? {
+        Ok(session) if session.alpn.as_deref() == Some(ALPN_H2) => {
             return Ok(Session {
                 transport: Box::new(Transport {
                     socket,
@@ -113,7 +108,7 @@ pub async fn run(
                 resources,
             });
         }
-        Ok(Ok(mut session)) => {
+        Ok(mut session) => {
             // rustls refuses a wrong ALPN offer but accepts a missing one.
             if let Ok(alert) = session.layer.seal_alert(AlertDescription::CloseNotify) {
                 let _ = timeout(ALERT_DEADLINE, socket.write_all(&alert)).await;
@@ -121,8 +116,8 @@ pub async fn run(
             let detail = "the peer did not offer ALPN h2".to_owned();
             (HandshakeRefusal::NoAlpn, detail)
         }
-        Ok(Err(AcceptError::Tls(error))) => (gateway.tls.refusal(&error), explain_error(&error)),
-        Ok(Err(AcceptError::Io(error))) => (HandshakeRefusal::Other, error.to_string()),
+        Err(AcceptError::Tls(error)) => (gateway.tls.refusal(&error), explain_error(&error)),
+        Err(AcceptError::Io(error)) => (HandshakeRefusal::Other, error.to_string()),
     };
     Err(HandshakeError {
         refusal,
@@ -133,4 +128,59 @@ pub async fn run(
             resources,
         }),
     })
+}
+
+/// Performs the handshake with a client of a binding. No application protocol is negotiated.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_local(
+    gateway: &DataPath,
+    accepted: AcceptedConnection,
+) -> Result<(TlsStream<SharedSocket>, ConnectionResources), HandshakeError> {
+    let socket = TcpStream::from_std(accepted.stream)
+        .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
+    let (slot, resources) = (accepted.handshake, accepted.resources);
+    let mut config = ServerConfig::clone(&gateway.tls.config());
+    config.alpn_protocols.clear();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let handshake = acceptor.accept(SharedSocket::new(socket)).into_fallible();
+    let (error, socket) = match in_time(&slot, handshake).await? {
+        Ok(mut stream) => {
+            stream.get_mut().1.set_buffer_limit(Some(SEND_BUFFER));
+            return Ok((stream, resources));
+        }
+        Err(failed) => failed,
+    };
+    let cause = error.get_ref().and_then(|error| error.downcast_ref());
+    let (refusal, detail) = match cause {
+        Some(cause) => (gateway.tls.refusal(cause), explain_error(cause)),
+        None => (HandshakeRefusal::Other, error.to_string()),
+    };
+    let alerted = socket.into_inner().map(|socket| AlertedSocket {
+        socket,
+        slot,
+        resources,
+    });
+    Err(HandshakeError {
+        refusal,
+        detail,
+        alerted,
+    })
+}
+
+/// Waits for a handshake, unless its deadline passes or its slot is needed.
+async fn in_time<T>(
+    slot: &HandshakeSlot,
+    handshake: impl Future<Output = T>,
+) -> Result<T, HandshakeError> {
+    tokio::select! {
+        done = timeout(HANDSHAKE_DEADLINE, handshake) => done.map_err(|_| {
+            let detail = "TLS handshake not completed within 5 s";
+            HandshakeError::new(HandshakeRefusal::Timeout, &detail)
+        }),
+        () = slot.evicted() => {
+            Err(HandshakeError::new(HandshakeRefusal::Evicted, &EVICTED_DETAIL))
+        }
+    }
 }

@@ -12,7 +12,8 @@ use crate::telemetry::Source;
 use crate::tls::{Chain, Identity, InboundTls, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
-use super::limits::pool::Holder;
+use super::DataPath;
+use super::limits::pool::{Descriptor, Holder};
 use super::listener::Listener;
 
 /// A downstream, usually with a verified certificate.
@@ -155,6 +156,31 @@ impl Peer {
             service_account: &self.source.service_account,
         }
     }
+}
+
+/// Authenticates the peer of a connection, which is then counted for its identity.
+///
+/// # Errors
+/// As [`run`], or the peer already has its share of connections. Returns a detail for the operator
+/// too.
+pub fn admit(
+    gateway: &DataPath,
+    certificates: &[CertificateDer<'_>],
+    (address, listener): (SocketAddr, Arc<Listener>),
+    descriptor: &mut Descriptor,
+) -> Result<Peer, (HandshakeRefusal, String)> {
+    let snapshot = gateway.reader.load();
+    let mut peer = run(certificates, address, listener, &gateway.tls, &snapshot)
+        .map_err(|refusal| (refusal, refusal.to_string()))?;
+    let source = &peer.source;
+    let holder = descriptor.holder();
+    let holder = holder.for_identity(&source.counted_cluster, &source.principal);
+    descriptor.move_to(&holder).map_err(|full| {
+        let detail = format!("{full}: {}", source.principal);
+        (HandshakeRefusal::OverShare, detail)
+    })?;
+    peer.holder = Some(holder);
+    Ok(peer)
 }
 
 /// Reads the identity of the peer from its certificate, by the same strict parser as the verifier.

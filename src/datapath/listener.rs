@@ -350,7 +350,7 @@ mod tests {
         config::SniRoute {
             sni: sni.iter().map(pattern).collect(),
             to: config::HostPort::parse(to).expect("a target"),
-            line: config::Line(1),
+            line: config::Line::default(),
         }
     }
 
@@ -358,7 +358,7 @@ mod tests {
         ListenerRules::new(&config::Listener {
             name: "one".to_owned(),
             bind: ([127, 0, 0, 1], 0).into(),
-            line: config::Line(1),
+            line: config::Line::default(),
             sources: sources
                 .iter()
                 .map(|net| net.parse().expect("a net"))

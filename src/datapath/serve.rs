@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::interval;
 
-use crate::reason::HandshakeRefusal;
 use crate::telemetry::handshake_refused;
 
 use super::accept::AcceptedConnection;
@@ -69,18 +68,10 @@ async fn authenticate(
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
-    let certificates = session.peer_certificates.as_slice();
-    let snapshot = gateway.reader.load();
-    let mut peer = identity::run(certificates, address, listener, &gateway.tls, &snapshot)
-        .map_err(|refusal| HandshakeError::new(refusal, &refusal))?;
-    let (source, descriptor) = (&peer.source, &mut session.resources.descriptor);
-    let holder = descriptor.holder();
-    let holder = holder.for_identity(&source.counted_cluster, &source.principal);
-    descriptor.move_to(&holder).map_err(|full| {
-        let detail = format!("{full}: {}", source.principal);
-        HandshakeError::new(HandshakeRefusal::OverShare, &detail)
-    })?;
-    peer.holder = Some(holder);
+    let (certificates, resources) = (&session.peer_certificates, &mut session.resources);
+    let from = (address, listener);
+    let peer = identity::admit(gateway, certificates, from, &mut resources.descriptor)
+        .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
     Ok((session, Arc::new(peer)))
 }
 

@@ -132,6 +132,9 @@ pub struct EntryRow {
     pub index: usize,
     /// First line of the entry in the file, if the file is known.
     pub line: Option<u64>,
+    /// File of the entry, if a Kubernetes object describes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
     /// Audiences that the entry admits.
     pub to: Vec<String>,
 }

@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::config::Line;
 use crate::datapath::client_hello::ClientHello;
 use crate::datapath::identity::Peer;
 use crate::reason::Reason;
@@ -13,6 +15,7 @@ use crate::wire::sni::{self, IstioName};
 use crate::wire::{Authority, Host};
 
 use super::ExplainState;
+use super::answer::EntryRow;
 
 /// Example authority for a mesh without services.
 const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);
@@ -20,8 +23,10 @@ const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);
 /// Positions of configuration entries in their file.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigPositions {
-    /// Lines of `exposure.services`, by index.
-    pub services: Vec<u64>,
+    /// File of the configuration.
+    pub file: PathBuf,
+    /// Lines of `exposure.services`, by index. Entries of Kubernetes objects have other files.
+    pub services: Vec<Line>,
     /// Index and line of each entry of `names.aliases`, by the label of the alias.
     pub aliases: HashMap<Arc<str>, (usize, u64)>,
 }
@@ -29,9 +34,26 @@ pub struct ConfigPositions {
 impl ConfigPositions {
     /// Formats the position of an entry of `exposure.services`.
     pub(super) fn service(&self, index: usize) -> String {
-        let line = self.services.get(index);
-        let line = line.map_or_else(String::new, |line| format!(" (line {line})"));
+        let line = self.line(index);
+        let line = line.map_or_else(String::new, |line| format!(" ({line})"));
         format!("exposure.services[{index}]{line}")
+    }
+
+    /// Returns the row of an entry of `exposure.services`.
+    pub(super) fn row(&self, entry: &Exposure) -> EntryRow {
+        let line = self.services.get(entry.index);
+        EntryRow {
+            index: entry.index,
+            line: line.map(Line::number),
+            file: line.and_then(|line| line.file_beside(&self.file)),
+            to: entry.audiences.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// Formats the line of an entry of `exposure.services`.
+    pub(super) fn line(&self, index: usize) -> Option<String> {
+        let line = self.services.get(index);
+        line.map(|line| line.within(&self.file))
     }
 
     /// Formats the position of an entry of `names.aliases`.

@@ -14,7 +14,7 @@ use crate::tls::Identity;
 use crate::wire::{Authority, Host, Transit};
 
 use super::ExplainState;
-use super::answer::{EntryRow, LookupRow, PeerRow, RouteRow, RuleRow};
+use super::answer::{LookupRow, PeerRow, RouteRow, RuleRow};
 use super::change::{self, ConfigPositions};
 
 /// Returns the mode in which Istio's policies are evaluated.
@@ -489,7 +489,7 @@ fn allowed(world: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> R
         });
         let description = match entry {
             Some(entry) => {
-                rule.entries.push(entry_row(world.places, entry));
+                rule.entries.push(world.places.row(entry));
                 format!("exposure.services[{}] admits the peer", entry.index)
             }
             None if snapshot.is_exposed_by_link(caller, subject.to.host) => {
@@ -550,9 +550,7 @@ fn rejected(world: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
     };
     let entries = subject.entries.iter();
     RuleRow {
-        entries: entries
-            .map(|entry| entry_row(world.places, entry))
-            .collect(),
+        entries: entries.map(|entry| world.places.row(entry)).collect(),
         ..refusal(description, change)
     }
 }
@@ -560,22 +558,17 @@ fn rejected(world: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
 /// Describes the limits of the entries that admit a tunnel, with their open tunnels.
 pub(super) fn limits(world: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
     let describe = |entry: &&Exposure| {
-        let line = world.places.services.get(entry.index);
-        let line = line.map(|line| format!(" of line {line}"));
+        let line = world.places.line(entry.index);
+        let line = line.map_or_else(String::new, |line| format!(" of {line}"));
         let open = entry.limits.tunnels.map(|_| entry.open.get());
         let open = open.map(|open| format!(" ({open} open)"));
-        let (line, open) = (line.unwrap_or_default(), open.unwrap_or_default());
-        format!("; limits{line}: {}{open}", entry.limits)
+        format!(
+            "; limits{line}: {}{}",
+            entry.limits,
+            open.unwrap_or_default()
+        )
     };
     entries.iter().map(describe).collect()
-}
-
-fn entry_row(places: &ConfigPositions, entry: &Exposure) -> EntryRow {
-    EntryRow {
-        index: entry.index,
-        line: places.services.get(entry.index).copied(),
-        to: entry.audiences.iter().map(ToString::to_string).collect(),
-    }
 }
 
 /// Returns the entries that apply to a service port, given how the authority matched it.

@@ -4,12 +4,9 @@
 //! the name: restarts and other gateways give it the same VIP, unless two names have the same hash.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use aws_lc_rs::digest::{SHA256, digest};
-use ipnet::IpNet;
-
-use crate::config::Config;
+use crate::config::{Config, vip};
 
 /// Names in lower case without trailing dot.
 #[derive(Debug, Default)]
@@ -85,29 +82,11 @@ impl Names {
     }
 }
 
-/// Takes the VIP of a name: its hash, or the next address that is free. There is none once all are
-/// taken. The first and the last address of the network are left out: they may mean the network and
-/// a broadcast.
-fn vip(network: IpNet, name: &str, taken: &mut BTreeSet<u128>) -> Option<IpAddr> {
-    let bits = u32::from(network.max_prefix_len() - network.prefix_len()).min(127);
-    let hosts = (1_u128 << bits).checked_sub(2).filter(|hosts| *hosts > 0)?;
-    let hash = digest(&SHA256, name.as_bytes());
-    let hash = hash.as_ref().first_chunk().copied()?;
-    let start = u128::from_be_bytes(hash) % hosts;
-    let mut places = (start..hosts).chain(0..start);
-    let place = places.find(|place| taken.insert(*place))? + 1;
-    match network.network() {
-        IpAddr::V4(first) => {
-            let place = u32::try_from(place).ok()?;
-            Some(Ipv4Addr::from_bits(first.to_bits().checked_add(place)?).into())
-        }
-        IpAddr::V6(first) => Some(Ipv6Addr::from_bits(first.to_bits().checked_add(place)?).into()),
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use std::path::Path;
+
+    use ipnet::IpNet;
 
     use super::*;
 

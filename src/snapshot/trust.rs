@@ -66,7 +66,7 @@ impl Caller<'_> {
     };
 
     /// Returns whether there is no identity. A verified one always has a trust domain.
-    pub(super) fn is_unknown(self) -> bool {
+    pub fn is_unknown(self) -> bool {
         self.trust_domain.is_empty()
     }
 }

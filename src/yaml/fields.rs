@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::findings::Report;
+use super::findings::{Place, Report};
 use super::tree::{Document, Entry, Kind};
 use super::value::{Value, did_you_mean, one_of, shortened};
 
@@ -77,6 +77,11 @@ impl<'a> Fields<'a> {
         self.map.position.line()
     }
 
+    /// Returns the place of the map.
+    pub fn place(&self) -> Place {
+        self.map.place()
+    }
+
     /// Names planned keys, which this version lacks.
     pub fn later(&mut self, keys: &'static [&'static str]) {
         self.later = keys;
@@ -147,6 +152,16 @@ impl<'a> Fields<'a> {
         let read = self.get(key).map(read);
         self.is_wrong |= matches!(read, Some(None));
         read.flatten().unwrap_or(default)
+    }
+
+    /// Warns of keys that were not looked up, in a map of another project.
+    pub fn warn_of_others(&self) {
+        let is_other = |entry: &&Entry| self.known.iter().all(|known| **known != *entry.key);
+        for entry in self.entries.iter().filter(is_other) {
+            let what = format!("`{}.{}` is ignored", self.place, shortened(&entry.key));
+            let how = "the object without it";
+            self.map.report.warning(entry.position, what, how);
+        }
     }
 
     /// Finishes the map. Returns `made` unless a value was wrong.

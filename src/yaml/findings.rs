@@ -52,7 +52,7 @@ impl Position {
 }
 
 /// Place of a text: a line of a file, or a source without lines.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// The file, as named when it was loaded, or the name of another source, such as a variable of
     /// the environment.

@@ -19,6 +19,8 @@ mod authority;
 #[cfg(test)]
 mod balance;
 #[cfg(test)]
+mod binding_clients;
+#[cfg(test)]
 mod binding_ends;
 #[cfg(test)]
 mod bindings;
@@ -90,6 +92,8 @@ mod locality;
 mod loops;
 #[cfg(test)]
 mod names;
+#[cfg(test)]
+mod object_entries;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]

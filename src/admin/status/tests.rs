@@ -97,7 +97,7 @@ fn listeners() -> Vec<ListenerRow> {
     let listener = |name: &str, port, sources: &[&str], protocol| Listener {
         name: name.into(),
         bind: ([0; 4], port).into(),
-        line: Line(1),
+        line: Line::default(),
         sources: sources.iter().map(|one| one.parse().unwrap()).collect(),
         protocol,
     };
@@ -115,7 +115,7 @@ fn listeners() -> Vec<ListenerRow> {
     let routes = vec![SniRoute {
         sni: vec![SniPattern::parse("*.a").unwrap(), SniPattern::Any],
         to: HostPort::parse("echo.app:80").unwrap(),
-        line: Line(1),
+        line: Line::default(),
     }];
     let routes = ListenerProtocol::Tls(TlsRouting::Routes { routes });
     let narrow = ["10.0.0.0/8", "192.0.2.1/32"];

@@ -187,7 +187,10 @@ impl Page {
 }
 
 fn describe_entry(entry: &EntryRow) -> String {
-    let line = entry.line.map(|line| format!(" (line {line})"));
+    let line = entry.line.map(|line| match &entry.file {
+        Some(file) => format!(" ({file}:{line})"),
+        None => format!(" (line {line})"),
+    });
     let to = if entry.to.is_empty() {
         "nobody".to_owned()
     } else {

@@ -6,15 +6,13 @@
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::Shutdown;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use socket2::SockRef;
-use tokio::io::Interest;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -31,16 +29,17 @@ use super::{CopyOutcome, DELIVERY_DEADLINE};
 /// run.
 const OPERATIONS_PER_TURN: usize = 8;
 
-/// Copies until both directions have ended, one side broke, or no byte passed for `idle`.
-pub async fn run(
-    client: &TcpStream,
+/// Copies between a client above its socket and a tunnel, until both directions have ended, one
+/// side broke, or no byte passed for `idle`.
+pub async fn run<C: AsyncRead + AsyncWrite + Unpin>(
+    (socket, client): (&TcpStream, &mut C),
     tunnel: &mut Stream,
     idle: Duration,
     account: &Arc<BufferAccount>,
     record: &mut Record,
 ) -> CopyOutcome {
     let (mut upload, mut download) = (Direction::new(account), Direction::new(account));
-    let mut client_failed = pin!(client.ready(Interest::ERROR));
+    let mut client_failed = pin!(socket.ready(Interest::ERROR));
     let (mut quiet, mut last_moved) = (pin!(sleep(idle)), Instant::now());
     // True if the reader has not received the end of the client yet, which is FIN or RST.
     let mut end_unread = false;
@@ -129,7 +128,7 @@ impl<'a> Direction<'a> {
     fn poll_upload(
         &mut self,
         cx: &mut Context<'_>,
-        client: &TcpStream,
+        client: &mut (impl AsyncRead + Unpin),
         tunnel: &mut Stream,
         record: &mut Record,
     ) -> Result<Poll<()>, Reason> {
@@ -146,22 +145,18 @@ impl<'a> Direction<'a> {
                 tunnel.shut_down().map_err(lost)?;
                 self.done = true;
             } else {
-                let Poll::Ready(ready) = client.poll_read_ready(cx) else {
+                let mut buffer = Buffer::borrow();
+                let mut room = ReadBuf::new(buffer.bytes());
+                let Poll::Ready(read) = Pin::new(&mut *client).poll_read(cx, &mut room) else {
                     return Ok(Poll::Pending);
                 };
-                ready.map_err(|error| downstream_reason(error.kind()))?;
-                let mut buffer = Buffer::borrow();
-                match client.try_read(buffer.bytes()) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                    Err(error) => return Err(downstream_reason(error.kind())),
-                    Ok(0) => self.ended = true,
-                    Ok(count) => {
-                        let read = &buffer.bytes()[..count];
-                        let sent = or_blocked(self.write(tunnel, read));
-                        let sent = sent.map_err(lost)?;
-                        record.add_received(sent as u64);
-                        self.keep(&read[sent..], 0);
-                    }
+                read.map_err(|error| downstream_reason(error.kind()))?;
+                let read = room.filled();
+                self.ended = read.is_empty();
+                if !self.ended {
+                    let sent = or_blocked(self.write(tunnel, read)).map_err(lost)?;
+                    record.add_received(sent as u64);
+                    self.keep(&read[sent..], 0);
                 }
             }
         }
@@ -197,7 +192,7 @@ impl<'a> Direction<'a> {
         &mut self,
         cx: &mut Context<'_>,
         tunnel: &mut Stream,
-        client: &TcpStream,
+        client: &mut (impl AsyncWrite + Unpin),
         record: &mut Record,
     ) -> Result<Poll<()>, Reason> {
         for _ in 0..OPERATIONS_PER_TURN {
@@ -218,9 +213,10 @@ impl<'a> Direction<'a> {
         &mut self,
         cx: &mut Context<'_>,
         tunnel: &mut Stream,
-        client: &TcpStream,
+        client: &mut (impl AsyncWrite + Unpin),
         record: &mut Record,
     ) -> Poll<Result<(), Reason>> {
+        let mut client = Pin::new(client);
         if self.done {
             return Poll::Ready(Ok(()));
         }
@@ -229,15 +225,13 @@ impl<'a> Direction<'a> {
         // Takes over and charges what has arrived, also while the client takes nothing.
         let readable = tunnel.poll_read_ready(cx);
         self.hold(self.pending.len() + tunnel.held());
-        ready!(client.poll_write_ready(cx)).map_err(gone)?;
+        ready!(client.as_mut().poll_flush(cx)).map_err(gone)?;
         if !self.pending.is_empty() {
-            let sent = or_blocked(client.try_write(&self.pending)).map_err(gone)?;
+            let sent = or_pending(client.poll_write(cx, &self.pending)).map_err(gone)?;
             record.add_sent(sent as u64);
             self.took(sent, tunnel.held());
         } else if self.ended {
-            SockRef::from(client)
-                .shutdown(Shutdown::Write)
-                .map_err(gone)?;
+            ready!(client.poll_shutdown(cx)).map_err(gone)?;
             self.done = true;
         } else {
             ready!(readable).map_err(lost)?;
@@ -249,7 +243,7 @@ impl<'a> Direction<'a> {
             let count = tunnel.try_read(&mut [room]).map_err(lost)?;
             let read = &buffer.bytes()[..count];
             self.ended = read.is_empty();
-            let sent = or_blocked(client.try_write(read)).map_err(gone)?;
+            let sent = or_pending(client.poll_write(cx, read)).map_err(gone)?;
             record.add_sent(sent as u64);
             self.keep(&read[sent..], tunnel.held());
         }
@@ -275,6 +269,14 @@ impl<'a> Direction<'a> {
         if bytes != self.held.as_ref().map_or(0, HeldBytes::bytes) {
             self.held = (bytes > 0).then(|| self.account.hold(bytes));
         }
+    }
+}
+
+/// Returns 0 for a pending operation.
+fn or_pending(done: Poll<io::Result<usize>>) -> io::Result<usize> {
+    match done {
+        Poll::Ready(done) => done,
+        Poll::Pending => Ok(0),
     }
 }
 

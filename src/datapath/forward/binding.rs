@@ -1,8 +1,9 @@
 //! Stages 5 to 10 for a connection of a local client, which a binding leads to a service of other
 //! clusters.
 //!
-//! The client has no identity: the listener has checked its address. The gateway and, inside its
-//! tunnel, the workload are verified before a byte of the client is sent.
+//! The listener has checked the address of the client. A binding with `to` verifies its identity
+//! besides. The gateway and, inside its tunnel, the workload are verified before a byte of the
+//! client is sent.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -10,21 +11,24 @@ use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
+use tokio_rustls::server::TlsStream;
 
 use crate::datapath::accept::{AcceptedConnection, ConnectionResources};
 use crate::datapath::binding::Binding;
 use crate::datapath::copy::{CopyOutcome, local};
 use crate::datapath::dial::{TOTAL_DIAL_TIMEOUT, remote};
-use crate::datapath::identity::Peer;
+use crate::datapath::handshake::{self, HandshakeError};
+use crate::datapath::identity::{self, Peer};
 use crate::datapath::io::linger;
+use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::clients::ClientConnection;
 use crate::datapath::limits::pool::{Holder, LimitReached, TunnelDescriptor};
 use crate::datapath::{DataPath, balance};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
-use crate::reason::Reason;
+use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Endpoint, EndpointSet, InFlight, Snapshot};
-use crate::telemetry::{ConnectionGuard, Record};
+use crate::telemetry::{ConnectionGuard, Record, handshake_refused};
 
 use super::establish::{destination, remote_network};
 use super::open::revoke_delay;
@@ -36,7 +40,9 @@ struct Client {
     peer: Arc<Peer>,
     binding: Arc<Binding>,
     record: Record,
-    stream: TcpStream,
+    socket: SharedSocket,
+    /// TLS above the socket, of a client with an identity.
+    tls: Option<Box<TlsStream<SharedSocket>>>,
     /// Account of the bytes that wait in this process.
     account: Arc<BufferAccount>,
     _guards: (ConnectionResources, ConnectionGuard),
@@ -50,31 +56,45 @@ struct Upstream {
     _held: (InFlight, TunnelDescriptor),
 }
 
-/// Forwards one connection: picks a gateway, opens the tunnel, copies. A connection that fails is
-/// reset, as no answer in its protocol is known.
+/// Accepted connection of a client that may use the binding as far as its certificate decides.
+struct Session {
+    peer: Peer,
+    socket: SharedSocket,
+    tls: Option<Box<TlsStream<SharedSocket>>>,
+    resources: ConnectionResources,
+}
+
+/// Forwards one connection: verifies the client, picks a gateway, opens the tunnel, copies. A
+/// connection that fails is reset, as no answer in its protocol is known.
 pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
-    let AcceptedConnection {
-        stream,
-        address,
-        handshake,
-        resources,
-        listener,
-    } = accepted;
-    // Nothing is read from the client before the tunnel is open.
-    drop(handshake);
-    let (Ok(stream), Some(binding)) = (TcpStream::from_std(stream), listener.binding()) else {
+    let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
+    let Some(binding) = listener.binding() else {
         return;
     };
-    let peer = Peer {
-        holder: Some(resources.descriptor.holder().clone()),
-        ..Peer::unauthenticated(address, Arc::clone(&listener), None)
+    // Boxed: a handshake needs far more memory than the connection that follows.
+    let Session {
+        peer,
+        socket,
+        tls,
+        resources,
+    } = match Box::pin(verify_client(&gateway, accepted, &binding)).await {
+        Ok(session) => session,
+        Err(refused) => {
+            handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
+            if let Some(alerted) = refused.alerted {
+                linger::disable_reset_on_close(&alerted.socket);
+                linger::close_gracefully(alerted.socket).await;
+            }
+            return;
+        }
     };
     let mut record = Record::new(&gateway.metrics, &peer.source, &binding.authority);
     record.set_service(binding.service.clone(), None);
     let mut client = Client {
         peer: Arc::new(peer),
         record,
-        stream,
+        socket,
+        tls,
         account: gateway.budget.account(),
         _guards: (resources, gateway.metrics.connection_opened()),
         binding,
@@ -96,15 +116,57 @@ pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     }
 }
 
+/// Performs the handshake and authenticates the client, if the binding requires an identity.
+async fn verify_client(
+    gateway: &DataPath,
+    accepted: AcceptedConnection,
+    binding: &Binding,
+) -> Result<Session, HandshakeError> {
+    let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
+    if binding.requires_identity() {
+        let (stream, mut resources) = handshake::run_local(gateway, accepted).await?;
+        let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let descriptor = &mut resources.descriptor;
+        let peer = identity::admit(gateway, certificates, (address, listener), descriptor)
+            .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
+        return Ok(Session {
+            peer,
+            socket: stream.get_ref().0.clone(),
+            tls: Some(Box::new(stream)),
+            resources,
+        });
+    }
+    // Nothing is read from the client before the tunnel is open.
+    let resources = accepted.resources;
+    let socket = TcpStream::from_std(accepted.stream)
+        .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
+    let peer = Peer {
+        holder: Some(resources.descriptor.holder().clone()),
+        ..Peer::unauthenticated(address, listener, None)
+    };
+    Ok(Session {
+        peer,
+        socket: SharedSocket::new(socket),
+        tls: None,
+        resources,
+    })
+}
+
 impl Client {
     /// Opens the tunnel, unless the client resets its connection or the drain ends before.
     async fn open(&mut self) -> Result<Upstream, Reason> {
+        let snapshot = self.gateway.reader.load();
+        let caller = self.peer.policy_source();
+        if !self.binding.admits(caller, &snapshot.trust) {
+            return Err(Reason::NotForPeer);
+        }
+        drop(snapshot);
         if !self.gateway.budget.has_room() {
             return Err(Reason::BuffersFull);
         }
         let drain = &self.peer.listener.drain;
         // A client that has sent FIN may still wait for the answer.
-        let reset = self.stream.ready(Interest::ERROR);
+        let reset = self.socket.ready(Interest::ERROR);
         let (gateway, target) = (&*self.gateway, (&*self.binding, &self.account));
         let opened = pick_and_open(gateway, &self.peer, target, &mut self.record);
         let upstream = tokio::select! {
@@ -112,6 +174,9 @@ impl Client {
             _ = reset => return Err(Reason::DownstreamReset),
             () = drain.closing() => return Err(Reason::DrainDeadline),
         };
+        if self.peer.lost_trust().is_some() {
+            return Err(Reason::Revoked);
+        }
         let endpoint = &upstream.endpoint;
         let remote = remote_network(endpoint);
         let destination = destination(endpoint);
@@ -133,16 +198,17 @@ impl Client {
         } = self.copy(&mut stream, &endpoint).await;
         let Self {
             mut record,
-            stream: client,
+            socket,
+            tls,
             _guards,
             ..
         } = self;
         record.finish(result.err().unwrap_or(Reason::Completed));
         if result.is_ok() {
             endpoint.state.restore(Instant::now());
-            linger::disable_reset_on_close(&client);
+            linger::disable_reset_on_close(&socket);
         } else if let Some(deadline) = delivery_deadline {
-            drop(client);
+            drop((socket, tls));
             // The connection is counted as long as its tunnel.
             return stream.deliver(deadline).await;
         }
@@ -166,7 +232,19 @@ impl Client {
         let mut stop = Box::pin(wait_for_stop(gateway, &self.peer, revocation));
         let stop = poll_fn(|cx| account.poll_gated(cx, |cx| stop.as_mut().poll(cx)));
         let idle = self.binding.idle();
-        let copy = local::run(&self.stream, upstream, idle, &account, &mut self.record);
+        let (record, socket) = (&mut self.record, &self.socket);
+        let copy = async {
+            match &mut self.tls {
+                Some(tls) => {
+                    let client = (&**socket, &mut **tls);
+                    Box::pin(local::run(client, upstream, idle, &account, record)).await
+                }
+                None => {
+                    let client = (&**socket, &mut socket.clone());
+                    local::run(client, upstream, idle, &account, record).await
+                }
+            }
+        };
         let (reason, why) = tokio::select! {
             biased;
             outcome = copy => return outcome,
@@ -283,8 +361,15 @@ async fn wait_for_stop(
             }
         }
     };
+    let untrusted = async {
+        match &peer.chain {
+            Some(chain) => chain.wait_trust_lost().await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         () = peer.listener.drain.closing() => (Reason::DrainDeadline, None),
+        why = untrusted => (Reason::Revoked, Some(why.to_string())),
         why = revoked => (Reason::Revoked, Some(why)),
     }
 }
@@ -302,6 +387,10 @@ fn revocation(
         return Some(what.to_owned());
     }
     let now = peer.listener.binding();
+    let admits = |now: &Arc<Binding>| now.admits(peer.policy_source(), &snapshot.trust);
+    if !now.as_ref().is_some_and(admits) {
+        return Some("the binding's `to` no longer contains the client".to_owned());
+    }
     if !now.is_some_and(|now| now.leads_as(binding)) {
         return Some("the binding has another service, cluster or workloads".to_owned());
     }

@@ -1,5 +1,5 @@
-//! Mechanisms of sockets and memory: borrowed buffers, splice pipes, closing a socket without
-//! losing its last bytes, and gated polls.
+//! Mechanisms of sockets and memory: borrowed buffers, splice pipes, shared sockets, closing a
+//! socket without losing its last bytes, and gated polls.
 
 pub mod buffer;
 pub mod copied;
@@ -7,4 +7,5 @@ pub mod endpoint;
 pub mod gate;
 pub mod linger;
 pub mod pipe;
+pub mod shared_socket;
 pub mod unsent;

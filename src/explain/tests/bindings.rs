@@ -116,7 +116,8 @@ fn binding(rng: &mut Rng) -> config::Binding {
         connections: rng.u32(1..4),
         connections_per_client: rng.u32(1..3),
         idle: std::time::Duration::from_secs(1),
-        line: config::Line(1),
+        line: config::Line::default(),
+        to: Vec::new(),
     }
 }
 

@@ -373,13 +373,9 @@ impl<'a> Joiner<'a> {
         let entries = config.exposure.services.iter();
         let kept = entries.filter(|entry| self.local.contains(&*entry.service.host));
         let kept = kept.map(|entry| {
-            let place = crate::yaml::Place {
-                file: config.file.clone(),
-                line: entry.line,
-            };
             let host = &entry.service.host;
             let what = format!("{host} is exposed to nobody: its Service stays in its cluster");
-            Finding::warning(&place, what, "the file without the entry")
+            Finding::warning(&entry.line.0, what, "the file without the entry")
         });
         kept.collect()
     }

@@ -1,13 +1,16 @@
 //! Kubernetes objects from files: exported and local Services of this cluster, imports from
 //! other clusters, and the endpoints of both.
 //!
-//! [`load`] reads Namespace, Service, EndpointSlice, ServiceExport and ServiceImport. It
-//! ignores fields without use here, and other kinds with a warning for each. [`join()`] builds
-//! the mesh from the objects and the configuration.
+//! [`load`] reads Namespace, Service, EndpointSlice, ServiceExport and ServiceImport, and the kinds
+//! of [`entries`]. It ignores fields without use here, and other kinds with a warning for each.
+//! [`merge()`] adds entries to the configuration. [`join()`] builds the mesh from the objects and
+//! the configuration.
 
+mod entries;
 mod files;
 mod join;
 mod members;
+mod merge;
 mod meta;
 mod owners;
 mod ports;
@@ -27,7 +30,9 @@ use crate::yaml::{Finding, Findings, Severity};
 
 pub use files::object_files;
 pub use join::{JoinResult, join};
+pub use merge::merge;
 
+use entries::Entries;
 use meta::Meta;
 use ports::Port;
 use service::Service;
@@ -45,6 +50,8 @@ pub struct Objects {
     exports: Vec<Export>,
     imports: Vec<Import>,
     slices: Vec<Slice>,
+    /// Entries of the configuration.
+    entries: Entries,
     passed_over: InvalidObjects,
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::entries::{self, Entries};
 use super::meta::{self, Meta, label_name};
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
@@ -24,6 +25,7 @@ enum Object {
     Export(Export),
     Import(Import),
     Slice(Slice),
+    Entries(Entries),
 }
 
 /// Adds the objects of a file. Returns its findings.
@@ -82,7 +84,9 @@ fn object(
         | (
             "multicluster.x-k8s.io/v1alpha1" | "multicluster.x-k8s.io/v1beta1",
             "ServiceExport" | "ServiceImport",
-        ) => {
+        )
+        | ("multicluster.istio.io/v1alpha1", "ServiceExpositionPolicy" | "RemoteServiceBinding")
+        | ("admiral.io/v1alpha1" | "admiral.io/v1", "GlobalTrafficPolicy") => {
             report.grade_errors(Severity::PassedOver);
             let errors = report.errors();
             let read = read_supported(kind, &mut top, value);
@@ -114,6 +118,10 @@ fn read_supported<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>) -> Opt
         let meta = meta::read(top, place, Value::text)?;
         return slice::read(top, value, &meta).map(Object::Slice);
     }
+    if let "ServiceExpositionPolicy" | "RemoteServiceBinding" | "GlobalTrafficPolicy" = kind {
+        let meta = meta::read(top, place, Value::text)?;
+        return Some(Object::Entries(entries::read(kind, top, &meta)));
+    }
     let meta = meta::read(top, place, label_name)?;
     match kind {
         "Namespace" => Some(Object::Namespace(Meta {
@@ -134,6 +142,7 @@ impl Objects {
             Object::Export(export) => self.exports.push(export),
             Object::Import(import) => self.imports.push(import),
             Object::Slice(slice) => self.slices.push(slice),
+            Object::Entries(entries) => self.entries.add(entries),
         }
     }
 
@@ -151,6 +160,7 @@ impl Objects {
             Object::Export(_) => {}
             Object::Import(import) => self.passed_over.imports.push(import),
             Object::Slice(slice) => self.passed_over.slices.push(slice),
+            Object::Entries(entries) => self.entries.add_invalid(entries),
         }
     }
 }

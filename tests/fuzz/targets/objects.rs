@@ -17,10 +17,10 @@ static CONFIG: LazyLock<Config> = LazyLock::new(|| {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("strait.yaml");
     let text = "gateway: {cluster: east}
 identity: {kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}
-trust: {domains: [{name: east.local}]}
+trust: {domains: [{name: east.local, cluster: east}, {name: west.local, cluster: west}]}
 listeners: [{name: a, bind: '[::]:15008'}]
 discovery: {kind: file, path: Cargo.toml}
-exposure: {default: all}
+exposure: {default: all, files: [Cargo.toml], bindings: {addresses: 127.64.0.0/10}}
 ";
     let (config, findings) = Config::parse(&file, text);
     config.unwrap_or_else(|| panic!("{findings}"))
@@ -36,7 +36,13 @@ pub fn objects(data: &[u8]) {
         Ok(read) => read,
         Err(findings) => return assert_refused(&findings),
     };
-    let joined = objects::join(&Mesh::default(), &read, &CONFIG);
+    let (config, _) = objects::merge(&CONFIG, &read);
+    // Merging into the result again opens nothing more.
+    let (again, _) = objects::merge(&config, &read);
+    assert_eq!(again.exposure, config.exposure);
+    assert_eq!(again.bindings, config.bindings);
+    assert_eq!(again.traffic, config.traffic);
+    let joined = objects::join(&Mesh::default(), &read, &config);
     assert!(joined.exported.is_disjoint(&joined.local));
     assert!(!joined.warnings.has_errors());
     for workload in joined.mesh.workloads.values() {
@@ -47,7 +53,7 @@ pub fn objects(data: &[u8]) {
         assert_eq!(addresses.len(), workload.addresses.len());
     }
     // Joining the result again does not change it.
-    let again = objects::join(&joined.mesh, &read, &CONFIG);
+    let again = objects::join(&joined.mesh, &read, &config);
     assert_eq!(again.mesh.workloads.len(), joined.mesh.workloads.len());
     assert_eq!(again.mesh.services, joined.mesh.services);
     let change = Change {

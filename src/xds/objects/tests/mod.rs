@@ -14,6 +14,7 @@ use crate::snapshot::{
 use crate::wire::Authority;
 
 mod endpoints;
+mod entries;
 mod passed_over;
 mod tenants;
 

@@ -1,0 +1,27 @@
+//! VIPs: addresses that are derived from names.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use ipnet::IpNet;
+
+/// Takes the VIP of a name: its hash, or the next address that is free. There is none once all are
+/// taken. The first and the last address of the network are left out: they may mean the network and
+/// a broadcast.
+pub fn vip(network: IpNet, name: &str, taken: &mut BTreeSet<u128>) -> Option<IpAddr> {
+    let bits = u32::from(network.max_prefix_len() - network.prefix_len()).min(127);
+    let hosts = (1_u128 << bits).checked_sub(2).filter(|hosts| *hosts > 0)?;
+    let hash = digest(&SHA256, name.as_bytes());
+    let hash = hash.as_ref().first_chunk().copied()?;
+    let start = u128::from_be_bytes(hash) % hosts;
+    let mut places = (start..hosts).chain(0..start);
+    let place = places.find(|place| taken.insert(*place))? + 1;
+    match network.network() {
+        IpAddr::V4(first) => {
+            let place = u32::try_from(place).ok()?;
+            Some(Ipv4Addr::from_bits(first.to_bits().checked_add(place)?).into())
+        }
+        IpAddr::V6(first) => Some(Ipv6Addr::from_bits(first.to_bits().checked_add(place)?).into()),
+    }
+}

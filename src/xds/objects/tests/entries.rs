@@ -1,0 +1,443 @@
+//! Tests of objects of other projects: the entries of the configuration that they describe.
+
+use super::*;
+
+/// Returns the configuration of a gateway in cluster east with these keys of `exposure`, and these
+/// sections.
+fn gateway(exposure: &str, sections: &str) -> Config {
+    let text = format!(
+        "gateway: {{cluster: east, locality: {{region: us-east, zone: a}}}}
+identity: {{kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}}
+trust:
+  domains:
+    - {{name: east.local, cluster: east}}
+    - {{name: west.local, cluster: west}}
+    - {{name: north.local, cluster: north}}
+listeners: [{{name: a, bind: \"127.0.0.1:15008\"}}]
+discovery: {{kind: file, path: Cargo.toml}}
+exposure: {{files: [Cargo.toml], {exposure}}}
+{sections}"
+    );
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
+    let (config, findings) = Config::parse(&path, &text);
+    config.unwrap_or_else(|| panic!("{findings}"))
+}
+
+/// Merges a text of objects. Returns the findings without the path of the file.
+fn merged(config: &Config, text: &str) -> (Config, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("o.yaml");
+    std::fs::write(&file, text).unwrap();
+    let (objects, findings) = load(&[file]).unwrap_or_else(|findings| panic!("{findings}"));
+    let (config, more) = merge(config, &objects);
+    let all = findings.0.iter().chain(&more.0);
+    let path = format!("{}/", folder.path().display());
+    let lines: Vec<_> = all.map(|one| one.to_string().replace(&path, "")).collect();
+    (config, lines.join("\n"))
+}
+
+/// Returns a policy of namespace app with these entries of `exposed`, one on a line from 5.
+fn exposing(entries: &[&str]) -> String {
+    format!(
+        "apiVersion: multicluster.istio.io/v1alpha1\nkind: ServiceExpositionPolicy\nmetadata: \
+         {{name: shared, namespace: app}}\nspec: {{exposed: [\n{}]}}\n",
+        entries.join(",\n")
+    )
+}
+
+/// Returns a binding of namespace shop with these entries of `remote`, one on a line from 5.
+fn binding(entries: &[&str]) -> String {
+    format!(
+        "apiVersion: multicluster.istio.io/v1alpha1\nkind: RemoteServiceBinding\nmetadata: \
+         {{name: remote, namespace: shop}}\nspec: {{remote: [\n{}]}}\n",
+        entries.join(",\n")
+    )
+}
+
+/// Returns a policy of traffic with these entries, one on a line from 5.
+fn distributing(entries: &[&str]) -> String {
+    format!(
+        "apiVersion: admiral.io/v1alpha1\nkind: GlobalTrafficPolicy\nmetadata: {{name: gtp}}\n\
+         spec: {{selector: {{identity: echo}}, policy: [\n{}]}}\n",
+        entries.join(",\n")
+    )
+}
+
+/// Asserts that each entry has this finding on line 5.
+fn assert_findings(config: &Config, table: &[(&str, &str)], object: fn(&[&str]) -> String) {
+    for (entry, want) in table {
+        let (_, reported) = merged(config, &object(&[entry]));
+        let want = format!("o.yaml:5: {want}");
+        assert!(reported.starts_with(&want), "{entry}: {reported}\n{want}");
+    }
+}
+
+#[test]
+fn a_policy_of_exposition_is_the_entries_that_a_configuration_would_have() {
+    let objects = exposing(&[
+        "{name: echo, alias: shared-echo, port: 80, clusters: [west, north]}",
+        "{name: ledger, alias: ledger.global, port: [81, 82], clusters: [west]}",
+        "{name: open, clusters: [north]}",
+    ]);
+    let (config, reported) = merged(&gateway("services: []", ""), &objects);
+    assert_eq!(reported, "");
+    let written = "services: [
+        {service: \"echo.app.svc.cluster.local:80\", namespace: app,
+         to: [{cluster: west}, {cluster: north}],
+         names: [\"shared-echo.app.svc.cluster.local:80\"]},
+        {service: \"ledger.app.svc.cluster.local:81\", namespace: app, to: [{cluster: west}],
+         names: [\"ledger.global:81\"]},
+        {service: \"ledger.app.svc.cluster.local:82\", namespace: app, to: [{cluster: west}],
+         names: [\"ledger.global:82\"]},
+        {service: open.app.svc.cluster.local, namespace: app, to: [{cluster: north}]}]";
+    assert_eq!(
+        config.exposure.services,
+        gateway(written, "").exposure.services
+    );
+    let lines: Vec<_> = config
+        .exposure
+        .services
+        .iter()
+        .map(|one| one.line.number())
+        .collect();
+    assert_eq!(lines, [5, 6, 6, 7]);
+}
+
+#[test]
+fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
+    let with = |rest: &str| format!("{{name: echo, clusters: [west], {rest}}}");
+    let table = [
+        (
+            "{clusters: [west]}".to_owned(),
+            "error: `spec.exposed[]` has no `name`",
+        ),
+        (
+            with("alias: a_b"),
+            "error: `spec.exposed[].alias` is `a_b`; write the name of a service",
+        ),
+        (
+            with("alias: 10.0.0.1"),
+            "error: `spec.exposed[].alias` is `10.0.0.1`",
+        ),
+        (with("port: 0"), "error: `spec.exposed[].port` is `0`"),
+        (with("port: []"), "error: `spec.exposed[].port` is empty"),
+        (
+            with("subset: v1"),
+            "error: `spec.exposed[].subset` exposes a part of a service",
+        ),
+        (
+            with("services: [a]"),
+            "error: unknown key `services` in `spec.exposed[]`",
+        ),
+        (
+            "{name: echo.other, clusters: [west]}".to_owned(),
+            "error: `spec.exposed[].name` is",
+        ),
+        (
+            "{name: echo}".to_owned(),
+            "error: `spec.exposed[]` has no `clusters`",
+        ),
+        (
+            "{name: echo, clusters: []}".to_owned(),
+            "error: `spec.exposed[].clusters` is empty",
+        ),
+        (
+            "{name: echo, clusters: [moon]}".to_owned(),
+            "error: moon is not a cluster of `trust`; write one that it names",
+        ),
+        (
+            with("alias: echo.other.svc.cluster.local"),
+            "error: the alias echo.other.svc.cluster.local may be another service",
+        ),
+        (
+            with("alias: echo.other.global"),
+            "error: the alias echo.other.global may be another",
+        ),
+        (
+            with("alias: db.example.com"),
+            "error: the alias db.example.com may be another service",
+        ),
+        (
+            with("alias: pay.global"),
+            "error: the alias pay.global may be another service",
+        ),
+    ];
+    let own = "services: [{service: \"pay.shop:1\", to: [{cluster: west}], names: [pay.global]}]";
+    let config = gateway(own, "");
+    for (entry, want) in &table {
+        assert_findings(&config, &[(entry.as_str(), *want)], exposing);
+    }
+    let twice = exposing(&["{name: echo, clusters: [west]}"]).replace("spec: {", "spec: {to: 1, ");
+    let (_, reported) = merged(&config, &twice);
+    assert!(
+        reported.starts_with("o.yaml:4: error: unknown key `to` in `spec`"),
+        "{reported}"
+    );
+}
+
+#[test]
+fn an_invalid_policy_of_exposition_closes_its_services() {
+    let objects = exposing(&["{name: echo, clusters: [west]}", "{name: a, subset: v1}"]);
+    let (config, reported) = merged(&gateway("services: []", ""), &objects);
+    assert!(!reported.is_empty());
+    let services: Vec<_> = config.exposure.services.iter().collect();
+    assert_eq!(services.len(), 2);
+    assert!(services.iter().all(|one| one.to.is_empty()), "{services:?}");
+    let unnamed = exposing(&["{name: echo, clusters: [moon]}"]);
+    let (config, _) = merged(&gateway("services: []", ""), &unnamed);
+    assert_eq!(config.exposure.services[0].to, []);
+}
+
+#[test]
+fn an_entry_of_the_configuration_counts_alone_whatever_name_of_the_family_it_has() {
+    for service in [
+        "echo.app.svc.cluster.local:80",
+        "echo.app.mesh.internal",
+        "echo.app.global:80",
+    ] {
+        let own = format!("services: [{{service: \"{service}\", to: [{{cluster: north}}]}}]");
+        let config = gateway(&own, "");
+        let objects = exposing(&["{name: echo, port: 80, clusters: [west]}"]);
+        let (merged, reported) = merged(&config, &objects);
+        assert_eq!(merged, config);
+        let want = "o.yaml:5: warning: echo.app.svc.cluster.local:80 has an entry on ";
+        assert!(reported.starts_with(want), "{reported}");
+    }
+}
+
+#[test]
+fn objects_of_another_cluster_are_its_own() {
+    let label = "metadata: {labels: {topology.istio.io/cluster: west}, name";
+    let config = gateway("bindings: {addresses: 127.64.0.0/10}", "");
+    for object in [
+        exposing(&["{name: echo, clusters: [west]}"]),
+        binding(&["{cluster: west, services: [{name: echo, port: 80}]}"]),
+        distributing(&["{dns: echo.global, lbType: 0}"]),
+    ] {
+        assert_ne!(merged(&config, &object).0, config);
+        let theirs = object.replace("metadata: {name", label);
+        assert_eq!(merged(&config, &theirs), (config.clone(), String::new()));
+    }
+}
+
+#[test]
+fn a_remote_service_binding_is_the_bindings_that_a_configuration_would_have() {
+    let objects = binding(&[
+        "{cluster: west, services: [{name: echo, port: 80}, {name: echo, port: 81}]}",
+        "{cluster: north, services: [{name: echo, port: 80}, \
+         {name: pay.global, alias: pay, namespace: remote, port: 443}]}",
+    ]);
+    let keys = "bindings: {addresses: 10.0.0.5/32, clients: [10.0.0.0/8]}";
+    let (config, reported) = merged(&gateway(keys, ""), &objects);
+    assert_eq!(reported, "");
+    let written = "bindings:
+  - {cluster: [west, north], service: \"echo.shop.svc.cluster.local:80\", listen: \"10.0.0.5:80\",
+     clients: [10.0.0.0/8]}
+  - {cluster: west, service: \"echo.shop.svc.cluster.local:81\", listen: \"10.0.0.5:81\",
+     clients: [10.0.0.0/8]}
+  - {cluster: north, service: \"pay.global:443\", listen: \"10.0.0.5:443\", clients: [10.0.0.0/8],
+     names: [pay.remote.svc.cluster.local]}
+";
+    assert_eq!(config.bindings, gateway(keys, written).bindings);
+    // In a larger network each name has an address of its own, which does not depend on others.
+    let keys = "bindings: {addresses: 127.64.0.0/10}";
+    let (config, _) = merged(&gateway(keys, ""), &objects);
+    let ips: Vec<_> = config.bindings.iter().map(|one| one.listen.ip()).collect();
+    assert!(ips[0] == ips[1] && ips[0] != ips[2], "{ips:?}");
+    let alone = binding(&["{cluster: west, services: [{name: echo, port: 80}]}"]);
+    let (config, _) = merged(&gateway(keys, ""), &alone);
+    assert_eq!(config.bindings[0].listen.ip(), ips[0]);
+    // Without addresses nothing is opened.
+    let (config, reported) = merged(&gateway("services: []", ""), &alone);
+    assert_eq!(config.bindings, []);
+    let want = "o.yaml:5: warning: no binding of echo.shop.svc.cluster.local:80 is opened; write";
+    assert!(reported.starts_with(want), "{reported}");
+}
+
+#[test]
+fn a_remote_service_binding_that_cannot_be_expressed_is_an_error() {
+    let own = "bindings: [{cluster: west, service: \"a.b:1\", listen: \"127.0.0.1:1\", names: \
+               [taken.global]}]\n";
+    let config = gateway("bindings: {addresses: 127.0.0.1/32}", own);
+    let table = [
+        ("{services: []}", "error: `spec.remote[]` has no `cluster`"),
+        (
+            "{cluster: west}",
+            "error: `spec.remote[]` has no `services`",
+        ),
+        (
+            "{cluster: west, services: [], mode: a}",
+            "error: unknown key `mode` in `spec.remote[]`",
+        ),
+        (
+            "{cluster: west, services: [{port: 80}]}",
+            "error: `spec.remote[].services[]` has no `name`",
+        ),
+        (
+            "{cluster: west, services: [{name: a}]}",
+            "error: `spec.remote[].services[]` has no `port`",
+        ),
+        (
+            "{cluster: west, services: [{name: a, port: 80, subset: v1}]}",
+            "error: unknown key `subset` in `spec.remote[].services[]`",
+        ),
+        (
+            "{cluster: west, services: [{name: a, port: 80, namespace: a.b}]}",
+            "error: `spec.remote[].services[].namespace` is `a.b`",
+        ),
+        (
+            "{cluster: west, services: [{name: a, port: 80, alias: \"a:1\"}]}",
+            "error: `spec.remote[].services[].alias` is `a:1`",
+        ),
+        (
+            "{cluster: moon, services: [{name: a, port: 80}]}",
+            "error: moon is not a cluster of `trust`",
+        ),
+        (
+            "{cluster: east, services: [{name: a, port: 80}]}",
+            "error: east is the cluster of this gateway",
+        ),
+        (
+            "{cluster: west, services: [{name: a, port: 80}, {name: a, port: 80}]}",
+            "error: a.shop.svc.cluster.local:80 of west is given twice",
+        ),
+        (
+            "{cluster: west, services: [{name: a, port: 80}, {name: b, port: 80}]}",
+            "error: b.shop.svc.cluster.local has no free address",
+        ),
+        (
+            "{cluster: west, services: [{name: a, port: 15008}]}",
+            "error: a.shop.svc.cluster.local has no free address",
+        ),
+        (
+            "{cluster: west, services: [{name: a, port: 80, alias: taken.global}]}",
+            "error: the local name taken.global is that of ",
+        ),
+        (
+            "{cluster: west, services: [{name: a, port: 80}, {name: b, alias: a, port: 81}]}",
+            "error: the local name a.shop.svc.cluster.local is that of ",
+        ),
+    ];
+    assert_findings(&config, &table, binding);
+}
+
+#[test]
+fn bindings_beyond_the_limit_are_reported() {
+    let config = gateway("bindings: {addresses: 127.0.0.1/32}", "");
+    let many: Vec<_> = (1..=300)
+        .map(|port| format!("{{cluster: west, services: [{{name: a, port: {port}}}]}}"))
+        .collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    let (merged, reported) = merged(&config, &binding(&many));
+    assert_eq!(merged.bindings.len(), 256);
+    assert!(
+        reported.contains("error: there are more than 256 bindings"),
+        "{reported}"
+    );
+}
+
+#[test]
+fn a_global_traffic_policy_is_the_traffic_that_a_configuration_would_have() {
+    let objects = distributing(&[
+        "{dns: default.payments.global, lbType: 1, target: [{region: us-west-2/*, weight: 10}, \
+         {region: us-east-2/*, weight: 90}, {region: eu}]}",
+        "{dns: ECHO.global, dnsPrefix: default, lbType: TOPOLOGY}",
+        "{dns: other.global, lbType: failover, target: [{region: \"*\", weight: 1}]}",
+        "{dns: plain.global}",
+    ]);
+    let services = "services: [{service: echo.app, to: [{cluster: west}], names: [echo.global]}]";
+    let aliases = "names: {aliases: [{name: other.global, to: [other.app]}]}\n";
+    let (config, reported) = merged(&gateway(services, aliases), &objects);
+    assert_eq!(reported, "");
+    let written = "traffic:
+  - service: default.payments.global
+    regions:
+      - {region: us-west-2, weight: 10}
+      - {region: us-east-2, weight: 90}
+      - {region: eu, weight: 0}
+  - {service: echo.app, distribution: close}
+  - {service: other.app, regions: [{region: \"*\", weight: 1}]}
+  - {service: plain.global, distribution: close}
+";
+    assert_eq!(config.traffic, gateway("services: []", written).traffic);
+    // An entry of the configuration, or the first of two policies, counts alone.
+    let own = gateway(
+        "services: []",
+        "traffic: [{service: a.global, distribution: any}]\n",
+    );
+    let twice = distributing(&["{dns: a.global}", "{dns: b.global}", "{dns: b.global}"]);
+    let (config, reported) = merged(&own, &twice);
+    assert_eq!(config.traffic.len(), 2);
+    let lines: Vec<_> = reported.lines().collect();
+    assert!(
+        lines[0].starts_with("o.yaml:5: warning: a.global has an entry on "),
+        "{reported}"
+    );
+    assert!(
+        lines[1].starts_with("o.yaml:7: warning: b.global has an entry on "),
+        "{reported}"
+    );
+}
+
+#[test]
+fn a_global_traffic_policy_that_cannot_be_expressed_is_reported() {
+    let config = gateway("services: []", "");
+    let table = [
+        ("{lbType: 0}", "error: `spec.policy[]` has no `dns`"),
+        ("{dns: echo}", "error: `spec.policy[].dns` is `echo`"),
+        (
+            "{dns: echo.global, lbType: 2}",
+            "error: `spec.policy[].lbType` is `2`; write `0` or",
+        ),
+        (
+            "{dns: echo.global, lbType: 1}",
+            "warning: `spec.policy[]` has no `target` for `lbType: FAILOVER`",
+        ),
+        (
+            "{dns: echo.global, target: [{region: us, weight: 1}]}",
+            "warning: `spec.policy[].target` is ignored with `lbType: TOPOLOGY`",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{weight: 1}]}",
+            "error: `spec.policy[].target[]` has no `region`",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{region: us-*, weight: 1}]}",
+            "error: `spec.policy[].target[].region` is `us-*`",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{region: us, weight: -1}]}",
+            "error: `spec.policy[].target[].weight` is `-1`",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{region: us, weight: 0}]}",
+            "error: `spec.policy[].target` has weights that sum to 0",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{region: us, weight: 1}, {region: us/*}]}",
+            "error: `spec.policy[].target[]` has `us` twice",
+        ),
+        (
+            "{dns: echo.global, outlier_detection: {interval: 5}}",
+            "warning: `spec.policy[].outlier_detection` is ignored",
+        ),
+        (
+            "{dns: echo.global, lbtype: FAILOVER}",
+            "warning: `spec.policy[].lbtype` is ignored; write the object without it",
+        ),
+    ];
+    assert_findings(&config, &table, distributing);
+    let unlocated = gateway("services: []", "");
+    let unlocated = Config {
+        gateway: crate::config::Gateway {
+            locality: crate::config::Locality::default(),
+            ..unlocated.gateway
+        },
+        ..unlocated
+    };
+    let close = [(
+        "{dns: echo.global}",
+        "warning: TOPOLOGY needs the gateway's locality",
+    )];
+    assert_findings(&unlocated, &close, distributing);
+}

@@ -1,0 +1,206 @@
+//! Objects of other projects as entries of the configuration: each kind in a running gateway, and
+//! its reload.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use strait::tls::{self, TrustedDomain};
+use strait::tools::hbone::{self, IncomingTunnel};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::scope::{started, write};
+use crate::support::{
+    ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, endpoint_port, identities, run, until,
+};
+use crate::transit::{WEST_GATEWAY, start_west, west};
+
+/// Limit of a wait for something that happens at once.
+const SOON: Duration = Duration::from_secs(10);
+const WORKLOAD: &str = "spiffe://west.local/ns/app/sa/echo";
+
+/// Returns an object with this `spec`.
+fn object(version: &str, kind: &str, spec: &str) -> String {
+    format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a, namespace: app}}\n{spec}\n")
+}
+
+/// Waits until the objects are applied for this many times without a mistake.
+async fn reloaded(gateway: &Gateway, result: &str, times: f64) {
+    let name = format!("strait_reload_total{{what=\"objects\",result=\"{result}\"}}");
+    let count = async || gateway.metric(&name).await;
+    until("the reload", count, |&count| count >= times).await;
+}
+
+#[test]
+fn a_policy_of_exposition_opens_a_service_and_its_reload_closes_it() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.exposure = "    []\n  files: [objects]\n".to_owned();
+        let policy = |rest: &str| {
+            let spec = format!("spec: {{exposed: [{{name: echo, port: 80, {rest}}}]}}");
+            object(
+                "multicluster.istio.io/v1alpha1",
+                "ServiceExpositionPolicy",
+                &spec,
+            )
+        };
+        let open = policy("alias: shared-echo.global, clusters: [west]");
+        let gateway = started(&settings, &open).await;
+        let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        let mut by_name = client.tunnel(ECHO).await.expect("a tunnel");
+        let mut by_alias = client
+            .tunnel("shared-echo.global:80")
+            .await
+            .expect("a tunnel");
+        echoes(&mut by_name).await;
+        echoes(&mut by_alias).await;
+        let (_, page, _) = gateway
+            .run_command(&["explain", "--from", WORKLOAD, "--to", ECHO])
+            .await;
+        assert!(page.contains("objects/all.yaml:4): cluster west"), "{page}");
+        // A service of another cluster's peers, then a part that cannot be expressed.
+        write(
+            gateway.folder.path(),
+            "all.yaml",
+            &policy("clusters: [east]"),
+        );
+        broken(&mut by_name).await;
+        broken(&mut by_alias).await;
+        client.tunnel(ECHO).await.expect_err("no tunnel");
+        write(gateway.folder.path(), "all.yaml", &open);
+        reloaded(&gateway, "ok", 2.0).await;
+        let mut again = client.tunnel(ECHO).await.expect("a tunnel");
+        echoes(&mut again).await;
+        write(
+            gateway.folder.path(),
+            "all.yaml",
+            &policy("clusters: [west], subset: v1"),
+        );
+        broken(&mut again).await;
+        gateway
+            .logged("`spec.exposed[].subset` exposes a part of a service")
+            .await;
+        client.tunnel(ECHO).await.expect_err("no tunnel");
+    });
+}
+
+/// Starts an HBONE workload at host 11 that echoes.
+async fn workload(net: Net) -> JoinSet<()> {
+    let leaf = identities().leaf(WORKLOAD);
+    let east = TrustedDomain {
+        name: "east.local".into(),
+        issuers: None,
+        roots: None,
+    };
+    let tls = tls::endpoint_server_config(&identities().material(&leaf), vec![east]);
+    let listener = net.listen(11, 15008).await;
+    let mut task = JoinSet::new();
+    task.spawn(hbone::serve(
+        listener,
+        tls.expect("a server"),
+        |incoming| async {
+            let IncomingTunnel { authority, tunnel } = incoming;
+            assert_eq!(authority, "echo.global:8080");
+            let (mut read, mut write) = tokio::io::split(tunnel);
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+        },
+    ));
+    task
+}
+
+#[test]
+fn a_remote_service_binding_opens_a_listener_and_its_removal_closes_it() {
+    run(async {
+        let (here, there) = (Net::new(), Net::new());
+        let _workload = workload(there).await;
+        let mut donor = west(there, &[(11, 1, "HBONE")]);
+        donor.exposure = donor.exposure.replace("echo.global:80", "echo.global:8080");
+        let _donor = start_west(&donor).await;
+        let mut settings = Settings::new(here, identities());
+        let listen = here.address(2, 8080);
+        let keys = format!("  bindings: {{addresses: {}/32}}\n", listen.ip());
+        settings.exposure = format!("    []\n  files: [objects]\n{keys}");
+        let _ = writeln!(
+            settings.more,
+            "networks: [{{name: west, cluster: west, identities: [\"{WEST_GATEWAY}\"], gateways: \
+             [\"{}:15008\"]}}]",
+            there.ip(1)
+        );
+        let spec = "spec: {remote: [{cluster: west, services: [{name: echo.global, alias: echo, \
+                    port: 8080}]}]}";
+        let binding = object(
+            "multicluster.istio.io/v1alpha1",
+            "RemoteServiceBinding",
+            spec,
+        );
+        // Nothing listens until the file has the object.
+        let acceptor = started(&settings, "").await;
+        TcpStream::connect(listen).await.expect_err("no listener");
+        write(acceptor.folder.path(), "all.yaml", &binding);
+        reloaded(&acceptor, "ok", 1.0).await;
+        let connected = async || TcpStream::connect(listen).await;
+        let mut stream = until("a listener", connected, Result::is_ok)
+            .await
+            .expect("a stream");
+        stream
+            .write_all(b"hello")
+            .await
+            .expect("an open connection");
+        let mut answer = [0; 5];
+        let read = timeout(SOON, stream.read_exact(&mut answer)).await;
+        read.expect("an answer").expect("an open connection");
+        assert_eq!(&answer, b"hello");
+        write(acceptor.folder.path(), "all.yaml", "");
+        let _ = until("no listener", connected, Result::is_err).await;
+    });
+}
+
+#[test]
+fn a_global_traffic_policy_sets_the_weights_of_regions() {
+    run(async {
+        let net = Net::new();
+        let mut settings =
+            Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
+        let mut regions = ["us-east", "us-west"].into_iter();
+        let lines = settings.mesh.lines().map(|line| {
+            if !line.contains("capacity: 1") {
+                return line.to_owned();
+            }
+            let region = regions.next().expect("two workloads");
+            line.replace(
+                "capacity",
+                &format!("locality: {{region: {region}}}, capacity"),
+            )
+        });
+        settings.mesh = lines.collect::<Vec<_>>().join("\n");
+        settings.exposure += "  files: [objects]\n";
+        let policy = |east: u8, west: u8| {
+            let spec = format!(
+                "spec: {{policy: [{{dns: echo.global, lbType: 1, target: [{{region: us-east/*, \
+                 weight: {east}}}, {{region: us-west, weight: {west}}}]}}]}}"
+            );
+            object("admiral.io/v1alpha1", "GlobalTrafficPolicy", &spec)
+        };
+        let gateway = started(&settings, &policy(100, 0)).await;
+        let endpoints = [
+            Endpoint::echo(net.listen(11, endpoint_port()).await),
+            Endpoint::echo(net.listen(12, endpoint_port()).await),
+        ];
+        let client = gateway.client(identities()).await;
+        let counts = || [endpoints[0].accepted(), endpoints[1].accepted()];
+        for _ in 0..20 {
+            echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        }
+        assert_eq!(counts(), [20, 0]);
+        write(gateway.folder.path(), "all.yaml", &policy(0, 100));
+        reloaded(&gateway, "ok", 1.0).await;
+        for _ in 0..20 {
+            echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        }
+        assert_eq!(counts(), [20, 20]);
+    });
+}
