@@ -21,18 +21,22 @@ pub(super) fn run(asking: Explainer<'_>, wanted: &str) -> Result<Answer, String>
     let Explainer {
         world, question, ..
     } = asking;
+    let (listener, binding) = select(world, wanted)?;
+    let has_identity = binding.requires_identity();
     let own = Question {
         binding: question.binding.clone(),
         address: question.address,
+        from: question.from.clone().filter(|_| has_identity),
+        cluster: question.cluster.clone().filter(|_| has_identity),
         all: question.all,
         ..Question::default()
     };
     if *question != own {
-        let what = "clients of a binding have no identity and send no CONNECT; write --binding \
-                    with --address and --all alone";
+        let what = "clients of a binding send no CONNECT, and have an identity only where it has \
+                    `to`; write --binding with --address and --all, and for `to` with --from and \
+                    --cluster";
         return Err(what.to_owned());
     }
-    let (listener, binding) = select(world, wanted)?;
     let at = question.address;
     let mut answer = Answer {
         snapshot: world.snapshot.version,
@@ -51,7 +55,7 @@ pub(super) fn run(asking: Explainer<'_>, wanted: &str) -> Result<Answer, String>
         policies: "off".to_owned(),
         ..Answer::default()
     };
-    answer.outcome = evaluate(asking, (listener, &binding), &mut answer);
+    answer.outcome = evaluate(asking, (listener, &binding), &mut answer)?;
     Ok(answer)
 }
 
@@ -60,7 +64,7 @@ fn evaluate(
     asking: Explainer<'_>,
     (listener, binding): (&Listener, &Binding),
     answer: &mut Answer,
-) -> Outcome {
+) -> Result<Outcome, String> {
     let Explainer {
         world, question, ..
     } = asking;
@@ -69,7 +73,7 @@ fn evaluate(
     let refused = question.address.filter(|address| !admits(address));
     answer.legs.push(lookup(binding, refused));
     if refused.is_some() {
-        return Outcome::not_in_sources();
+        return Ok(Outcome::not_in_sources());
     }
     if question.address.is_none() {
         let note = "the binding has `clients`; test a client's address by --address";
@@ -78,10 +82,24 @@ fn evaluate(
     let limits = binding.limits;
     if let Err(full) = listener.clients.check(question.address().ip(), limits) {
         answer.notes.push(full);
-        return Outcome::refused(Reason::BindingFull, form);
+        return Ok(Outcome::refused(Reason::BindingFull, form));
+    }
+    if binding.requires_identity() {
+        let peer = match asking.authenticate(Arc::default(), answer)? {
+            Ok(peer) => peer,
+            Err(refused) => return Ok(refused),
+        };
+        if !binding.admits(peer.policy_source(), &world.snapshot.trust) {
+            let change = "add the client to `to` of the binding";
+            if let Some(leg) = answer.legs.last_mut() {
+                leg.rule.allowed = false;
+                leg.rule.change = Some(change.to_owned());
+            }
+            return Ok(Outcome::refused(Reason::NotForPeer, form));
+        }
     }
     if !world.has_room {
-        return Outcome::refused(Reason::BuffersFull, form);
+        return Ok(Outcome::refused(Reason::BuffersFull, form));
     }
     let set = binding.endpoints.load(world.snapshot);
     let unused = binding.endpoints.unused(world.snapshot);
@@ -99,7 +117,7 @@ fn evaluate(
         "the gateways decide whether they expose the service to the identity of this one".to_owned()
     });
     let workloads = binding.is_inner_hbone().then_some(&binding.workloads);
-    endpoints::run_bound(asking, set, workloads, answer)
+    Ok(endpoints::run_bound(asking, set, workloads, answer))
 }
 
 /// Describes the service of a binding and its clients. `refused` is an address that is none.
@@ -112,7 +130,11 @@ fn lookup(binding: &Binding, refused: Option<IpAddr>) -> LookupRow {
         from: Some(format!("for connections to {}", config.listen)),
         rule: RuleRow {
             allowed: refused.is_none(),
-            description: format!("`clients` of the binding: {clients}"),
+            description: if binding.requires_identity() {
+                format!("`clients` and `to` of the binding: {clients}")
+            } else {
+                format!("`clients` of the binding: {clients}")
+            },
             change: refused.map(|address| format!("add {address} to `clients` of the binding")),
             ..RuleRow::default()
         },

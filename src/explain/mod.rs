@@ -210,6 +210,23 @@ impl Explainer<'_> {
         Ok(self.pick(&peer, permit, form, answer))
     }
 
+    /// Authenticates the peer with the identity of the question, or returns the outcome.
+    fn authenticate(
+        self,
+        listener: Arc<Listener>,
+        answer: &mut Answer,
+    ) -> Result<Result<Peer, Outcome>, String> {
+        let identity = self.identity()?;
+        let issuer = self.issuer(&identity.trust_domain)?;
+        let (address, snapshot) = (self.question.address(), self.world.snapshot);
+        let peer = Peer::authenticated(identity.clone(), issuer, address, listener, snapshot);
+        answer.peer = why::identity(&identity, &peer, snapshot);
+        Ok(match peer {
+            Ok(peer) => self.refused_issuer(&peer, answer).map_or(Ok(peer), Err),
+            Err(refusal) => Err(Outcome::handshake_rejected(refusal)),
+        })
+    }
+
     /// Returns the outcome of the policy evaluation and of the pick after it.
     fn pick(
         self,
@@ -238,20 +255,12 @@ impl Explainer<'_> {
                     .to_owned(),
             );
         };
-        let identity = self.identity()?;
-        let issuer = self.issuer(&identity.trust_domain)?;
         let listener_of_peer = Arc::new(Listener::with_transit(listener.transit()));
-        let (address, snapshot) = (self.question.address(), self.world.snapshot);
-        let uri = identity.clone();
-        let peer = Peer::authenticated(uri, issuer, address, listener_of_peer, snapshot);
-        answer.peer = why::identity(&identity, &peer, snapshot);
-        let peer = match peer {
+        let peer = match self.authenticate(listener_of_peer, answer)? {
             Ok(peer) => peer,
-            Err(refusal) => return Ok(Outcome::handshake_rejected(refusal)),
+            Err(refused) => return Ok(refused),
         };
-        if let Some(refusal) = self.refused_issuer(&peer, answer) {
-            return Ok(refusal);
-        }
+        let snapshot = self.world.snapshot;
         let first_peer = why::first_peer(snapshot, &peer, self.question.source.as_deref());
         answer.notes.extend(first_peer);
         let form = RejectionForm::Status;
@@ -476,9 +485,7 @@ impl Explainer<'_> {
         const HOW: &str = "write --from with one, such as `--from \
                            spiffe://west.local/ns/shop/sa/checkout`";
         let Some(uri) = &self.question.from else {
-            return Err(format!(
-                "peers of an HBONE listener have an identity; {HOW}"
-            ));
+            return Err(format!("the peer has an identity; {HOW}"));
         };
         let identity = parse(uri);
         identity.ok_or_else(|| format!("{uri:?} is not a workload identity; {HOW}"))

@@ -59,7 +59,8 @@ pub struct Question {
     #[arg(long, value_name = "own|other,…")]
     pub via: Option<String>,
     /// Binding that a local client connects to, instead of a peer: its service, its `listen`
-    /// address or one of its names. Only --address and --all apply besides.
+    /// address or one of its names. Only --address and --all apply besides, and --from and
+    /// --cluster where the binding has `to`.
     #[arg(long, value_name = "NAME|HOST:PORT")]
     pub binding: Option<String>,
     /// Address of the peer or client, for `sources` of a listener and for policies that match it.

@@ -311,7 +311,35 @@ fn a_binding_is_found_by_service_address_or_name_and_asked_alone() {
     };
     let mixed = of.explained(&question).expect_err("two questions");
     assert!(
-        mixed.contains("--binding with --address and --all alone"),
+        mixed.contains("--binding with --address and --all, and"),
         "{mixed}"
     );
+}
+
+#[tokio::test]
+async fn clients_with_an_identity_are_judged_by_to_of_the_binding() {
+    let mut of = Generated::new(1);
+    let config = config::Binding {
+        clients: vec!["0.0.0.0/0".parse().expect("a net")],
+        to: vec![config::Audience {
+            cluster: Some("west".to_owned()),
+            ..config::Audience::default()
+        }],
+        ..binding(&mut Rng::with_seed(1))
+    };
+    let listener = Listener::new(&config::Listener::from(&config), DrainScope::default());
+    of.listener = Arc::new(listener);
+    let ask = |from: Option<&str>| {
+        let question = Question {
+            binding: Some("echo.global".to_owned()),
+            from: from.map(|domain| format!("spiffe://{domain}/ns/shop/sa/checkout")),
+            ..Question::default()
+        };
+        let answer = of.explained(&question)?;
+        Ok::<_, String>(answer.outcome.reason.unwrap_or_default())
+    };
+    assert_eq!(ask(Some("north.local")).as_deref(), Ok("not_for_peer"));
+    assert_ne!(ask(Some("west.local")).as_deref(), Ok("not_for_peer"));
+    assert!(ask(Some("gone.local")).is_ok_and(|reason| reason.contains("trust")));
+    assert!(ask(None).is_err_and(|why| why.contains("--from")));
 }
