@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tokio_util::task::TaskTracker;
 
@@ -29,6 +29,9 @@ pub enum Phase {
 /// Time for resets and close messages to leave after the start of [`Phase::Closing`]. One round
 /// trip between regions is under 0.3 s.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// Time of one task of [`Lifecycle::spawn_closing`] in [`Phase::Closing`]. Two that follow each
+/// other fit into [`CLOSE_GRACE`].
+const TASK_CLOSE_GRACE: Duration = Duration::from_millis(400);
 
 /// Handle to the process lifecycle; cheap to clone.
 #[derive(Clone, Debug)]
@@ -122,6 +125,26 @@ impl Lifecycle {
         self.tasks.spawn(task)
     }
 
+    /// Spawns a task that a drain waits for and that does not watch the drain itself. Drops it
+    /// soon after the start of [`Phase::Closing`], so that a silent peer does not leave it
+    /// unfinished at the end of the process.
+    pub fn spawn_closing<F>(&self, task: F)
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let scope = self.root_scope.clone();
+        self.spawn(async move {
+            let closed = async {
+                scope.closing().await;
+                sleep(TASK_CLOSE_GRACE).await;
+            };
+            tokio::select! {
+                _ = task => {}
+                () = closed => {}
+            }
+        });
+    }
+
     /// Returns the number of running tasks that a drain waits for.
     pub fn tasks(&self) -> usize {
         self.tasks.len()
@@ -145,7 +168,7 @@ impl Lifecycle {
         tokio::select! {
             () = self.tasks.wait() => {}
             () = now => {}
-            () = tokio::time::sleep(deadline) => {}
+            () = sleep(deadline) => {}
         }
         self.phase.send_replace(Phase::Closing);
         self.root_scope.close();
@@ -179,7 +202,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_drain_ends_as_soon_as_the_last_task_has() {
         let life = Lifecycle::new();
-        life.spawn(tokio::time::sleep(Duration::from_secs(8)));
+        life.spawn(sleep(Duration::from_secs(8)));
         life.stop();
         let start = Instant::now();
         assert_eq!(life.run(LAG, DEADLINE).await, 0);
@@ -200,6 +223,27 @@ mod tests {
         let (left, closing) = tokio::join!(life.run(LAG, DEADLINE), closing);
         assert_eq!((left, closing), (1, LAG + DEADLINE));
         assert_eq!(start.elapsed(), LAG + DEADLINE + CLOSE_GRACE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_closing_tasks_in_a_row_that_wait_for_ever_end_before_the_process() {
+        struct Next(Lifecycle);
+        impl Drop for Next {
+            fn drop(&mut self) {
+                self.0.spawn_closing(std::future::pending::<()>());
+            }
+        }
+        let life = Lifecycle::new();
+        let next = Next(life.clone());
+        life.spawn_closing(async move {
+            let _next = next;
+            std::future::pending::<()>().await;
+        });
+        life.stop();
+        let start = Instant::now();
+        assert_eq!(life.run(LAG, DEADLINE).await, 0);
+        let end = LAG + DEADLINE + 2 * TASK_CLOSE_GRACE;
+        assert!((end..LAG + DEADLINE + CLOSE_GRACE).contains(&start.elapsed()));
     }
 
     #[tokio::test(start_paused = true)]

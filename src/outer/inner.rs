@@ -35,7 +35,7 @@ const WINDOW: u32 = 256 * 1024;
 const SEND_BUFFER: usize = 128 * 1024;
 /// Deadline from the ClientHello to the answer of the workload.
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
-/// Time to send the end of the connection, once its stream has ended.
+/// Time to send the end of the connection, once its stream has ended. The end of a drain cuts it.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Service and workloads at the end of a tunnel.
@@ -92,9 +92,9 @@ where
     opened.unwrap_or_else(|_| Err(unreachable("no answer in time")))
 }
 
-type Http2<S> = Connection<TlsStream<S>, Bytes>;
+pub(super) type Http2<S> = Connection<TlsStream<S>, Bytes>;
 
-async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     carrier: S,
     target: &InnerTarget<'_>,
     (tls, reader): (&InboundTls, &Reader),
@@ -126,7 +126,7 @@ async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Asks for the service, and leaves the connection to a task once it is open.
-async fn request<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+pub(super) async fn request<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     (mut send, http2): (SendRequest<Bytes>, Http2<S>),
     authority: &str,
     (gateway, workload): (Arc<State>, Arc<Verified>),
@@ -152,7 +152,7 @@ async fn request<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     }
     let (ended, mut has_ended) = oneshot::channel::<()>();
     let chain = Arc::clone(&workload.chain);
-    tasks.spawn(async move {
+    tasks.spawn_closing(async move {
         tokio::select! {
             _ = &mut http2 => return,
             _ = chain.wait_trust_lost() => return,
@@ -235,7 +235,7 @@ impl<F> Drop for Carrier<F> {
         let stream = self.tunnel.take().filter(Stream::is_shut_down);
         if let (Some(stream), Ok(_)) = (stream, Handle::try_current()) {
             let delivery = stream.deliver(Instant::now() + CLOSE_DEADLINE);
-            self.tasks.spawn(delivery);
+            self.tasks.spawn_closing(delivery);
         }
     }
 }

@@ -13,6 +13,9 @@ use super::{Endpoint, EndpointState, RemoteGateway};
 
 /// Cluster of records whose source names none (docs/wire-contract.md 3.2).
 const UNNAMED_CLUSTER: &str = "Kubernetes";
+/// Service account of records whose source names none (docs/wire-contract.md 3.2). Gateways that
+/// differ may have it.
+const UNNAMED_ACCOUNT: &str = "default";
 
 /// Gateway of another network.
 #[derive(Clone, Debug)]
@@ -53,16 +56,22 @@ impl Gateway {
     /// Joins the gateways of these records whose addresses are those of one dual-stack gateway.
     ///
     /// istiod has a record for each address of a Gateway, without the name of the Gateway. The n-th
-    /// IPv6 and IPv4 addresses of one service account and port are one gateway, as those of a
-    /// hostname are. Records of the configuration have no service account.
-    pub(super) fn join_families(all: Vec<Self>) -> Vec<Self> {
-        let is_ipv4 = |one: &Self| one.address.is_ipv4() && one.is_joinable();
+    /// IPv6 and IPv4 addresses of equal records are one gateway, as in [`pairs`]. Two of which one
+    /// is not ready stay apart, and the pairs after them stay the same.
+    pub(super) fn join_families(mut all: Vec<Self>) -> Vec<Self> {
+        all.sort_by_key(|one| one.address);
+        let is_ipv4 = |one: &Self| one.address.is_ipv4();
         let (mut v4, mut joined): (Vec<_>, Vec<_>) = all.into_iter().partition(is_ipv4);
-        for v6 in joined.iter_mut().filter(|one| one.is_joinable()) {
+        let mut apart = Vec::new();
+        for v6 in &mut joined {
             let Some(at) = v4.iter().position(|other| other.is_twin_of(v6)) else {
                 continue;
             };
             let other = v4.remove(at);
+            if !(v6.is_ready() && other.is_ready()) {
+                apart.push(other);
+                continue;
+            }
             let remote = RemoteGateway {
                 other_addresses: [other.address].into(),
                 ..(*v6.remote).clone()
@@ -71,30 +80,22 @@ impl Gateway {
             v6.second_record = other.record;
         }
         joined.extend(v4);
+        joined.extend(apart);
         joined
     }
 
-    /// Returns true for a usable record of istiod with one address.
-    fn is_joinable(&self) -> bool {
-        let record = self.record.as_ref();
-        let is_of_istiod = record.is_some_and(|record| {
-            record.addresses.len() == 1 && !record.service_account.is_empty()
-        });
-        is_of_istiod && self.is_ready()
-    }
-
-    /// Returns true if another record may be that of the same gateway.
+    /// Returns true if another record may be that of the same gateway: both have a service account
+    /// and one address, and differ in nothing but the address.
     fn is_twin_of(&self, other: &Self) -> bool {
-        let account = |one: &Self| {
-            let record = one.record.as_ref()?;
-            Some((
-                Arc::clone(&record.namespace),
-                Arc::clone(&record.service_account),
-            ))
+        let (Some(own), Some(record)) = (&self.record, &other.record) else {
+            return false;
         };
-        self.address.port() == other.address.port()
-            && account(self) == account(other)
-            && self.proves(&other.remote)
+        let has_account = !["", UNNAMED_ACCOUNT].contains(&&*own.service_account);
+        let has_one_address = (own.addresses.len(), record.addresses.len()) == (1, 1);
+        has_account
+            && has_one_address
+            && self.address.port() == other.address.port()
+            && own.template == record.template
     }
 
     /// Returns its records.

@@ -17,7 +17,7 @@ use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards};
 /// Instances and gateways of other networks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RemoteInstances {
-    /// Gateways by network, in the order of the uids of their records.
+    /// Gateways by network.
     gateways: Shards<Arc<str>, Arc<[Gateway]>>,
     /// Instances by `namespace/hostname` of their service.
     services: Shards<Arc<str>, Arc<Instances>>,

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 
 use tokio::io::AsyncWriteExt;
 
-use super::inner::Carrier;
+use super::inner::{self, Carrier};
 use super::*;
 use crate::lifecycle::Lifecycle;
 
@@ -127,6 +127,66 @@ async fn a_drain_waits_for_the_delivery_of_an_inner_connection() {
     timeout(SOON, delivered)
         .await
         .expect("an end by the gateway");
+}
+
+/// Ends the drain of a lifecycle at once. Returns the number of tasks that did not end.
+async fn left_after_drain(lifecycle: &Lifecycle) -> usize {
+    lifecycle.stop();
+    let drained = lifecycle.run(Duration::ZERO, Duration::ZERO);
+    timeout(SOON, drained).await.expect("the end of the drain")
+}
+
+#[tokio::test]
+async fn the_delivery_of_an_inner_connection_to_a_silent_gateway_ends_with_the_drain() {
+    let world = World::new();
+    let (_gateway, tunnel) = silenced(&world).await;
+    let lifecycle = Lifecycle::new();
+    let mut carrier = Carrier {
+        tunnel: Some(tunnel),
+        charge: |_| (),
+        tasks: lifecycle.clone(),
+    };
+    carrier.write_all(b"last").await.expect("an open tunnel");
+    carrier.shutdown().await.expect("an open tunnel");
+    drop(carrier);
+    assert_eq!(lifecycle.tasks(), 1);
+    assert_eq!(left_after_drain(&lifecycle).await, 0);
+}
+
+#[tokio::test]
+async fn the_driver_of_an_inner_connection_to_a_silent_workload_ends_with_the_drain() {
+    let world = World::new();
+    let (stop, stopped) = watch::channel(Stop::No);
+    let script = Script {
+        window: 64 << 20,
+        stop: stopped,
+        ..Script::new(Answer::Echo)
+    };
+    let workload = world.west(script).await;
+    let gateway = world.open(&workload).await.expect("a tunnel").servers();
+    let target = InnerTarget {
+        authority: "echo.app:80",
+        cluster: "west",
+        workloads: &ExpectedWorkloads::default(),
+    };
+    let socket = TcpStream::connect(workload.address)
+        .await
+        .expect("a socket");
+    let verified_by = (&*world.tls, &world.publisher.reader());
+    let connected = inner::connect(socket, &target, verified_by).await;
+    let (connection, verified) = connected.expect("a connection");
+    let servers = (gateway.gateway, Arc::new(verified));
+    let lifecycle = Lifecycle::new();
+    let opened = inner::request(connection, target.authority, servers, &lifecycle).await;
+    let mut stream = opened.expect("a tunnel");
+    stop.send_replace(Stop::Silence);
+    let bytes = vec![7; 64 * 1024];
+    while let Ok(written) = timeout(BLOCKED, stream.write(&bytes, |_| ())).await {
+        written.expect("an open tunnel");
+    }
+    drop(stream);
+    assert_eq!(lifecycle.tasks(), 1);
+    assert_eq!(left_after_drain(&lifecycle).await, 0);
 }
 
 #[tokio::test]

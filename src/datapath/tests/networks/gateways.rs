@@ -10,7 +10,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Template, Workload};
 use crate::snapshot::{Endpoint, NetworkRule, NetworkTable, Publisher, Snapshot};
 
-use super::{always, assert_shares, gateway, pods, service, spread};
+use super::{always, assert_shares, gateway, locality, pods, service, spread};
 
 const IPV6: &str = "2001:db8::1";
 
@@ -52,25 +52,30 @@ fn a_gateway_with_several_addresses_has_the_share_of_one() {
     assert_eq!(others(dual), ["192.0.2.1:15008"]);
 }
 
+/// Returns istiod's record of an address of a gateway.
+fn record(ip: &str) -> Workload {
+    Workload {
+        uid: format!("NetworkGateway/west/{ip}/0").into(),
+        addresses: [address(ip)].into(),
+        ..gateway("west", 1)
+    }
+}
+
+fn changed(mut one: Workload, change: impl FnOnce(&mut Template)) -> Workload {
+    let mut template = Template::clone(&one.template);
+    change(&mut template);
+    one.template = template.into();
+    one
+}
+
 #[test]
 fn records_of_istiod_for_both_families_of_a_gateway_have_the_share_of_one() {
-    let record = |at: u8, ip: &str| {
-        let mut one = gateway("west", at);
-        one.uid = format!("NetworkGateway/west/{ip}/0").into();
-        one.addresses = [address(ip)].into();
-        one
-    };
-    let other_account = |mut one: Workload| {
-        let template = Template {
-            service_account: "other".into(),
-            ..Template::clone(&one.template)
-        };
-        one.template = template.into();
-        one
-    };
     let instances = pods("west", 2);
-    let dual = [record(1, "192.0.2.1"), record(2, IPV6)];
-    let snapshot = spread([&instances[..], &dual, &[record(3, "192.0.2.3")]].concat());
+    let dual = [record("192.0.2.1"), record(IPV6)];
+    let single = changed(record("192.0.2.3"), |of| {
+        of.service_account = "other".into();
+    });
+    let snapshot = spread([&instances[..], &dual, &[single]].concat());
     let want = [("192.0.2.3:15008", 0.5), ("[2001:db8::1]:15008", 0.5)];
     assert_shares(always(&snapshot), &want);
     let mut endpoints = always(&snapshot).endpoints.iter();
@@ -79,17 +84,65 @@ fn records_of_istiod_for_both_families_of_a_gateway_have_the_share_of_one() {
     // Each record stays one of its own in later updates.
     let v4_alone = updated(&snapshot, [&instances[..], &dual[..1]].concat());
     assert_shares(always(&v4_alone), &[("192.0.2.1:15008", 1.0)]);
-    let mut unready = dual.clone();
-    unready[1].healthy = false;
-    let unready = updated(&snapshot, [&instances[..], &unready].concat());
-    assert_shares(always(&unready), &[("192.0.2.1:15008", 1.0)]);
-    let [v4, v6] = dual;
-    let accounts = updated(
-        &snapshot,
-        [&instances[..], &[v4, other_account(v6)]].concat(),
-    );
-    let want = [("192.0.2.1:15008", 0.5), ("[2001:db8::1]:15008", 0.5)];
-    assert_shares(always(&accounts), &want);
+}
+
+#[test]
+fn records_of_two_dual_stack_gateways_are_paired_by_address_whatever_is_ready() {
+    let instances = pods("west", 2);
+    let ips = ["192.0.2.9", "2001:db8::9", "192.0.2.10", "2001:db8::a"];
+    let paired = |unready: Option<&str>| {
+        let mut records = ips.map(record);
+        let unready = unready.map(address);
+        for one in &mut records {
+            one.healthy = one.addresses.first() != unready.as_ref();
+        }
+        let snapshot = spread([&instances[..], &records].concat());
+        let shown = |one: &Arc<Endpoint>| (one.address.ip().to_string(), others(one).join(","));
+        let mut all: Vec<_> = always(&snapshot).endpoints.iter().map(shown).collect();
+        all.sort();
+        all
+    };
+    let want =
+        |want: [(&str, &str); 2]| want.map(|(one, other)| (one.to_owned(), other.to_owned()));
+    let second = ("2001:db8::a", "192.0.2.10:15008");
+    let both = want([("2001:db8::9", "192.0.2.9:15008"), second]);
+    assert_eq!(paired(None), both);
+    let v4_alone = want([("192.0.2.9", ""), second]);
+    assert_eq!(paired(Some("2001:db8::9")), v4_alone);
+    let v6_alone = want([("2001:db8::9", ""), second]);
+    assert_eq!(paired(Some("192.0.2.9")), v6_alone);
+}
+
+#[test]
+fn records_without_an_account_or_with_a_difference_are_gateways_of_their_own() {
+    let rule = NetworkRule {
+        cluster: "west".into(),
+        identities: ["spiffe://west.local/ns/edge/sa/configured".into()].into(),
+        ..NetworkRule::default()
+    };
+    let gateways = |[v4, v6]: [Workload; 2]| {
+        let change = Change {
+            networks: Some([("west".into(), rule.clone())].into_iter().collect()),
+            ..Change::default()
+        };
+        let snapshot = build(&spread([pods("west", 2), vec![v4, v6]].concat()), change);
+        always(&snapshot).endpoints.len()
+    };
+    let dual = || [record("192.0.2.1"), record(IPV6)];
+    assert_eq!(gateways(dual()), 1);
+    let unnamed = |of: &mut Template| of.service_account = "default".into();
+    assert_eq!(gateways(dual().map(|one| changed(one, unnamed))), 2);
+    let differences: [fn(&mut Template); 5] = [
+        |of| of.service_account = "other".into(),
+        |of| of.namespace = "other".into(),
+        |of| of.cluster = "north".into(),
+        |of| of.locality = locality("north").into(),
+        |of| of.hostname = "gw.example.com".into(),
+    ];
+    for (index, difference) in differences.into_iter().enumerate() {
+        let [v4, v6] = dual();
+        assert_eq!(gateways([v4, changed(v6, difference)]), 2, "{index}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
