@@ -98,6 +98,22 @@ mod tests {
                 "",
             ),
             (
+                "[{from: a, to: a}]",
+                "11: warning: `links[]` links `a` to itself",
+            ),
+            (
+                "[{from: wets, to: east}]",
+                "11: warning: `links[]` is from `wets`, which is not a cluster of `trust`",
+            ),
+        ] {
+            assert_finding(links, want);
+        }
+    }
+
+    #[test]
+    fn a_budget_has_bytes_and_a_period_and_is_for_tunnels_to_others() {
+        for (links, want) in [
+            (
                 "[{from: west, to: east}, {from: east, to: west, budget: {bytes: 1GiB}}]",
                 "",
             ),
@@ -121,18 +137,15 @@ mod tests {
                 "[{from: west, to: east, budget: {bytes: 1GiB}}]",
                 "11: error: `links[]` has a `budget` of tunnels to `east`, which is this",
             ),
-            (
-                "[{from: a, to: a}]",
-                "11: warning: `links[]` links `a` to itself",
-            ),
-            (
-                "[{from: wets, to: east}]",
-                "11: warning: `links[]` is from `wets`, which is not a cluster of `trust`",
-            ),
         ] {
-            let findings = with(&format!("links: {links}"));
-            let good = findings.starts_with(want) && findings.is_empty() == want.is_empty();
-            assert!(good, "{links}: {findings}");
+            assert_finding(links, want);
         }
+    }
+
+    /// Asserts that the links have one finding that begins so, or none.
+    fn assert_finding(links: &str, want: &str) {
+        let findings = with(&format!("links: {links}"));
+        let good = findings.starts_with(want) && findings.is_empty() == want.is_empty();
+        assert!(good, "{links}: {findings}");
     }
 }
