@@ -16,9 +16,9 @@ type Round = fn(u32) -> Vec<u8>;
 const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
 const REFUSED: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"nothing.here:80")];
 
-/// Limit of the bytes that a peer sends before its flood is ended: those that the gateway reads, and
-/// those in the buffers of both sockets, by the defaults of Linux (`tcp_wmem` 4 MiB, `tcp_rmem` 6
-/// MiB). On a busy machine the peer fills them before the gateway reads.
+/// Limit of the bytes that a peer sends before its flood is ended: those that the gateway reads,
+/// and those in the buffers of both sockets, by the defaults of Linux (`tcp_wmem` 4 MiB, `tcp_rmem`
+/// 6 MiB). On a busy machine the peer fills them before the gateway reads.
 const SENT_MAX: usize = (4 + 4 + 6) << 20;
 
 /// Returns the stream of the round: 1 is the open tunnel, the others are new.

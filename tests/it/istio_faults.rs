@@ -399,10 +399,10 @@ fn a_stream_that_says_nothing_is_given_up_until_all_is_received() {
                 pass(61).await;
                 let polls = async {
                     while !done() {
+                        // deadline: of the polls, after which time passes again
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 };
-                // deadline: of a poll, after which time passes again
                 if timeout(Duration::from_secs(1), polls).await.is_ok() {
                     return;
                 }

@@ -19,8 +19,8 @@ use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
 
-/// Shortest time for a try of a gateway while others are left. A gateway whose first endpoint is dead
-/// answers after [`DIAL_TIMEOUT`](super::DIAL_TIMEOUT).
+/// Shortest time for a try of a gateway while others are left. A gateway whose first endpoint is
+/// dead answers after [`DIAL_TIMEOUT`](super::DIAL_TIMEOUT).
 const TRY_MIN: Duration = Duration::from_secs(3);
 
 /// Rejects a tunnel that has passed this gateway already.

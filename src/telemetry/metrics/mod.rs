@@ -131,7 +131,7 @@ metrics! {
         log_lines_dropped: Counter = "strait_log_lines_dropped",
             "Log lines lost because the writer could not keep up";
         loads_malformed: Counter = "strait_remote_loads_malformed",
-            "Values of x-strait-load from gateways of other networks that were malformed and ignored";
+            "Malformed values of x-strait-load from gateways of other networks, which were ignored";
     } besides {
         tcp: Tcp = Tcp::register(r);
         xds: XdsMetrics = XdsMetrics::register(r);
