@@ -59,8 +59,8 @@ pub struct EndpointSet {
     /// Table of a set of one group.
     table: AliasTable,
     groups: Option<Box<Groups>>,
-    /// True if endpoints of other networks are in the set.
-    has_remote: bool,
+    /// Indices of the endpoints of other networks, whose weights have factors.
+    remote: Box<[usize]>,
 }
 
 /// State that a pick reads. Candidates are contiguous because the endpoints of a large set are not
@@ -257,8 +257,8 @@ pub struct Part<'a> {
     pub start: usize,
     /// True if dial latency counts as load.
     pub by_latency: bool,
-    /// True if endpoints of other networks may be in the group.
-    has_remote: bool,
+    /// Indices in the set of its endpoints of other networks.
+    remote: &'a [usize],
     table: &'a AliasTable,
 }
 
@@ -269,7 +269,7 @@ impl EndpointSet {
         let endpoints: Box<[_]> = endpoints.collect();
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
-            has_remote: endpoints.iter().any(|one| one.remote.is_some()),
+            remote: indices_of_remote(&endpoints),
             table: AliasTable::new(endpoints.iter().map(|endpoint| endpoint.weight)),
             endpoints,
             groups: None,
@@ -302,7 +302,7 @@ impl EndpointSet {
         }
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
-            has_remote: endpoints.iter().any(|one| one.remote.is_some()),
+            remote: indices_of_remote(&endpoints),
             endpoints: endpoints.into(),
             table: AliasTable::default(),
             groups: Some(Box::new(Groups {
@@ -342,7 +342,7 @@ impl EndpointSet {
             candidates: &self.candidates,
             start: 0,
             by_latency: false,
-            has_remote: self.has_remote,
+            remote: &self.remote,
             table: &self.table,
         }
     }
@@ -357,14 +357,25 @@ impl EndpointSet {
         let others = (0..groups.list.len()).filter(move |other| *other != first);
         let order = std::iter::once(first).chain(others);
         let parts = order.filter_map(move |place| groups.list.get(place));
-        parts.map(move |group| Part {
-            candidates: self.candidates.get(group.range.clone()).unwrap_or_default(),
-            start: group.range.start,
-            by_latency: groups.by_latency,
-            has_remote: self.has_remote,
-            table: &group.table,
+        parts.map(move |group| {
+            let range = group.range.clone();
+            let [start, end] = [range.start, range.end]
+                .map(|bound| self.remote.partition_point(|index| *index < bound));
+            Part {
+                start: range.start,
+                candidates: self.candidates.get(range).unwrap_or_default(),
+                by_latency: groups.by_latency,
+                remote: self.remote.get(start..end).unwrap_or_default(),
+                table: &group.table,
+            }
         })
     }
+}
+
+fn indices_of_remote(endpoints: &[Arc<Endpoint>]) -> Box<[usize]> {
+    let indices = endpoints.iter().enumerate();
+    let indices = indices.filter(|(_, endpoint)| endpoint.remote.is_some());
+    indices.map(|(index, _)| index).collect()
 }
 
 impl Groups {
@@ -385,12 +396,14 @@ impl Part<'_> {
         self.table.draw()
     }
 
-    /// Returns the largest factor of a weight in the group.
+    /// Returns the largest factor of a weight in the group. The cost is that of its endpoints of
+    /// other networks.
     pub fn factor_max(&self, now: impl Fn() -> Instant) -> u32 {
-        if !self.has_remote {
-            return FACTOR_ONE;
-        }
-        let factors = self.candidates.iter().map(|one| one.factor(&now));
+        let has_local = self.remote.len() < self.candidates.len();
+        let remote = self.remote.iter();
+        let candidates = remote.filter_map(|index| self.candidates.get(index - self.start));
+        let factors = candidates.map(|one| one.factor(&now));
+        let factors = factors.chain(has_local.then_some(FACTOR_ONE));
         factors.max().unwrap_or(FACTOR_ONE)
     }
 }

@@ -90,7 +90,7 @@ pub(super) async fn open(
 
 /// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
 /// among the endpoints that are left, so that silent gateways do not use up the time of others, but
-/// a try has [`TRY_MIN`].
+/// a try has at least three seconds.
 pub fn deadline_of_try(
     gateway: &DataPath,
     (endpoints, endpoint): (&EndpointSet, &Endpoint),

@@ -2,7 +2,7 @@
 //! other clusters, and the endpoints of both.
 //!
 //! [`load`] reads Namespace, Service, EndpointSlice, ServiceExport and ServiceImport, and the kinds
-//! of [`entries`]. It ignores fields without use here, and other kinds with a warning for each.
+//! of `entries`. It ignores fields without use here, and other kinds with a warning for each.
 //! [`merge()`] adds entries to the configuration. [`join()`] builds the mesh from the objects and
 //! the configuration.
 
