@@ -138,7 +138,7 @@ fn new_metrics(config: &Config, log: &LogHandle) -> Arc<Metrics> {
         metrics.count_log_drops(drops);
     }
     metrics.set_access_mode(config.log.access);
-    metrics.set_link_budgets(config.links.as_deref());
+    metrics.set_link_budgets(config.links.as_deref(), &config.gateway.cluster);
     metrics
 }
 

@@ -279,7 +279,7 @@ impl Reloader {
         }
         let metrics = &self.app.gateway.metrics;
         metrics.set_access_mode(new.log.access);
-        metrics.set_link_budgets(new.links.as_deref());
+        metrics.set_link_budgets(new.links.as_deref(), &new.gateway.cluster);
         let set = trust::set(&new, &trust);
         certificates.replace_trust(trust, served);
         drop(certificates);

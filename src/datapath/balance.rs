@@ -7,7 +7,9 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::snapshot::{Candidate, Endpoint, EndpointSet, EndpointState, InFlight, Load, Part};
+use crate::snapshot::{
+    Candidate, Endpoint, EndpointSet, EndpointState, FACTOR_ONE, InFlight, Load, Part,
+};
 use crate::telemetry::Metrics;
 
 use super::policy::Permit;
@@ -180,7 +182,9 @@ fn draw(
 ) -> Option<usize> {
     /// Number of draws over all endpoints before the eligible ones are summed: most are eligible.
     const BLIND_DRAWS: usize = 3;
-    for _ in 0..BLIND_DRAWS {
+    // A larger factor makes other draws count less often.
+    let draws = BLIND_DRAWS * (max / FACTOR_ONE).max(1) as usize;
+    for _ in 0..draws {
         let place = part.draw()?;
         let candidate = part.candidates.get(place)?;
         let factor = candidate.factor(now);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::config::{self, Inner};
 use crate::outer::ExpectedWorkloads;
-use crate::snapshot::{Audience, BoundEndpoints, Caller, TrustSet};
+use crate::snapshot::{Audience, BoundEndpoints, Caller, Snapshot};
 use crate::telemetry::DestinationService;
 
 use super::limits::clients::ClientLimits;
@@ -73,12 +73,14 @@ impl Binding {
     }
 
     /// Returns whether a client may use the binding. One without identity may where none has one.
-    pub fn admits(&self, client: Caller<'_>, trust: &TrustSet) -> bool {
+    /// The cluster of another is linked, as that of a peer.
+    pub fn admits(&self, client: Caller<'_>, snapshot: &Snapshot) -> bool {
         if client.is_unknown() || !self.requires_identity() {
             return client.is_unknown() && !self.requires_identity();
         }
         let mut audiences = self.audiences.iter();
-        audiences.any(|audience| audience.admits(client, trust))
+        snapshot.is_linked(client)
+            && audiences.any(|audience| audience.admits(client, &snapshot.trust))
     }
 
     /// Returns whether the tunnel ends at a workload whose identity is verified.

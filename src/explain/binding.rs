@@ -89,7 +89,7 @@ fn evaluate(
             Ok(peer) => peer,
             Err(refused) => return Ok(refused),
         };
-        if !binding.admits(peer.policy_source(), &world.snapshot.trust) {
+        if !binding.admits(peer.policy_source(), world.snapshot) {
             let change = "add the client to `to` of the binding";
             if let Some(leg) = answer.legs.last_mut() {
                 leg.rule.allowed = false;
@@ -130,10 +130,10 @@ fn lookup(binding: &Binding, refused: Option<IpAddr>) -> LookupRow {
         from: Some(format!("for connections to {}", config.listen)),
         rule: RuleRow {
             allowed: refused.is_none(),
-            description: if binding.requires_identity() {
-                format!("`clients` and `to` of the binding: {clients}")
-            } else {
-                format!("`clients` of the binding: {clients}")
+            description: match (binding.requires_identity(), clients.is_empty()) {
+                (false, _) => format!("`clients` of the binding: {clients}"),
+                (true, true) => "`to` of the binding".to_owned(),
+                (true, false) => format!("`to` of the binding, from {clients}"),
             },
             change: refused.map(|address| format!("add {address} to `clients` of the binding")),
             ..RuleRow::default()

@@ -31,6 +31,8 @@ pub(super) struct Budgets {
 struct Usage {
     from: String,
     to: String,
+    /// Tunnels of clients without identity count, because they use that of this gateway.
+    is_own: bool,
     budget: LinkBudget,
     bytes: u64,
     start: Instant,
@@ -46,8 +48,9 @@ impl Budgets {
         }
     }
 
-    /// Replaces the budgets. A link with the same period keeps its usage.
-    pub(super) fn set(&self, links: &[Link], now: Instant) {
+    /// Replaces the budgets of the gateway of the cluster `own`. A link with the same period keeps
+    /// its usage.
+    pub(super) fn set(&self, links: &[Link], own: &str, now: Instant) {
         let mut usages = self.usages.lock();
         let earlier = take(&mut *usages);
         self.budget.clear();
@@ -64,6 +67,7 @@ impl Budgets {
             let usage = Usage {
                 from: link.from.clone(),
                 to: link.to.clone(),
+                is_own: link.from == own,
                 budget,
                 bytes: known.map_or(0, |known| known.bytes),
                 start: known.map_or(now, |known| known.start),
@@ -95,7 +99,10 @@ impl Budgets {
     pub(super) fn add(&self, (from, to): (&str, &str), bytes: u64) {
         let mut usages = self.usages.lock();
         let mut of_link = usages.iter_mut();
-        if let Some(usage) = of_link.find(|one| one.from == from && one.to == to) {
+        if let Some(usage) = of_link.find(|one| {
+            let is_from = one.from == from || one.is_own && from.is_empty();
+            is_from && one.to == to
+        }) {
             usage.bytes = usage.bytes.saturating_add(bytes);
         }
     }
@@ -156,7 +163,7 @@ mod tests {
     fn an_excess_is_logged_once_in_each_period_and_a_reload_keeps_the_usage() {
         let budgets = Budgets::register(&mut Registry::default());
         let start = Instant::now();
-        budgets.set(&[link("north", 100), link("south", 0)], start);
+        budgets.set(&[link("north", 100), link("south", 0)], "east", start);
         let add = |bytes, at| {
             budgets.start_periods(at);
             budgets.add(("west", "north"), bytes);
@@ -167,9 +174,9 @@ mod tests {
         };
         assert_eq!(add(100, start), (100, false));
         assert_eq!(add(1, start + PERIOD / 2), (101, true));
-        budgets.set(&[link("north", 100)], start + PERIOD / 2);
+        budgets.set(&[link("north", 100)], "east", start + PERIOD / 2);
         assert_eq!(usage(&budgets), (101, true));
-        budgets.set(&[link("north", 200)], start + PERIOD / 2);
+        budgets.set(&[link("north", 200)], "east", start + PERIOD / 2);
         assert_eq!(usage(&budgets), (101, false));
         assert_eq!(add(100, start + PERIOD / 2), (201, true));
         // Periods follow each other without a gap, also if none of their bytes were counted.
@@ -179,7 +186,13 @@ mod tests {
             (10, false)
         );
         assert_eq!(add(5, start + 4 * PERIOD), (5, false));
-        budgets.set(&[], start);
+        // Clients without identity use that of this gateway.
+        budgets.add(("", "north"), 7);
+        assert_eq!(usage(&budgets).0, 5);
+        budgets.set(&[link("north", 200)], "west", start + 4 * PERIOD);
+        budgets.add(("", "north"), 7);
+        assert_eq!(usage(&budgets).0, 12);
+        budgets.set(&[], "east", start);
         assert!(budgets.usages.lock().is_empty());
     }
 }

@@ -246,6 +246,27 @@ fn a_reload_ends_the_connections_that_it_no_longer_permits() {
 }
 
 #[test]
+fn a_client_of_a_cluster_without_a_link_is_refused_like_a_peer() {
+    run(async {
+        let there = Net::new();
+        let _endpoint = Endpoint::echo(there.listen(11, endpoint_port()).await);
+        let (acceptor, _donor, address) = pair(there, "to: [{anyone: true}]").await;
+        let mut east = connect(address, CHECKOUT).await;
+        let mut north = connect(address, NORTH).await;
+        echoes(&mut east).await;
+        echoes(&mut north).await;
+        let file = acceptor.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        replace(&file, &format!("{text}links: [{{from: west, to: east}}]\n"));
+        is_broken(&mut north).await;
+        let revoked = async || acceptor.tunnels("revoked").await;
+        until("revoked", revoked, |&count| count == 1.0).await;
+        is_broken(&mut connect(address, NORTH).await).await;
+        echoes(&mut east).await;
+    });
+}
+
+#[test]
 fn a_client_that_ends_without_close_notify_is_no_clean_end_for_the_service() {
     run(async {
         let there = Net::new();

@@ -107,10 +107,11 @@ pub fn deadline_of_try(
             .any(|tried| Arc::ptr_eq(&tried.state, &other.state));
         !is_tried && is_alternative(gateway, other, &target, now)
     });
-    let tries = u32::try_from(left.count())
-        .unwrap_or(u32::MAX)
-        .saturating_add(1);
-    let share = deadline.saturating_duration_since(now) / tries;
+    let time = deadline.saturating_duration_since(now);
+    // More tries than these have TRY_MIN each, however many are left.
+    let useful = time.as_millis() / TRY_MIN.as_millis();
+    let tries = 1 + left.take(usize::try_from(useful).unwrap_or(0)).count();
+    let share = time / u32::try_from(tries).unwrap_or(1);
     deadline.min(now + share.max(TRY_MIN))
 }
 

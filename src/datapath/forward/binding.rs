@@ -157,7 +157,7 @@ impl Client {
     async fn open(&mut self) -> Result<Upstream, Reason> {
         let snapshot = self.gateway.reader.load();
         let caller = self.peer.policy_source();
-        if !self.binding.admits(caller, &snapshot.trust) {
+        if !self.binding.admits(caller, &snapshot) {
             return Err(Reason::NotForPeer);
         }
         drop(snapshot);
@@ -387,7 +387,7 @@ fn revocation(
         return Some(what.to_owned());
     }
     let now = peer.listener.binding();
-    let admits = |now: &Arc<Binding>| now.admits(peer.policy_source(), &snapshot.trust);
+    let admits = |now: &Arc<Binding>| now.admits(peer.policy_source(), snapshot);
     if !now.as_ref().is_some_and(admits) {
         return Some("the binding's `to` no longer contains the client".to_owned());
     }

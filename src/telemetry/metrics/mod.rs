@@ -369,9 +369,10 @@ impl Metrics {
         let _ = self.log_drops.set(drops);
     }
 
-    /// Applies `links[].budget`.
-    pub fn set_link_budgets(&self, links: Option<&[Link]>) {
-        self.budgets.set(links.unwrap_or_default(), Instant::now());
+    /// Applies `links[].budget`, at the gateway of the cluster `own`.
+    pub fn set_link_budgets(&self, links: Option<&[Link]>, own: &str) {
+        let links = links.unwrap_or_default();
+        self.budgets.set(links, own, Instant::now());
     }
 
     /// Applies `log.access`.

@@ -93,7 +93,7 @@ fn bytes_to_other_networks_count_for_the_budget_of_their_link_and_local_ones_do_
         exposes: Vec::new(),
         budget: Some(budget),
     };
-    metrics.set_link_budgets(Some(&[link]));
+    metrics.set_link_budgets(Some(&[link]), "east");
     let (source, network) = (Arc::new(source()), "net-n".into());
     let open = |remote: Option<&str>| {
         let mut record = Record::new(&metrics, &source, "echo:80");

@@ -41,6 +41,8 @@ pub(super) struct BoundService {
     pub(super) service: HostPort,
     /// Name for local clients.
     pub(super) name: String,
+    /// Namespace of the object.
+    pub(super) namespace: Arc<str>,
     pub(super) line: Line,
 }
 
@@ -218,7 +220,7 @@ fn hostname(text: &str, namespace: &str) -> Option<String> {
 }
 
 /// Reads the services of a cluster.
-fn remote(item: Value<'_>, namespace: &str) -> Vec<BoundService> {
+fn remote(item: Value<'_>, namespace: &Arc<str>) -> Vec<BoundService> {
     let Some(mut fields) = item.fields(REMOTE) else {
         return Vec::new();
     };
@@ -230,13 +232,21 @@ fn remote(item: Value<'_>, namespace: &str) -> Vec<BoundService> {
     services.collect()
 }
 
-fn remote_service(item: Value<'_>, cluster: Option<&str>, namespace: &str) -> Option<BoundService> {
+fn remote_service(
+    item: Value<'_>,
+    cluster: Option<&str>,
+    namespace: &Arc<str>,
+) -> Option<BoundService> {
     let mut fields = item.fields(REMOTE_SERVICE)?;
-    let namespace = match fields.get("namespace") {
-        Some(value) => label_name(value),
-        None => Some(namespace),
-    };
-    let namespace = namespace.unwrap_or_default();
+    if let Some(value) = fields.get("namespace")
+        && label_name(value).is_some_and(|other| *other != **namespace)
+    {
+        // A tenant may give names in its own namespace only.
+        value.error(
+            "is not the namespace of the object",
+            "an object in that namespace",
+        );
+    }
     let host = fields.need("name", "echo");
     let host = host.and_then(|value| named(value, namespace));
     let name = match fields.get("alias") {
@@ -252,6 +262,7 @@ fn remote_service(item: Value<'_>, cluster: Option<&str>, namespace: &str) -> Op
             port: Some(port?),
         },
         name: name?,
+        namespace: Arc::clone(namespace),
         line: Line(item.place()),
     })
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use super::entries::{BoundService, Owner};
 use super::{Objects, limit_findings};
@@ -21,6 +22,7 @@ pub fn merge(config: &Config, objects: &Objects) -> (Config, Findings) {
         own: config,
         clusters: config.cluster_names(),
         config: config.clone(),
+        names: BTreeMap::new(),
         findings: Vec::new(),
     };
     let entries = &objects.entries;
@@ -48,6 +50,8 @@ struct Merger<'a> {
     own: &'a Config,
     clusters: Option<BTreeSet<String>>,
     config: Config,
+    /// Namespaces of the objects that have given a local name, by the name.
+    names: BTreeMap<String, Arc<str>>,
     findings: Vec<Finding>,
 }
 
@@ -117,10 +121,16 @@ impl Merger<'_> {
     /// Returns whether a name cannot be that of another service. It belongs to a family, and names
     /// no other namespace, whose service it would hide.
     fn may_be_alias(&self, name: &str, entry: &ExposedService) -> bool {
+        self.may_be_name(name, entry.namespace.as_deref())
+            && !self.is_other_service(name, &entry.service.host)
+    }
+
+    /// Returns whether an object of this namespace may give a name: one of a family, which names no
+    /// other namespace.
+    fn may_be_name(&self, name: &str, namespace: Option<&str>) -> bool {
         let family = self.family(name);
-        let namespace = family.split_once('.').map(|(_, namespace)| namespace);
-        let is_own = namespace.is_none_or(|of| entry.namespace.as_deref() == Some(of));
-        is_own && family != name && !self.is_other_service(name, &entry.service.host)
+        let named = family.split_once('.').map(|(_, namespace)| namespace);
+        family != name && named.is_none_or(|of| namespace == Some(of))
     }
 
     /// Returns whether the configuration gives a name to another service than this one.
@@ -169,6 +179,8 @@ impl Merger<'_> {
                     let local = (one.name.clone(), listen);
                     let binding = template.binding(service, local, one.line.clone());
                     self.config.bindings.push(binding);
+                    let namespace = Arc::clone(&one.namespace);
+                    self.names.insert(one.name.clone(), namespace);
                 }
                 Err((what, how)) => self.refuse(&one.line, what, how),
             }
@@ -185,8 +197,19 @@ impl Merger<'_> {
             cluster,
             service,
             name,
+            namespace,
             ..
         } = one;
+        if !self.may_be_name(name, Some(namespace)) {
+            let what = format!("the local name {name} may be another service");
+            let how = "an `alias` that is the name of none in this namespace, or `NAME.global`";
+            return Err((what, how));
+        }
+        let mut owner = self.names.get(name).into_iter();
+        if let Some(other) = owner.find(|other| *other != namespace) {
+            let what = format!("the local name {name} is that of an object in {other}");
+            return Err((what, "another `alias`"));
+        }
         if self
             .clusters
             .as_ref()

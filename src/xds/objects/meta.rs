@@ -102,10 +102,10 @@ impl Meta {
 pub(super) fn read<'a>(
     top: &mut Fields<'a>,
     place: Place,
-    name: impl Fn(Value<'a>) -> Option<&'a str>,
+    name: impl Fn(Option<Value<'a>>) -> Option<&'a str>,
 ) -> Option<Meta> {
     let mut fields = top.need("metadata", "{name: echo}")?.foreign("metadata")?;
-    let name = fields.need("name", "echo").and_then(name);
+    let name = name(fields.need("name", "echo"));
     let namespace = fields.get("namespace").map(label_name);
     let labels = fields.get("labels").map(labels);
     let annotations = fields.get("annotations").map(self::labels);

@@ -115,14 +115,16 @@ fn read_supported<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>) -> Opt
     let place = value.place();
     if kind == "EndpointSlice" {
         // The name of a slice itself has no meaning.
-        let meta = meta::read(top, place, Value::text)?;
+        let meta = meta::read(top, place, |name| name.and_then(Value::text))?;
         return slice::read(top, value, &meta).map(Object::Slice);
     }
     if let "ServiceExpositionPolicy" | "RemoteServiceBinding" | "GlobalTrafficPolicy" = kind {
-        let meta = meta::read(top, place, Value::text)?;
+        // The name has no meaning. A policy without one is invalid, and closes its services.
+        let name = |name: Option<Value<'a>>| Some(name.and_then(Value::text).unwrap_or_default());
+        let meta = meta::read(top, place, name)?;
         return Some(Object::Entries(entries::read(kind, top, &meta)));
     }
-    let meta = meta::read(top, place, label_name)?;
+    let meta = meta::read(top, place, |name| name.and_then(label_name))?;
     match kind {
         "Namespace" => Some(Object::Namespace(Meta {
             namespace: Arc::clone(&meta.name),

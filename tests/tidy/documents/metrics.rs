@@ -70,15 +70,18 @@ fn sampled(metrics: &Arc<Metrics>) {
             not_after: None,
         }]
     });
-    metrics.set_link_budgets(Some(&[Link {
-        from: "west".to_owned(),
-        to: "north".to_owned(),
-        exposes: Vec::new(),
-        budget: Some(LinkBudget {
-            bytes: 1 << 30,
-            period: Duration::from_secs(60),
-        }),
-    }]));
+    metrics.set_link_budgets(
+        Some(&[Link {
+            from: "west".to_owned(),
+            to: "north".to_owned(),
+            exposes: Vec::new(),
+            budget: Some(LinkBudget {
+                bytes: 1 << 30,
+                period: Duration::from_secs(60),
+            }),
+        }]),
+        "east",
+    );
     metrics.baggage_mismatch(&source);
     metrics.set_certificate_expiry("identity", &[("leaf", SystemTime::now())]);
     let xds = metrics.xds();

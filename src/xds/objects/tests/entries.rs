@@ -186,6 +186,14 @@ fn an_invalid_policy_of_exposition_closes_its_services() {
     let unnamed = exposing(&["{name: echo, clusters: [moon]}"]);
     let (config, _) = merged(&gateway("services: []", ""), &unnamed);
     assert_eq!(config.exposure.services[0].to, []);
+    let policy = exposing(&["{name: echo, clusters: [west]}"]);
+    let nameless = policy.replace("name: shared, ", "");
+    let (config, _) = merged(&gateway("services: []", ""), &nameless);
+    assert_eq!(
+        config.exposure.services[0].to,
+        [],
+        "a policy without a name"
+    );
 }
 
 #[test]
@@ -225,7 +233,7 @@ fn a_remote_service_binding_is_the_bindings_that_a_configuration_would_have() {
     let objects = binding(&[
         "{cluster: west, services: [{name: echo, port: 80}, {name: echo, port: 81}]}",
         "{cluster: north, services: [{name: echo, port: 80}, \
-         {name: pay.global, alias: pay, namespace: remote, port: 443}]}",
+         {name: pay.global, alias: pay, namespace: shop, port: 443}]}",
     ]);
     let keys = "bindings: {addresses: 10.0.0.5/32, clients: [10.0.0.0/8]}";
     let (config, reported) = merged(&gateway(keys, ""), &objects);
@@ -236,7 +244,7 @@ fn a_remote_service_binding_is_the_bindings_that_a_configuration_would_have() {
   - {cluster: west, service: \"echo.shop.svc.cluster.local:81\", listen: \"10.0.0.5:81\",
      clients: [10.0.0.0/8]}
   - {cluster: north, service: \"pay.global:443\", listen: \"10.0.0.5:443\", clients: [10.0.0.0/8],
-     names: [pay.remote.svc.cluster.local]}
+     names: [pay.shop.svc.cluster.local]}
 ";
     assert_eq!(config.bindings, gateway(keys, written).bindings);
     // In a larger network each name has an address of its own, which does not depend on others.
@@ -252,6 +260,33 @@ fn a_remote_service_binding_is_the_bindings_that_a_configuration_would_have() {
     assert_eq!(config.bindings, []);
     let want = "o.yaml:5: warning: no binding of echo.shop.svc.cluster.local:80 is opened; write";
     assert!(reported.starts_with(want), "{reported}");
+}
+
+#[test]
+fn an_object_gives_local_names_in_its_own_namespace_only() {
+    let keys = "bindings: {addresses: 10.0.0.0/24}";
+    for alias in [
+        "payments.bank.com",
+        "x.prod.svc.cluster.local",
+        "x.prod.global",
+    ] {
+        let objects = binding(&[&format!(
+            "{{cluster: west, services: [{{name: echo, alias: {alias}, port: 80}}]}}"
+        )]);
+        let (config, reported) = merged(&gateway(keys, ""), &objects);
+        assert_eq!(config.bindings, [], "{alias}");
+        let want = format!("the local name {alias} may be another service");
+        assert!(reported.contains(&want), "{reported}");
+    }
+    // A second tenant does not become a donor of the first one's name.
+    let shop = binding(&["{cluster: west, services: [{name: echo.global, port: 80}]}"]);
+    let other = binding(&["{cluster: north, services: [{name: echo.global, port: 80}]}"]);
+    let other = other.replace("namespace: shop", "namespace: other");
+    let (config, reported) = merged(&gateway(keys, ""), &format!("{shop}---\n{other}"));
+    assert_eq!(config.bindings.len(), 1);
+    assert_eq!(config.bindings[0].cluster, ["west"]);
+    let want = "the local name echo.global is that of an object in shop";
+    assert!(reported.contains(want), "{reported}");
 }
 
 #[test]
