@@ -75,11 +75,12 @@ impl Binding {
     /// Returns whether a client may use the binding. One without identity may where none has one.
     /// The cluster of another is linked, as that of a peer.
     pub fn admits(&self, client: Caller<'_>, snapshot: &Snapshot) -> bool {
-        if client.is_unknown() || !self.requires_identity() {
-            return client.is_unknown() && !self.requires_identity();
+        if !self.requires_identity() {
+            return client.is_unknown();
         }
         let mut audiences = self.audiences.iter();
-        snapshot.is_linked(client)
+        !client.is_unknown()
+            && snapshot.is_linked(client)
             && audiences.any(|audience| audience.admits(client, &snapshot.trust))
     }
 

@@ -61,6 +61,8 @@ pub struct EndpointSet {
     groups: Option<Box<Groups>>,
     /// Indices of the endpoints of other networks, whose weights have factors.
     remote: Box<[usize]>,
+    /// Sum of all weights.
+    weight: u32,
 }
 
 /// State that a pick reads. Candidates are contiguous because the endpoints of a large set are not
@@ -270,6 +272,7 @@ impl EndpointSet {
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
             remote: indices_of_remote(&endpoints),
+            weight: sum_of_weights(&endpoints),
             table: AliasTable::new(endpoints.iter().map(|endpoint| endpoint.weight)),
             endpoints,
             groups: None,
@@ -303,6 +306,7 @@ impl EndpointSet {
         Self {
             candidates: endpoints.iter().map(Candidate::of).collect(),
             remote: indices_of_remote(&endpoints),
+            weight: sum_of_weights(&endpoints),
             endpoints: endpoints.into(),
             table: AliasTable::default(),
             groups: Some(Box::new(Groups {
@@ -332,8 +336,7 @@ impl EndpointSet {
 
     /// Returns the sum of all weights.
     pub fn weight(&self) -> u32 {
-        let weights = self.candidates.iter().map(|one| one.weight);
-        weights.fold(0, u32::saturating_add)
+        self.weight
     }
 
     /// Returns all endpoints as one group, for draws.
@@ -370,6 +373,11 @@ impl EndpointSet {
             }
         })
     }
+}
+
+fn sum_of_weights(endpoints: &[Arc<Endpoint>]) -> u32 {
+    let weights = endpoints.iter().map(|one| one.weight);
+    weights.fold(0, u32::saturating_add)
 }
 
 fn indices_of_remote(endpoints: &[Arc<Endpoint>]) -> Box<[usize]> {

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::bindings::echoes;
 use crate::support::oracle::{self, Oracle, Plan, SideResult};
 use crate::support::{
     Endpoint, GATEWAY, Gateway, Identities, Net, Settings, endpoint_port, identities, replace, run,
@@ -73,17 +74,6 @@ async fn handshake(
 async fn connect(address: SocketAddr, id: &str) -> TlsStream<TcpStream> {
     let config = identities().client(id, GATEWAY);
     handshake(address, config).await.expect("a handshake")
-}
-
-async fn echoes(stream: &mut TlsStream<TcpStream>) {
-    stream
-        .write_all(b"hello")
-        .await
-        .expect("an open connection");
-    let mut answer = [0; 5];
-    let read = timeout(SOON, stream.read_exact(&mut answer)).await;
-    read.expect("an answer").expect("an open connection");
-    assert_eq!(&answer, b"hello");
 }
 
 /// Asserts that a connection ends without a byte and without close_notify.
@@ -234,13 +224,10 @@ fn a_reload_ends_the_connections_that_it_no_longer_permits() {
         replace(&file, &text.replace(both, "clients: [127.0.0.0/8]"));
         is_broken(&mut east).await;
         let mut plain = TcpStream::connect(address).await.expect("a connection");
-        plain.write_all(b"hello").await.expect("an open connection");
-        let mut answer = [0; 5];
-        let read = timeout(SOON, plain.read_exact(&mut answer)).await;
-        read.expect("an answer").expect("an open connection");
+        echoes(&mut plain).await;
         // And back, by which a client without identity ends.
         replace(&file, &text.replace(both, "to: [{anyone: true}]"));
-        let end = timeout(SOON, plain.read(&mut answer)).await;
+        let end = timeout(SOON, plain.read(&mut [0; 5])).await;
         end.expect("an end in time").expect_err("no clean end");
     });
 }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use strait::tls::{self, TrustedDomain};
 use strait::tools::hbone::{self, IncomingTunnel};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use crate::support::oracle::{self, Oracle, Plan, SideResult};
 use crate::support::{
     ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, endpoint_port, identities, replace, reset,
-    run, until,
+    run, try_echo, until,
 };
 use crate::transit::{WEST_GATEWAY, start_west, west};
 
@@ -123,15 +123,9 @@ pub async fn connect(address: SocketAddr) -> TcpStream {
 }
 
 /// Asserts that a connection carries bytes.
-pub async fn echoes(stream: &mut TcpStream) {
-    stream
-        .write_all(b"hello")
-        .await
-        .expect("an open connection");
-    let mut answer = [0; 5];
-    let read = timeout(SOON, stream.read_exact(&mut answer)).await;
-    read.expect("an answer").expect("an open connection");
-    assert_eq!(&answer, b"hello");
+pub async fn echoes(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    let echoed = timeout(SOON, try_echo(stream)).await;
+    echoed.expect("an answer").expect("an open connection");
 }
 
 /// Asserts that a connection is reset without another byte.

@@ -2,23 +2,19 @@
 //! its reload.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use strait::tls::{self, TrustedDomain};
 use strait::tools::hbone::{self, IncomingTunnel};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
+use crate::bindings;
 use crate::scope::{started, write};
 use crate::support::{
     ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, endpoint_port, identities, run, until,
 };
 use crate::transit::{WEST_GATEWAY, start_west, west};
 
-/// Limit of a wait for something that happens at once.
-const SOON: Duration = Duration::from_secs(10);
 const WORKLOAD: &str = "spiffe://west.local/ns/app/sa/echo";
 
 /// Returns an object with this `spec`.
@@ -146,14 +142,7 @@ fn a_remote_service_binding_opens_a_listener_and_its_removal_closes_it() {
         let mut stream = until("a listener", connected, Result::is_ok)
             .await
             .expect("a stream");
-        stream
-            .write_all(b"hello")
-            .await
-            .expect("an open connection");
-        let mut answer = [0; 5];
-        let read = timeout(SOON, stream.read_exact(&mut answer)).await;
-        read.expect("an answer").expect("an open connection");
-        assert_eq!(&answer, b"hello");
+        bindings::echoes(&mut stream).await;
         write(acceptor.folder.path(), "all.yaml", "");
         let _ = until("no listener", connected, Result::is_err).await;
     });

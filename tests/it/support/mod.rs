@@ -30,7 +30,7 @@ pub mod wds;
 pub mod workload_api;
 
 use strait::tools::hbone::Tunnel;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 pub use endpoint::{ENDLESS, Endpoint, reset};
 pub use gateway::{Gateway, RESTART_MAX, Settings, raise_descriptor_limit, replace};
@@ -53,7 +53,7 @@ pub async fn echoes(tunnel: &mut Tunnel) {
 }
 
 /// Has the endpoint echo bytes. Fails if the tunnel breaks.
-pub async fn try_echo(tunnel: &mut Tunnel) -> std::io::Result<()> {
+pub async fn try_echo(tunnel: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> std::io::Result<()> {
     tunnel.write_all(b"hello").await?;
     let mut answer = [0; 5];
     tunnel.read_exact(&mut answer).await?;
