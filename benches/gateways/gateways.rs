@@ -49,6 +49,10 @@ const SNI: u16 = 15443;
 const AFTER_HELLO: u16 = 9001;
 /// Limit of streams of one connection to the second of two gateways, which all gateways announce.
 const STREAMS: u32 = 256;
+/// Service whose network has a gateway at each of these ports, which are listeners of the second of
+/// two gateways. Elsewhere it is a name of service `echo`.
+const APART: &str = "apart.bench";
+const APART_PORTS: RangeInclusive<u16> = 16_001..=16_256;
 /// Identity of the second of two gateways.
 const NEXT: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
 /// Lines that let HAProxy splice, in its global section and its defaults.
@@ -232,7 +236,7 @@ impl BenchEnvironment {
         let mut settings = Settings::new(net, identities());
         let exposed =
             |name| format!("    - {{service: \"{name}.bench:80\", to: [{{cluster: west}}]}}\n");
-        settings.exposure = SERVICES.map(exposed).concat();
+        settings.exposure = SERVICES.map(exposed).concat() + &apart_as_echo("west");
         let route = |name| format!("{{sni: [{name}.bench], to: \"{name}.bench:443\"}}");
         settings.listeners = format!(
             "  - {{name: sni, bind: \"{}\", protocol: tls,\n     routes: [{}]}}\n",
@@ -265,15 +269,30 @@ impl BenchEnvironment {
             settings
         };
         let [here, there] = self.hops;
-        let next = settings(there, "to: [{cluster: east}, {cluster: west}]");
+        let mut next = settings(there, "to: [{cluster: east}, {cluster: west}]");
+        next.exposure += &apart_as_echo("east");
+        let next_address = |port| there.address(last_byte(Kind::TwoStraits), port);
+        for port in APART_PORTS {
+            let address = next_address(port);
+            next.listeners += &format!("  - {{name: hbone-{port}, bind: \"{address}\"}}\n");
+        }
         let mut second = Gateway::spawn(&next, move_to_west);
         second.ready().await;
-        let mut first = settings(here, "to: [{cluster: west}], transit: always");
-        first.more += &format!(
-            "networks: [{{name: west, cluster: west, identities: [\"{NEXT}\"], \
-             gateways: [\"{}\"]}}]\n",
-            there.address(last_byte(Kind::TwoStraits), HBONE)
-        );
+        let transit = "to: [{cluster: west}], transit: always";
+        let mut first = settings(here, transit);
+        first.exposure += &format!("    - {{service: \"{APART}:80\", {transit}}}\n");
+        first.mesh = mesh_with_apart(&mesh);
+        let network = |(name, ports): (&str, RangeInclusive<u16>)| {
+            let gateways: Vec<_> = ports
+                .map(|port| format!("{:?}", next_address(port).to_string()))
+                .collect();
+            format!(
+                "  - {{name: {name}, cluster: west, identities: [\"{NEXT}\"], gateways: [{}]}}\n",
+                gateways.join(", ")
+            )
+        };
+        let networks = [("west", HBONE..=HBONE), ("apart", APART_PORTS)].map(network);
+        first.more += &format!("networks:\n{}", networks.concat());
         let binding = |service: usize| {
             format!(
                 "  - {{cluster: west, service: \"{}.bench:443\", listen: \"{}\", inner: tcp,\n     \
@@ -434,6 +453,30 @@ impl BenchEnvironment {
             Kind::CopyLoop | Kind::Direct => "none".to_owned(),
         }
     }
+}
+
+/// Returns the entry that exposes service `echo` by the name of [`APART`].
+fn apart_as_echo(to: &str) -> String {
+    let names = format!("names: [\"{APART}:80\"]");
+    format!("    - {{service: \"echo.bench:80\", to: [{{cluster: {to}}}], {names}}}\n")
+}
+
+/// Returns a mesh with service [`APART`] in a network of its own. Its workload is never dialled.
+fn mesh_with_apart(mesh: &str) -> String {
+    let (services, workloads) = mesh
+        .split_once("workloads:\n")
+        .expect("a list of workloads");
+    format!(
+        "{services}  - {{name: apart, namespace: app, hostname: {APART}, vips: [], ports: {{80: 9000}}}}
+workloads:
+  - uid: apart
+    namespace: app
+    network: apart
+    workloadIps: [\"192.0.2.1\"]
+    protocol: TCP
+    services: {{app/{APART}: {{80: 9000}}}}
+{workloads}"
+    )
 }
 
 /// Returns the last byte of a gateway's address.

@@ -106,6 +106,19 @@ const STALLED: [Held; 1] = [Held {
     streams: 1,
 }];
 
+/// Tunnels to a network of 256 gateways. As the less loaded one of two is chosen, at least nine in
+/// ten of the additional tunnels open a connection of their own.
+const APART: [Held; 2] = [
+    Held {
+        connections: 4,
+        streams: 5,
+    },
+    Held {
+        connections: 4,
+        streams: 30,
+    },
+];
+
 /// Passthrough connections. Each is separate and holds two descriptors. An address gets at most
 /// half of Strait's pool, which has 16,256 here.
 const PASSED: [Held; 2] = [
@@ -224,7 +237,7 @@ const ADDED: [(Kind, Limit); 2] = [(Kind::Envoy, Limit::None), (Kind::Direct, Li
 const BULK: &str = "0.66 to 0.81";
 const MIXED: &str = "mixed --streams 8 --rate 200";
 
-pub const ROWS: [Row; 31] = [
+pub const ROWS: [Row; 32] = [
     hbone(
         ("idle tunnel", "echo", "idle"),
         Measurement::Memory(&IDLE),
@@ -333,6 +346,15 @@ pub const ROWS: [Row; 31] = [
         ("two hops, idle tunnel", "echo", "idle"),
         Measurement::Memory(&IDLE),
         &[(Kind::TwoEnvoys, Limit::None)],
+    ),
+    two_hops(
+        (
+            "two hops, idle tunnel with its pooled connection",
+            "apart",
+            "idle",
+        ),
+        Measurement::Memory(&APART),
+        &[(Kind::Strait, Limit::None)],
     ),
     // A hundredth of a pooled connection to the second gateway is part of it.
     Row {

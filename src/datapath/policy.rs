@@ -20,7 +20,8 @@ use super::transit;
 /// only a permit can be dialled.
 #[derive(Debug)]
 pub struct Permit {
-    route: Route,
+    /// Boxed, as the future that opens a tunnel has a place for the permit at each of its stages.
+    route: Box<Route>,
     granted_by_listener: bool,
     limits: Option<Box<TunnelLimits>>,
 }
@@ -58,7 +59,7 @@ impl Permit {
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
         let via_gateway = route.via_gateway;
-        let mut route = self.route;
+        let mut route = *self.route;
         let first_peer = route.first_peer.take();
         let (asked, means) = route.into_match();
         Grant {
@@ -188,7 +189,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
     check(snapshot, peer, &route)?;
     let transit = transit::evaluate(snapshot, peer, &route);
     Ok(Permit {
-        route: route.permit_transit(transit),
+        route: Box::new(route.permit_transit(transit)),
         granted_by_listener: false,
         limits: None,
     })
@@ -233,7 +234,7 @@ pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason
         return Err(Reason::NotForPeer);
     }
     Ok(Permit {
-        route,
+        route: Box::new(route),
         granted_by_listener: true,
         limits: None,
     })

@@ -156,3 +156,23 @@ fn each_flood_is_ended_and_a_victim_loses_no_request() {
         until("connections", open, |&open| open == 0.0).await;
     });
 }
+
+#[test]
+fn requests_whose_reset_is_in_the_same_record_dial_no_endpoint() {
+    const ROUNDS: u32 = 100;
+    run(async {
+        let net = Net::new();
+        let gateway =
+            Gateway::start(&Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")])).await;
+        let endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let mut peer = RawPeer::connect(&gateway).await;
+        let flight: Vec<u8> = (0..ROUNDS)
+            .flat_map(|round| opened_and_reset(round, &CONNECT))
+            .collect();
+        peer.write(&flight).await;
+        peer.tunnel(stream(ROUNDS), ECHO).await;
+        let reset = async || gateway.tunnels("downstream_cancelled").await;
+        until("resets", reset, |&reset| reset == f64::from(ROUNDS)).await;
+        assert_eq!(endpoint.accepted(), 1);
+    });
+}

@@ -382,7 +382,11 @@ impl Owner<'_> {
         if claimed.is_some_and(|cluster| cluster != source.cluster.as_bytes()) {
             self.gateway.metrics.baggage_mismatch(source);
         }
-        let record = Record::new(&self.gateway.metrics, source, &request.authority);
+        let mut record = Record::new(&self.gateway.metrics, source, &request.authority);
+        let requested = match requested.if_open() {
+            Ok(requested) => requested,
+            Err(reason) => return record.finish(reason),
+        };
         let connect = ConnectRequest {
             tunnel: NewTunnel::new(self.gateway, &self.peer, record),
             slots: Arc::clone(&self.slots),

@@ -142,10 +142,12 @@ impl NewTunnel {
             }
         };
         tokio::select! {
+            // A stream that has ended while its task waited for the worker needs no endpoint.
+            biased;
+            reason = cancelled => Err(reason),
             upstream = pick_and_dial(gateway, peer, permit, record, deadline) => {
                 upstream.map_err(classify)
             }
-            reason = cancelled => Err(reason),
             () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
         }
     }

@@ -136,3 +136,16 @@ async fn dial_and_answer(
         Err(reason) => Err(requested.reject(reason)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::tests::future_size;
+
+    #[test]
+    fn a_request_stays_small() {
+        let size = future_size(run);
+        // A task adds a header of 152 bytes. Together they fit into a size class of 2,048 bytes.
+        assert!(size <= 1896, "{size}");
+    }
+}

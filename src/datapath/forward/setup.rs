@@ -299,6 +299,22 @@ impl PendingConnect {
         self.0.is_for_gateway
     }
 
+    /// Returns the request if its stream is still open. A peer may reset a stream in the same
+    /// flight, as in a rapid reset (CVE-2023-44487).
+    ///
+    /// # Errors
+    /// The stream has ended, for this reason.
+    pub fn if_open(mut self) -> Result<Self, Reason> {
+        let failed = lock(&self.0.setup.state).failed;
+        match failed {
+            Some(reason) => {
+                self.0.is_done = true;
+                Err(reason)
+            }
+            None => Ok(self),
+        }
+    }
+
     /// Answers 200, with the load of the service for a gateway. From here on the stream is a
     /// tunnel.
     ///
