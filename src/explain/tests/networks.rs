@@ -190,7 +190,12 @@ fn a_tunnel_that_comes_back_or_has_passed_too_many_gateways_is_predicted_to_loop
             via: Some(via.to_owned()),
             ..Question::default()
         };
-        let outcome = explained_with(Transit::Always, true, question).outcome;
+        let answer = explained_with(Transit::Always, true, question);
+        let description = answer.legs.first().map_or("", |leg| &*leg.rule.description);
+        let why = ["this gateway, so", "more than 3 gateways"].map(|why| description.contains(why));
+        let has_four = via.split(',').count() > 3;
+        assert_eq!(why, [via.contains("own"), has_four], "{via}: {description}");
+        let outcome = answer.outcome;
         let label = (!is_opened).then_some("gateway_loop");
         assert_eq!(outcome.reason.as_deref(), label, "{via}: {outcome:?}");
         assert_eq!(outcome.or, [], "{via}");
