@@ -415,6 +415,74 @@ fn a_global_traffic_policy_is_the_traffic_that_a_configuration_would_have() {
 }
 
 #[test]
+fn a_misspelt_kind_version_or_field_is_an_error_and_closes_services() {
+    let policy = exposing(&["{name: echo, clusters: [west]}"]);
+    let config = gateway("services: []", "");
+    for (from, to, want) in [
+        (
+            "ServiceExpositionPolicy",
+            "ServiceExpositonPolicy",
+            "o.yaml:1: error: objects of ServiceExpositonPolicy of multicluster.istio.io/v1alpha1 \
+             are not supported (did you mean ServiceExpositionPolicy of",
+        ),
+        (
+            "multicluster.istio.io/v1alpha1",
+            "multicluster.istio.io/v1",
+            "o.yaml:1: error: objects of ServiceExpositionPolicy of multicluster.istio.io/v1 are",
+        ),
+        (
+            "multicluster.istio.io/",
+            "multiclutser.istio.io/",
+            "o.yaml:1: error: objects of ServiceExpositionPolicy of multiclutser.istio.io/",
+        ),
+        (
+            "spec: ",
+            "spec: {exposed: [{name: echo, clusters: [west]}]}\nspecs: ",
+            "o.yaml:5: error: unknown key `specs` in `object` (did you mean `spec`?)",
+        ),
+    ] {
+        let (merged, reported) = merged(&config, &policy.replacen(from, to, 1));
+        assert!(reported.contains(want), "{to}: {reported}");
+        let [service] = &merged.exposure.services[..] else {
+            panic!("{to}: {reported}");
+        };
+        assert_eq!(service.to, [], "{to}");
+    }
+    let (merged, reported) = merged(&config, &policy.replacen("spec:", "sepc:", 1));
+    assert_eq!(merged.exposure.services, []);
+    for want in [
+        "o.yaml:1: error: `object` has no `spec`",
+        "o.yaml:4: error: unknown key `sepc` in `object` (did you mean `spec`?)",
+    ] {
+        assert!(reported.contains(want), "{reported}");
+    }
+}
+
+#[test]
+fn kinds_of_other_groups_are_warnings_and_those_of_supported_groups_are_errors() {
+    let config = gateway("services: []", "");
+    for (version, kind, severity) in [
+        ("v1", "Pod", "warning"),
+        ("v1", "Endpoints", "warning"),
+        ("v1", "ServiceAccount", "warning"),
+        ("networking.istio.io/v1", "ServiceEntry", "warning"),
+        ("serving.knative.dev/v1", "Service", "warning"),
+        ("net.gke.io/v1", "ServiceExport", "warning"),
+        ("v1", "ServiceExport", "error"),
+        ("v2", "Service", "error"),
+        ("example.com/v1", "GlobalTraficPolicy", "error"),
+        ("admiral.io/v2", "GlobalTrafficPolicy", "error"),
+        ("admiral.io/v1", "Dependency", "error"),
+        ("discovery.k8s.io/v1beta1", "EndpointSlice", "error"),
+    ] {
+        let object = format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\n");
+        let (_, reported) = merged(&config, &object);
+        let want = format!("o.yaml:1: {severity}: objects of {kind} of {version} are ");
+        assert!(reported.starts_with(&want), "{want}: {reported}");
+    }
+}
+
+#[test]
 fn a_global_traffic_policy_that_cannot_be_expressed_is_reported() {
     let config = gateway("services: []", "");
     let table = [
