@@ -49,6 +49,7 @@ pub(super) fn traffic_rules(config: &Config) -> Traffic {
         });
         let weights = entry.regions.iter();
         let rule = TrafficRule {
+            namespace: entry.namespace.clone(),
             preferences,
             spill: entry.spill_below.map(Spill::below),
             regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),

@@ -113,7 +113,7 @@ impl<'a> Ranking<'a> {
         balancing: &'a Balancing,
     ) -> Self {
         let every = &balancing.traffic.default_rule;
-        let own = balancing.traffic.services.get(host);
+        let own = balancing.traffic.rule(host, &service.namespace);
         let own_regions = own.map(|own| &own.regions).filter(|own| !own.is_empty());
         // Weights of regions imply that near endpoints are not preferred.
         let shares = |regions: &Regions| regions.has_weights.then_some(&[][..]);
