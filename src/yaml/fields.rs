@@ -168,7 +168,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Reports keys that were not looked up and resemble one that was, in a map of another project.
-    /// Compares [`KEYS_COMPARED_MAX`] of them.
+    /// Of a map with many keys only the first ones are compared.
     pub fn report_misspelt(&self) {
         let is_known = |entry: &Entry| self.known.iter().any(|known| **known == *entry.key);
         let is_similar =
