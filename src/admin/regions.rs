@@ -254,6 +254,7 @@ mod tests {
     use super::super::admin_router;
     use super::super::tests::{Fixture, ask, fixture, mesh};
     use super::*;
+    use crate::snapshot::mesh::Mesh;
     use crate::snapshot::{Exposure, ExposureTable, Protocol, mesh};
     use crate::wire::Transit;
 
@@ -320,9 +321,8 @@ mod tests {
         assert!(text.contains("app/behind.app"), "{text}");
     }
 
-    #[tokio::test]
-    async fn a_service_that_may_move_to_another_network_is_not_named() {
-        let fixture = fixture();
+    /// Returns the usual mesh in us-east-2, with an instance in another network in us-west-2.
+    fn mesh_of_two_networks() -> Mesh {
         let mut mesh = mesh();
         let local = Arc::clone(mesh.workloads.sorted()[0]);
         let mut add = |uid: &str, network: &str, region: &str, address: [u8; 4]| {
@@ -340,6 +340,36 @@ mod tests {
         add("west-1", "west", "us-west-2", [10, 0, 0, 1]);
         let record = "NetworkGateway/west/192.0.2.1/15008";
         add(record, "west", "us-west-2", [192, 0, 2, 1]);
+        mesh
+    }
+
+    #[tokio::test]
+    async fn an_instance_of_another_network_in_an_evacuated_region_names_the_evacuation() {
+        let fixture = fixture();
+        let mut exposure = ExposureTable::new(false);
+        let entry = Exposure {
+            transit: Transit::Failover,
+            ..Exposure::default()
+        };
+        exposure.add_entry("echo.app", &entry, []);
+        fixture.publisher.update(Change {
+            mesh: Some((mesh_of_two_networks(), "east".into())),
+            exposure: Some(exposure),
+            ..Change::default()
+        });
+        let page = "/status?service=echo.app";
+        let (_, before) = asked(&fixture, "GET", page).await;
+        assert!(before.contains("reached through its gateways"), "{before}");
+        let (_, drained) = asked(&fixture, "POST", "/drain/region?region=us-west-2").await;
+        assert!(drained.contains("is evacuated"), "{drained}");
+        let (_, after) = asked(&fixture, "GET", page).await;
+        let why = "region us-west-2 is evacuated (`strait drain region`)";
+        assert!(after.contains(why), "{after}");
+    }
+
+    #[tokio::test]
+    async fn a_service_that_may_move_to_another_network_is_not_named() {
+        let fixture = fixture();
         let update = |transit| {
             let mut exposure = ExposureTable::new(false);
             let entry = Exposure {
@@ -348,7 +378,7 @@ mod tests {
             };
             exposure.add_entry("echo.app", &entry, []);
             fixture.publisher.update(Change {
-                mesh: Some((mesh.clone(), "east".into())),
+                mesh: Some((mesh_of_two_networks(), "east".into())),
                 exposure: Some(exposure),
                 ..Change::default()
             });

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 
 use super::DenyLookup;
 use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
-use crate::snapshot::{self, Endpoint, ExclusionReason, Snapshot, exclusion_reason};
+use crate::snapshot::{
+    self, Endpoint, ExclusionReason, Snapshot, exclusion_reason, location_exclusion,
+};
 
 /// View of a snapshot.
 pub(super) struct View<'a> {
@@ -105,15 +107,16 @@ impl<'a> View<'a> {
     ) -> Option<String> {
         if let Some(why) = exclusion_reason(self.snapshot, service, workload, port) {
             let sets = built.and_then(|built| built.transit_ports.get(&port));
-            let mut others = sets.into_iter().flat_map(|sets| &sets.always.endpoints);
-            return Some(match &why {
-                ExclusionReason::OtherNetwork(network)
-                    if others.any(|one| is_in_network(one, network)) =>
-                {
-                    format!("in network {network}, reached through its gateways by transit")
-                }
-                why => why.to_string(),
-            });
+            let (ExclusionReason::OtherNetwork(network), Some(sets)) = (&why, sets) else {
+                return Some(why.to_string());
+            };
+            let mut others = sets.always.endpoints.iter();
+            if others.any(|one| is_in_network(one, network)) {
+                let text = format!("in network {network}, reached through its gateways by transit");
+                return Some(text);
+            }
+            let by_location = location_exclusion(self.snapshot, service, workload, port);
+            return Some(by_location.unwrap_or(why).to_string());
         }
         let Some(endpoint) = endpoint else {
             return Some(match built {

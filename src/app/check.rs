@@ -1,7 +1,10 @@
 //! Checks of files for commands that do not serve. They also work without the gateway's
 //! certificates, such as on a laptop or a CI runner.
 
+use std::net::SocketAddr;
+
 use crate::config::{Discovery, Examined, Identity, Source};
+use crate::datapath::accept;
 use crate::yaml::Severity;
 
 use super::inputs::{Report, load_and_check};
@@ -14,7 +17,7 @@ const NAMED_MAX: usize = 8;
 pub fn check(source: &Source) -> Report {
     let examined = source.examine_without_keys();
     if has_credential(&examined) {
-        load_and_check(source, examined.strict())
+        check_as_gateway(source, examined.strict())
     } else {
         check_with_absent_files(source, examined)
     }
@@ -22,12 +25,37 @@ pub fn check(source: &Source) -> Report {
 
 /// Checks all files like a start, which requires that all exist.
 pub fn check_as_run(source: &Source) -> Report {
-    load_and_check(source, source.examine())
+    check_as_gateway(source, source.examine())
 }
 
 /// Checks all files for a command that needs no certificates; missing ones are a warning.
 pub fn check_without_keys(source: &Source) -> Report {
     check_with_absent_files(source, source.examine_without_keys())
+}
+
+/// Checks all files on the machine of the gateway.
+fn check_as_gateway(source: &Source, examined: Examined) -> Report {
+    let mut report = load_and_check(source, examined);
+    let unavailable = unavailable_addresses(&report, "error");
+    report.errors.extend(unavailable);
+    report
+}
+
+/// Returns the bindings on whose addresses this host cannot listen.
+fn unavailable_addresses(report: &Report, severity: &str) -> Vec<String> {
+    let config = report.inputs.as_ref().map(|inputs| &inputs.config);
+    let bindings = config.into_iter().flat_map(|config| &config.bindings);
+    let unavailable = bindings.filter_map(|binding| {
+        // Any free port: a running gateway has that of the binding.
+        let ip = binding.listen.ip();
+        let error = accept::reserve(SocketAddr::new(ip, 0)).err()?;
+        Some(format!(
+            "{}: {severity}: the binding of {} cannot listen on {}: {error}; write an address of \
+             this host, or route the network of {ip} to it by `ip route add local NETWORK dev lo`",
+            binding.line, binding.service, binding.listen
+        ))
+    });
+    unavailable.collect()
 }
 
 fn check_with_absent_files(source: &Source, mut examined: Examined) -> Report {
@@ -39,6 +67,8 @@ fn check_with_absent_files(source: &Source, mut examined: Examined) -> Report {
         .retain(|finding| finding.severity != Severity::Absent);
     let warning = has_absent.then(|| warning(&examined)).flatten();
     let mut report = load_and_check(source, examined);
+    let unavailable = unavailable_addresses(&report, "warning");
+    report.warnings.extend(unavailable);
     report.warnings.splice(0..0, warning.clone());
     report.absent = warning;
     report

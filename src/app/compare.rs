@@ -3,9 +3,11 @@
 //! None of them is an error. Tenants create services, and the name of one must not prevent the
 //! operator's configuration from being used.
 
+use std::net::SocketAddr;
+
 use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
 use crate::datapath::dial::DenyList;
-use crate::snapshot::builder::{self, Change};
+use crate::snapshot::builder::{self, Change, HBONE_PORT};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot};
 
@@ -22,6 +24,7 @@ pub(super) fn run(
 ) -> Vec<String> {
     let snapshot = snapshot_of(config, mesh, scope);
     let mut warnings = names::check_aliases(config, &snapshot);
+    warnings.extend(check_gateways(config));
     let Discovery::File { path } = &config.discovery else {
         return warnings;
     };
@@ -81,12 +84,7 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snaps
 fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     let network = config.gateway.network.as_str();
-    let own = config
-        .listeners
-        .iter()
-        .map(|listener| listener.bind)
-        .collect();
-    let deny = DenyList::new(config.dial.allow.clone(), own);
+    let deny = deny_list(config);
     for exposed in &config.exposure.services {
         let HostPort { host, port } = &exposed.service;
         let Some(service) = snapshot.service_by_name(host) else {
@@ -114,6 +112,35 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         warnings.push(format!("{}: warning: {host} {wrong}", exposed.line));
     }
     warnings
+}
+
+/// Returns warnings about gateways of other networks that are never dialled. The addresses of
+/// hostnames are known only at run time.
+fn check_gateways(config: &Config) -> Vec<String> {
+    let deny = deny_list(config);
+    let networks = config.networks.iter();
+    let gateways = networks.flat_map(|network| {
+        let gateways = network.gateways.iter();
+        gateways.map(move |gateway| (network, gateway))
+    });
+    let denied = gateways.filter_map(|(network, gateway)| {
+        let port = gateway.port.unwrap_or(HBONE_PORT);
+        let rule = deny.denies(SocketAddr::new(gateway.host.parse().ok()?, port))?;
+        Some(format!(
+            "{}:{}: warning: the gateway {gateway} of network {} is {rule}, which is never \
+             dialled; see dial.allow",
+            config.file.display(),
+            network.line,
+            network.name
+        ))
+    });
+    denied.collect()
+}
+
+/// Returns the addresses that are never dialled.
+fn deny_list(config: &Config) -> DenyList {
+    let own = config.listeners.iter().map(|listener| listener.bind);
+    DenyList::new(config.dial.allow.clone(), own.collect())
 }
 
 /// Returns warnings about bindings without a gateway. The addresses of hostnames are known only at

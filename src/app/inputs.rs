@@ -22,7 +22,7 @@ use crate::tls::{self, IdentityMaterial, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
 use crate::yaml::{Findings, Severity};
 
-use super::mesh_files::MeshFiles;
+use super::mesh_files::{Joined, MeshFiles};
 use super::trust::Certificates;
 use super::{traffic, trust};
 
@@ -152,9 +152,8 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
             policies,
             objects,
         };
-        let (own_config, config) = (config.clone(), report.merge(&config, &mesh_files.objects));
-        let joined = mesh_files.join(&config);
-        report.warnings.extend(joined.warnings);
+        let own_config = config;
+        let (config, joined) = report.join(&own_config, &mesh_files);
         let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,
@@ -220,11 +219,15 @@ impl Report {
         Some(objects)
     }
 
-    /// Returns the configuration with the entries of objects.
-    pub(super) fn merge(&mut self, config: &Config, objects: &Objects) -> Config {
-        let (merged, findings) = xds::objects::merge(config, objects);
+    /// Returns the configuration with the entries of objects, and the joined files under it.
+    pub(super) fn join(&mut self, config: &Config, files: &MeshFiles) -> (Config, Joined) {
+        let (mut merged, findings) = xds::objects::merge(config, &files.objects);
         self.note(&findings);
-        merged
+        let joined = files.join(&mut merged);
+        self.warnings.extend(joined.warnings.iter().cloned());
+        let skipped = joined.skipped_objects.iter().cloned();
+        self.skipped_objects.extend(skipped);
+        (merged, joined)
     }
 
     /// Loads the certificates and checks that they match. Certificates from an authority are not

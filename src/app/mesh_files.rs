@@ -10,7 +10,7 @@ use crate::wire::sni::SniPattern;
 use crate::xds::objects::{Objects, join};
 use crate::yaml::Findings;
 
-use super::compare;
+use super::{compare, traffic};
 
 /// Content of the mesh file and of the files of objects.
 #[derive(Clone, Debug, Default)]
@@ -35,11 +35,14 @@ pub(super) struct Joined {
     pub(super) warnings: Vec<String>,
     /// Claims of objects that have no effect because of other claims, one line each.
     pub(super) conflicts: Vec<String>,
+    /// Mistakes in entries of objects that are skipped, one line each.
+    pub(super) skipped_objects: Vec<String>,
 }
 
 impl MeshFiles {
-    /// Joins mesh and objects under a configuration.
-    pub(super) fn join(&self, config: &Config) -> Joined {
+    /// Joins mesh and objects under a configuration. Removes entries of objects from it that would
+    /// leave a service without endpoints.
+    pub(super) fn join(&self, config: &mut Config) -> Joined {
         let joined = join(&self.mesh, &self.objects, config);
         let lines = |findings: Findings| findings.0.iter().map(ToString::to_string).collect();
         let (mesh, conflicts): (_, Vec<_>) = match config.discovery {
@@ -53,12 +56,14 @@ impl MeshFiles {
             linked: linked_clusters(config),
             by_link: exposed_by_links(config),
         };
+        let skipped_objects = traffic::remove_unusable(config, &mesh);
         let compared = compare::run(config, &mesh, &scope, &self.policies);
         Joined {
             mesh,
             scope,
             warnings: [conflicts.clone(), lines(joined.warnings), compared].concat(),
             conflicts,
+            skipped_objects,
         }
     }
 }

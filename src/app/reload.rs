@@ -155,7 +155,15 @@ impl Reloader {
             let mut own = self::files(&config, what).into_iter();
             own.any(|file| changed.contains(&file))
         };
-        let is_due = |what: &ReloadSource| has_changed(*what) || self.failed.contains_key(what);
+        // The mesh decides whether distributions of objects can be used.
+        let is_compared = |what: &ReloadSource| {
+            let is_distributing =
+                *what == ReloadSource::Objects && self.mesh_files.objects.distribute();
+            is_distributing && has_changed(ReloadSource::Mesh)
+        };
+        let is_due = |what: &ReloadSource| {
+            has_changed(*what) || is_compared(what) || self.failed.contains_key(what)
+        };
         let is_new_change = |what| !is_second_pass && has_changed(what);
         let mut due: Vec<_> = ReloadSource::ALL.into_iter().filter(is_due).collect();
         loop {
@@ -263,9 +271,7 @@ impl Reloader {
                 objects,
                 ..self.mesh_files.clone()
             };
-            let new = report.merge(&own, &mesh_files.objects);
-            let joined = mesh_files.join(&new);
-            report.warnings.extend(joined.warnings.iter().cloned());
+            let (new, joined) = report.join(&own, &mesh_files);
             (own, new, mesh_files, joined)
         });
         report.to_result()?;
@@ -333,11 +339,16 @@ impl Reloader {
             policies,
             objects: self.mesh_files.objects.clone(),
         };
-        self.apply(
-            &config,
-            mesh_files,
-            Report::from_findings(&findings).warnings,
-        );
+        let mut warnings = Report::from_findings(&findings).warnings;
+        // The objects are read again afterwards if the mesh may remove entries of theirs.
+        let joined = mesh_files.join(&mut Config::clone(&config));
+        warnings.extend(joined.warnings.iter().cloned());
+        self.app.publisher.update(Change {
+            policies: Some(mesh_files.policies.clone()),
+            ..self.change(&config, joined)
+        });
+        self.mesh_files = mesh_files;
+        self.warn(warnings);
         Ok(())
     }
 
@@ -349,34 +360,18 @@ impl Reloader {
             ..self.mesh_files.clone()
         };
         let mut report = Report::from_findings(&findings);
-        let new = report.merge(&self.own_config, &mesh_files.objects);
+        let (new, joined) = report.join(&self.own_config, &mesh_files);
         self.passed_over.clone_from(&report.skipped_objects);
-        if new == *config {
-            self.apply(&config, mesh_files, report.warnings);
-            return Ok(report.skipped_objects);
-        }
-        let joined = mesh_files.join(&new);
-        report.warnings.extend(joined.warnings.iter().cloned());
         let change = self.change(&new, joined);
         self.mesh_files = mesh_files;
-        let closed = self.publish(new, change);
+        let closed = if new == *config {
+            self.app.publisher.update(change);
+            Vec::new()
+        } else {
+            self.publish(new, change)
+        };
         self.warn(report.warnings);
         Ok([report.skipped_objects, closed].concat())
-    }
-
-    /// Applies the new content of the mesh's files.
-    fn apply(&mut self, config: &Config, mesh_files: MeshFiles, mut warnings: Vec<String>) {
-        let joined = mesh_files.join(config);
-        warnings.extend(joined.warnings.iter().cloned());
-        self.app.publisher.update(Change {
-            policies: match config.discovery {
-                Discovery::File { .. } => Some(mesh_files.policies.clone()),
-                Discovery::Istio { .. } | Discovery::Envoy { .. } => None,
-            },
-            ..self.change(config, joined)
-        });
-        self.mesh_files = mesh_files;
-        self.warn(warnings);
     }
 
     /// Returns the change of the snapshot for the joined files, and publishes their conflicts in

@@ -49,6 +49,7 @@ pub(super) fn traffic_rules(config: &Config) -> Traffic {
         });
         let weights = entry.regions.iter();
         let rule = TrafficRule {
+            namespace: entry.namespace.clone(),
             preferences,
             spill: entry.spill_below.map(Spill::below),
             regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
@@ -93,18 +94,63 @@ pub(super) fn unknown_names(config: &Config, mesh: &Mesh) -> Vec<String> {
     warnings
 }
 
+/// Removes distributions of objects that the mesh file contradicts, and returns an error for each:
+/// those of a service of another namespace, and those whose regions have no workload, which would
+/// leave the service without endpoints.
+pub(super) fn remove_unusable(config: &mut Config, mesh: &Mesh) -> Vec<String> {
+    let Discovery::File { path } = &config.discovery else {
+        return Vec::new();
+    };
+    let localities = localities(mesh);
+    let mut errors = Vec::new();
+    config.traffic.retain(|entry| {
+        let (Some(namespace), Some(host)) = (&entry.namespace, entry.service.as_deref()) else {
+            return true;
+        };
+        let owners = mesh.services.values();
+        let mut owners = owners.filter(|one| *one.hostname == *host).peekable();
+        let is_foreign = owners.peek().is_some() && !owners.any(|one| one.namespace == *namespace);
+        let weights = || entry.regions.iter().filter(|one| one.weight > 0);
+        let has_weights = weights().next().is_some();
+        let wrong = if is_foreign {
+            format!(
+                "{host} is not a service of namespace {namespace}, so its distribution is \
+                 ignored; write a policy in the namespace of the service"
+            )
+        } else if has_weights && !weights().any(|one| has_workload(&one.region, &localities)) {
+            format!(
+                "the distribution of {host} is ignored: no workload of {} is in a region with a \
+                 weight, so no endpoint would be left; write one of its regions",
+                path.display()
+            )
+        } else {
+            return true;
+        };
+        errors.push(format!("{}: error: {wrong}", entry.line));
+        false
+    });
+    errors
+}
+
+fn localities(mesh: &Mesh) -> HashSet<&Locality> {
+    let workloads = mesh.workloads.values();
+    workloads.map(|one| &*one.locality).collect()
+}
+
+fn has_workload(region: &RegionPattern, localities: &HashSet<&Locality>) -> bool {
+    let mut localities = localities.iter();
+    region.part_count() == 0
+        || localities.any(|at| region.matches(&at.region, &at.zone, &at.subzone))
+}
+
 /// Returns warnings about weights of regions without workloads. With weights, endpoints that no
 /// entry matches get no tunnels, so one typo can leave a service without endpoints.
 fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
-    let known: HashSet<_> = mesh.workloads.values().map(|one| &one.locality).collect();
-    let is_known = |region: &RegionPattern| {
-        let mut known = known.iter();
-        known.any(|at| region.matches(&at.region, &at.zone, &at.subzone))
-    };
+    let localities = localities(mesh);
     let entries = config.traffic.iter();
     let weights = entries.flat_map(|entry| entry.regions.iter().map(|one| (&entry.line, one)));
     let unknown = weights
-        .filter(|(_, one)| one.weight > 0 && one.region.part_count() > 0 && !is_known(&one.region))
+        .filter(|(_, one)| one.weight > 0 && !has_workload(&one.region, &localities))
         .map(|(line, one)| {
             format!(
                 "{line}: warning: `traffic` has unknown region {}: no workload of {} is in it; \

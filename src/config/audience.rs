@@ -5,11 +5,11 @@ use serde_json::json;
 use super::define::{Account, NonEmpty, Segment, section};
 use crate::yaml::Value;
 
-const AUDIENCE: &str = "exposure.services[].to[]";
-
 section! {
     /// Peers that a service is exposed to. At least one key is given.
-    pub struct Audience at "exposure.services[].to[]" or default, check(check_audience) {
+    pub struct Audience at "exposure.services[].to[]" | "bindings[].to[]" |
+        "exposure.bindings.to[]" or default, check(check_audience)
+    {
         /// Every peer of the trust set and, on TLS listeners, every client. No other key is given
         /// then.
         anyone: bool = default(false)
@@ -43,7 +43,8 @@ fn check_audience(audience: Audience, value: Value<'_>) -> Option<Audience> {
         };
         value.error(what, how);
     }
-    let items = value.at(AUDIENCE, "service_accounts").entries();
+    let place = value.path_among(Audience::PATHS);
+    let items = value.at(place, "service_accounts").entries();
     for ((namespace, name), item) in service_accounts.iter().zip(items) {
         if !namespaces.is_empty() && !namespaces.contains(namespace) {
             let what = format!(

@@ -278,6 +278,10 @@ mod tests {
                 "error: `exposure.bindings.addresses` is `a`",
             ),
             (
+                "addresses: fd00::/64, to: [{name: a}]",
+                "error: unknown key `name` in `exposure.bindings.to[]`",
+            ),
+            (
                 "addresses: fd00::/64, clients: [\"::/0\"]",
                 "warning: `exposure.bindings.clients` contains ::/0: every address may use",
             ),
@@ -334,6 +338,14 @@ mod tests {
             (
                 "cluster: west, to: [{cluster: moon}]",
                 "error: `bindings[].to[].cluster` is `moon`, which is not a cluster of `trust`",
+            ),
+            (
+                "cluster: west, to: [{}]",
+                "error: `bindings[].to[]` admits nobody",
+            ),
+            (
+                "cluster: west, to: [{namespaces: [a], service_accounts: [b/c]}]",
+                "error: `bindings[].to[].service_accounts[]` has `b/c`, whose namespace",
             ),
             (
                 "cluster: west, inner: tcp, workloads: {namespaces: [a]}",

@@ -1,5 +1,7 @@
 //! The `traffic` section: preferred endpoints, and weights of regions.
 
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::define::{Hostname, NonEmpty, Percent, Weight, form, repeated, scalar, section, words};
@@ -30,6 +32,8 @@ section! {
         /// Use of the mean time of dials, in milliseconds, as load, so that near endpoints get
         /// more.
         latency: Option<bool> = default(None, "`false`");
+        /// Namespace whose services an entry of an object is limited to.
+        namespace: Option<Arc<str>> = aside(|_| None);
         /// The line of the entry, for findings that need the mesh.
         line: Line = aside(Line::of);
     }
@@ -144,6 +148,7 @@ mod tests {
             spill_below: Some(50),
             regions: regions.into(),
             latency: Some(true),
+            namespace: None,
             line: Line::default(),
         };
         let of_every = Traffic {
@@ -152,6 +157,7 @@ mod tests {
             spill_below: None,
             regions: Vec::new(),
             latency: Some(false),
+            namespace: None,
             line: Line::default(),
         };
         assert_eq!(traffic, [of_echo, of_every]);

@@ -15,7 +15,7 @@ use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
     Endpoint, EndpointSet, Enforcement, ExclusionReason, FACTOR_ONE, MatchedBy, Protocol, Service,
-    exclusion_reason, pick_probabilities,
+    exclusion_reason, location_exclusion, pick_probabilities,
 };
 
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
@@ -481,7 +481,11 @@ fn why_unused(
         _ => (None, None),
     };
     match (why, region) {
-        (Some(ExclusionReason::OtherNetwork(network)), _) => why::other_network(route, &network),
+        (Some(ExclusionReason::OtherNetwork(network)), _) => {
+            let definition = &service.definition;
+            let by_location = || location_exclusion(world.snapshot, definition, workload, port);
+            why::other_network(route, &network, by_location)
+        }
         (Some(why), _) => why.to_string(),
         (None, Some(region)) => format!("the alias is for region {region}"),
         (None, None) => match subset {

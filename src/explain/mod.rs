@@ -32,7 +32,7 @@ use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{ServicePort, Snapshot};
 use crate::tls::{Identity, Issuer};
 use crate::wire::sni::{self, RouteBy};
-use crate::wire::{Authority, HOPS_MAX, SpkiHash};
+use crate::wire::{Authority, HOPS_MAX, SpkiHash, Via};
 
 pub use answer::{
     Answer, EndpointRow, EntryRow, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
@@ -272,7 +272,7 @@ impl Explainer<'_> {
             return Ok(Outcome::refused(Reason::BuffersFull, form));
         }
         if let Err(reason) = remote::check_loop(|| Some(OWN_HASH), self.forwarded) {
-            answer.legs.push(looped(&authority));
+            answer.legs.push(looped(&authority, self.forwarded));
             return Ok(Outcome::refused(reason, form));
         }
         let (mut leg, permit) = self.resolve_and_evaluate(&peer, authority, origin);
@@ -505,14 +505,17 @@ fn parse(uri: &str) -> Option<Identity> {
 }
 
 /// Describes a tunnel whose `x-strait-via` names this gateway or too many others.
-fn looped(asked: &Authority) -> LookupRow {
+fn looped(asked: &Authority, forwarded: Option<&Forwarded>) -> LookupRow {
+    let via = forwarded.and_then(|forwarded| forwarded.via.as_deref());
+    let description = if via.and_then(Via::parse).is_some() {
+        "x-strait-via has this gateway, so that the tunnel has come back".to_owned()
+    } else {
+        format!("x-strait-via has more than {HOPS_MAX} gateways")
+    };
     LookupRow {
         asked: asked.to_string(),
         rule: RuleRow {
-            description: format!(
-                "x-strait-via has this gateway, so that the tunnel has come back, or more than \
-                 {HOPS_MAX} gateways"
-            ),
+            description,
             change: Some(
                 "turn off `transit` of the service at one of the gateways that the tunnel has \
                  passed"

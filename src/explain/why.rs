@@ -7,8 +7,8 @@ use crate::datapath::identity::Peer;
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
-    Alias, Enforcement, Exposure, ExposureVerdict, MatchedBy, RemoteGateway, Service, ServicePort,
-    Snapshot,
+    Alias, Enforcement, ExclusionReason, Exposure, ExposureVerdict, MatchedBy, RemoteGateway,
+    Service, ServicePort, Snapshot,
 };
 use crate::tls::Identity;
 use crate::wire::{Authority, Host, Transit};
@@ -148,15 +148,23 @@ pub(super) fn transit(route: &Route) -> Option<String> {
     })
 }
 
-/// Describes why an instance of another network is no endpoint itself.
-pub(super) fn other_network(route: &Route, network: &str) -> String {
+/// Describes why an instance of another network is no endpoint itself. `by_location` returns the
+/// reason of its location.
+pub(super) fn other_network(
+    route: &Route,
+    network: &str,
+    by_location: impl FnOnce() -> Option<ExclusionReason>,
+) -> String {
     let mut endpoints = route.endpoints().endpoints.iter();
     let is_through = |remote: &RemoteGateway| *remote.network == *network;
     let is_reached = endpoints.any(|one| one.remote.as_deref().is_some_and(is_through));
     match route.transit() {
         _ if is_reached => format!("in network {network}, reached through its gateways"),
         Transit::Off => format!("in network {network}, and transit is off"),
-        _ => format!("in network {network}, which has no gateway that can be used"),
+        _ => match by_location() {
+            Some(why) => format!("in network {network}: {why}"),
+            None => format!("in network {network}, which has no gateway that can be used"),
+        },
     }
 }
 

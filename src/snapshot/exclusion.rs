@@ -52,7 +52,10 @@ pub enum ExclusionReason {
     #[display("region {_0} is evacuated (weight 0 in `traffic`)")]
     NoWeight(Arc<str>),
     /// This region has no weight in the configuration, and other regions have one.
-    #[display("region {_0} has no weight in `traffic`, but other regions have one")]
+    #[display(
+        "{} no weight in `traffic`, but other regions have one",
+        region_with_verb(_0)
+    )]
     NoRegion(Arc<str>),
     /// The workload's locality has no weight in an Envoy assignment, and others of its priority
     /// have one.
@@ -64,6 +67,14 @@ pub enum ExclusionReason {
     /// The workload could be dialled, but tunnels must go through a waypoint of the service.
     #[display("tunnels go through the service's waypoint")]
     BehindWaypoint,
+}
+
+/// Returns the start of a sentence about what the region of a workload has.
+fn region_with_verb(region: &str) -> String {
+    match region {
+        "" => "the workload's region is unknown and has".to_owned(),
+        region => format!("region {region} has"),
+    }
 }
 
 /// Evaluates the part of `exclusion_reason` that depends on the service, for a workload that can
@@ -306,6 +317,8 @@ mod tests {
             })
         };
         assert_eq!(weighed("here"), None);
+        let nowhere = weighed("").expect("a reason").to_string();
+        assert!(nowhere.starts_with("the workload's region is unknown and has no weight"));
         assert_eq!(
             weighed("shut"),
             Some(ExclusionReason::NoWeight("shut".into()))

@@ -70,7 +70,7 @@ pub use remote::RemoteGateway;
 pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
 pub use shards::Shards;
 pub use subset::{Subset, SubsetPart};
-pub use tiers::exclusion_reason;
+pub use tiers::{exclusion_reason, location_exclusion};
 pub use trust::{Caller, PeerCluster, TrustSet};
 
 use index::Index;

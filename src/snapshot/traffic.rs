@@ -48,8 +48,9 @@ pub enum Override {
 /// Traffic configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Rules of services that have their own, by hostname.
-    pub(super) services: HashMap<Arc<str>, TrafficRule>,
+    /// Rules of services that have their own, by hostname. Only rules of different namespaces share
+    /// a hostname.
+    services: HashMap<Arc<str>, Vec<TrafficRule>>,
     /// Rule for every service.
     pub(super) default_rule: TrafficRule,
 }
@@ -57,6 +58,8 @@ pub struct Traffic {
 /// Rule for one service, or for every service. A key that is `None` is unset.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrafficRule {
+    /// Namespace of the services that the rule is limited to.
+    pub namespace: Option<Arc<str>>,
     /// Scopes in which endpoints are preferred.
     pub preferences: Option<&'static [Scope]>,
     /// Ratio of ready endpoints below which a tier leaves some of its share to the next one.
@@ -207,10 +210,20 @@ impl Traffic {
         services: impl IntoIterator<Item = (Arc<str>, TrafficRule)>,
         every: TrafficRule,
     ) -> Self {
+        let mut by_host: HashMap<Arc<str>, Vec<TrafficRule>> = HashMap::new();
+        for (host, rule) in services {
+            by_host.entry(host).or_default().push(rule);
+        }
         Self {
-            services: services.into_iter().collect(),
+            services: by_host,
             default_rule: every,
         }
+    }
+
+    /// Returns the rule of the service of a namespace by its hostname, or of an alias.
+    pub(super) fn rule(&self, host: &str, namespace: &str) -> Option<&TrafficRule> {
+        let mut rules = self.services.get(host)?.iter();
+        rules.find(|rule| rule.namespace.as_deref().is_none_or(|of| of == namespace))
     }
 }
 
@@ -288,6 +301,30 @@ mod tests {
         }
         assert_eq!(Spill::by_factor(140).to_string(), "71%");
         assert_eq!(Spill::default().to_string(), "70%");
+    }
+
+    #[test]
+    fn a_rule_of_a_namespace_applies_to_its_services_only() {
+        let rule = |namespace: Option<&str>, percent| TrafficRule {
+            namespace: namespace.map(Into::into),
+            spill: Some(Spill::below(percent)),
+            ..TrafficRule::default()
+        };
+        let rules = [
+            ("a.global".into(), rule(Some("evil"), 1)),
+            ("a.global".into(), rule(Some("app"), 2)),
+            ("b.global".into(), rule(None, 3)),
+        ];
+        let traffic = Traffic::new(rules, TrafficRule::default());
+        for (host, namespace, percent) in [
+            ("a.global", "app", Some(2)),
+            ("a.global", "evil", Some(1)),
+            ("a.global", "other", None),
+            ("b.global", "other", Some(3)),
+        ] {
+            let spill = traffic.rule(host, namespace).and_then(|rule| rule.spill);
+            assert_eq!(spill, percent.map(Spill::below), "{host} of {namespace}");
+        }
     }
 
     #[test]

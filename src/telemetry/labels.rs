@@ -53,7 +53,8 @@ pub struct Destination {
 pub(super) trait Labels:
     EncodeLabelSet + Clone + Eq + Hash + Send + Sync + fmt::Debug + 'static
 {
-    /// Returns the shared labels of those that exceed the limit.
+    /// Returns labels with fewer values, which those that exceed the limit share. Of these, it
+    /// returns the ones without values that peers influence.
     fn overflow(&self) -> Self;
 }
 
@@ -98,8 +99,15 @@ pub(super) struct NetworkLabels {
 }
 
 impl Labels for NetworkLabels {
+    /// Removes the service first. Budgets of links need the clusters.
     fn overflow(&self) -> Self {
-        Self::default()
+        if self.destination_service.is_empty() {
+            return Self::default();
+        }
+        Self {
+            destination_service: Arc::default(),
+            ..self.clone()
+        }
     }
 }
 

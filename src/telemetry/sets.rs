@@ -23,6 +23,10 @@ use super::labels::Labels;
 /// set takes about 1 KiB: 7 counters × 4,096 × 1 KiB = 28 MiB.
 pub(super) const MAX_LABEL_SETS: usize = 4096;
 
+/// Limit of label sets that others share beyond [`MAX_LABEL_SETS`]: pairs of clusters, of which a
+/// gateway with 160 others has as many as there are sources and destinations of its tunnels.
+const MAX_SHARED_SETS: usize = 1024;
+
 /// Lifetime of an unused label set: longer than any scrape interval, and usually longer than the
 /// range of a Prometheus alert.
 pub(super) const UNUSED_LIFETIME: Duration = Duration::from_secs(60 * 60);
@@ -98,7 +102,11 @@ impl<L: Labels> LabelSets<L> {
         if let Some(set) = sets.get(labels) {
             return set.count.clone();
         }
-        let others = counter(&mut sets, labels.overflow());
+        let mut shared = labels.overflow();
+        if sets.len() >= MAX_LABEL_SETS + MAX_SHARED_SETS && !sets.contains_key(&shared) {
+            shared = shared.overflow();
+        }
+        let others = counter(&mut sets, shared);
         drop(sets);
         self.0.overflow.inc();
         if !self.0.is_full.swap(true, Ordering::Relaxed) {
@@ -217,7 +225,7 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::super::DestinationService;
-    use super::super::labels::{NO_FLAGS, TcpLabels, TunnelFacts};
+    use super::super::labels::{NO_FLAGS, NetworkLabels, TcpLabels, TunnelFacts};
     use super::super::tests::source;
     use super::*;
 
@@ -284,6 +292,34 @@ mod tests {
         assert_eq!(counted.samples().len(), 0);
         counted.sets.counter(&labels(0)).inc();
         assert!(counted.samples()[0].ends_with(" 1"), "it starts anew");
+    }
+
+    #[test]
+    fn bytes_beyond_the_limit_of_services_keep_their_clusters_and_are_bounded() {
+        let (mut registry, overflow) = (Registry::default(), Counter::default());
+        let sets = LabelSets::register(&mut registry, "x", "Things", overflow);
+        let labels = |source: &str, service: usize| NetworkLabels {
+            source_cluster: source.into(),
+            destination_cluster: "west".into(),
+            destination_network: "far".into(),
+            destination_service: format!("{service}.app").into(),
+        };
+        for service in 0..MAX_LABEL_SETS + 3 {
+            sets.counter(&labels("east", service)).inc();
+        }
+        let of_cluster = |source: &str| {
+            let labels = labels(source, 0).overflow();
+            sets.0.sets.read().get(&labels).map(|set| set.count.get())
+        };
+        assert_eq!(of_cluster("east"), Some(3));
+        for source in 0..MAX_SHARED_SETS + 3 {
+            sets.counter(&labels(&source.to_string(), MAX_LABEL_SETS))
+                .inc();
+        }
+        assert_eq!(of_cluster("0"), Some(1));
+        assert_eq!(of_cluster(&(MAX_SHARED_SETS + 2).to_string()), None);
+        let count = sets.0.sets.read().len();
+        assert_eq!(count, MAX_LABEL_SETS + MAX_SHARED_SETS + 1);
     }
 
     #[test]

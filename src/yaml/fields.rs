@@ -32,6 +32,9 @@ impl<'a> Value<'a> {
     }
 }
 
+/// Limit of the keys that are compared for similarity. A Kubernetes object has ten.
+const KEYS_COMPARED_MAX: usize = 64;
+
 /// A map with a fixed set of keys: those that its reader looked up. [`Fields::finish`] reports all
 /// others as unknown.
 #[derive(Debug)]
@@ -162,6 +165,19 @@ impl<'a> Fields<'a> {
             let how = "the object without it";
             self.map.report.warning(entry.position, what, how);
         }
+    }
+
+    /// Reports keys that were not looked up and resemble one that was, in a map of another project.
+    /// Of a map with many keys only the first ones are compared.
+    pub fn report_misspelt(&self) {
+        let is_known = |entry: &Entry| self.known.iter().any(|known| **known == *entry.key);
+        let is_similar =
+            |entry: &Entry| !did_you_mean(&entry.key, self.known.iter().copied()).is_empty();
+        let others = self.entries.iter().take(KEYS_COMPARED_MAX);
+        let others = others.filter(|entry| !is_known(entry));
+        others
+            .filter(|entry| is_similar(entry))
+            .for_each(|entry| self.unknown(entry));
     }
 
     /// Finishes the map. Returns `made` unless a value was wrong.

@@ -12,9 +12,10 @@ use tokio::process::{Child, Command};
 use crate::support::{get, run, run_command, strait, until, write};
 
 /// Pages with commands.
-const PAGES: [&str; 8] = [
-    "README.md",
+const PAGES: [&str; 9] = [
+    README,
     "CONTRIBUTING.md",
+    EXAMPLES,
     "deploy/kubernetes/README.md",
     "docs/istio.md",
     "docs/load-testing.md",
@@ -22,6 +23,10 @@ const PAGES: [&str; 8] = [
     "docs/quickstart.md",
     "docs/routing.md",
 ];
+/// Page whose first block is the `strait.yaml` of its commands.
+const README: &str = "README.md";
+/// Page whose commands start gateways of two clusters.
+const EXAMPLES: &str = "deploy/examples/README.md";
 /// The command of a `gateway` block, for pages that have none.
 const GATEWAY: &str = "exec strait run -c deploy/local/strait.yaml";
 /// Starts of commands; a block without a language must not hold them.
@@ -93,6 +98,15 @@ impl Place {
             ("curl -s ", "curl -sf ".to_owned()),
         ];
         let folder = tempfile::tempdir().expect("a folder");
+        let changes = if PAGES[page] == EXAMPLES {
+            // Gateways of two clusters, each in a network of its own.
+            let network = |first: u8| format!("127.{}.{low}.", first + high % 50);
+            let networks = [("127.1.0.", network(200)), ("127.2.0.", network(100))];
+            let kept = changes.into_iter().filter(|(from, _)| *from == " &\n");
+            networks.into_iter().chain(kept).collect()
+        } else {
+            changes
+        };
         let place = Self {
             folder,
             changes,
@@ -102,7 +116,14 @@ impl Place {
             let made = run_command(place.folder.path(), &["certs", "certs"]).await;
             assert_eq!(made.code, Some(0), "{made:?}");
         }
-        copy_example(place.folder.path(), |text| place.changed(text));
+        copy_examples(place.folder.path(), |text| place.changed(text));
+        if PAGES[page] == README {
+            let sample = blocks(README)
+                .into_iter()
+                .find(|block| block.kind == "yaml");
+            let sample = sample.expect("a configuration").text;
+            write(place.folder.path(), "strait.yaml", &sample);
+        }
         place
     }
 
@@ -128,15 +149,18 @@ impl Place {
     }
 }
 
-/// Copies `deploy/local` and the example of a binding, with `change` applied to their files.
-fn copy_example(folder: &Path, change: impl Fn(&str) -> String) {
-    for example in ["deploy/local", "deploy/examples/acceptor"] {
-        let to = folder.join(example);
+/// Copies `deploy/local` and `deploy/examples`, with `change` applied to their files.
+fn copy_examples(folder: &Path, change: impl Fn(&str) -> String) {
+    let examples = ["acceptor", "donor", "regions", "split-horizon"];
+    let examples = examples.map(|name| Path::new("deploy/examples").join(name));
+    for example in examples.into_iter().chain(["deploy/local".into()]) {
+        let to = folder.join(&example);
         std::fs::create_dir_all(&to).expect("a folder");
-        for name in ["strait.yaml", "mesh.yaml"] {
-            let from = top().join(example).join(name);
-            let text = std::fs::read_to_string(from).expect("an example");
-            write(&to, name, &change(&text));
+        for file in std::fs::read_dir(top().join(&example)).expect("an example") {
+            let file = file.expect("a file");
+            let text = std::fs::read_to_string(file.path()).expect("an example");
+            let name = file.file_name();
+            write(&to, name.to_str().expect("a name"), &change(&text));
         }
     }
 }
@@ -177,7 +201,7 @@ async fn compared(block: &Block) {
     let folder = tempfile::tempdir().expect("a folder");
     let made = run_command(folder.path(), &["certs", "certs"]).await;
     assert_eq!(made.code, Some(0), "{made:?}");
-    copy_example(folder.path(), str::to_owned);
+    copy_examples(folder.path(), str::to_owned);
     let (command, shown) = block.text.split_once('\n').expect("an output");
     let command = command.strip_prefix("$ ").expect("a command");
     let output = shell(folder.path(), command)
@@ -332,7 +356,7 @@ fn the_shares_of_the_second_worked_example_are_those_of_the_code() {
             (4, [1.0, 0.0, 0.0]),
         ] {
             let folder = tempfile::tempdir().expect("a folder");
-            copy_example(folder.path(), |text| {
+            copy_examples(folder.path(), |text| {
                 format!("{text}\ntraffic: [{{service: \"*\", distribution: close}}]\n")
             });
             let local = folder.path().join("deploy/local");

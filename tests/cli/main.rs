@@ -11,6 +11,8 @@ mod support;
 #[cfg(test)]
 mod absent;
 #[cfg(test)]
+mod addresses;
+#[cfg(test)]
 mod certs;
 #[cfg(test)]
 mod check;

@@ -125,6 +125,71 @@ fn review_2_equal_claims_to_an_address_are_warnings_at_both_lines() {
 }
 
 #[test]
+fn a_distribution_that_the_mesh_contradicts_is_an_error_and_is_ignored() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let config = GOOD.replacen("exposure:\n", "exposure:\n  files: [objects.yaml]\n", 1);
+        write(folder.path(), "strait.yaml", &config);
+        let mesh = GOOD_MESH.replacen("  - uid:", "  - locality: {region: us-east}\n    uid:", 1);
+        let mesh = mesh.replace("echo.app.svc.cluster.local", "echo.example.com");
+        write(folder.path(), "mesh.yaml", &mesh);
+        write(
+            folder.path(),
+            "strait.yaml",
+            &config.replace("echo.app.svc.cluster.local", "echo.example.com"),
+        );
+        let policy = |namespace: &str, regions: &str| {
+            format!(
+                "apiVersion: admiral.io/v1\nkind: GlobalTrafficPolicy\nmetadata: {{name: gtp, \
+                 namespace: {namespace}}}\nspec: {{policy: [{{dns: echo.example.com, lbType: 1, \
+                 target: [{regions}]}}]}}\n"
+            )
+        };
+        let explain = "explain -c strait.yaml --from spiffe://west.local/ns/shop/sa/checkout --to \
+                       echo.example.com:80";
+        let explain: Vec<_> = explain.split(' ').collect();
+        let west = "{region: us-west, weight: 1}";
+        for (namespace, regions, want) in [
+            (
+                "other",
+                "{region: us-east, weight: 1}",
+                "is not a service of namespace other",
+            ),
+            (
+                "app",
+                west,
+                "no workload of mesh.yaml is in a region with a weight",
+            ),
+            (
+                "app",
+                "{region: us-west, weight: 1}, {region: us-east}",
+                "no workload of",
+            ),
+        ] {
+            write(folder.path(), "objects.yaml", &policy(namespace, regions));
+            let checked = check(folder.path()).await;
+            assert_eq!(checked.code, Some(1), "{checked:?}");
+            let line = checked.stderr.lines().next().unwrap_or_default();
+            let is_wanted = line.starts_with("objects.yaml:4: error: ") && line.contains(want);
+            assert!(is_wanted, "{want}: {checked:?}");
+            let explained = run_command(folder.path(), &explain).await;
+            assert!(
+                explained.stdout.contains("100.0%  10.0.0.1:15008"),
+                "{explained:?}"
+            );
+        }
+        let both = format!("{west}, {{region: us-east, weight: 1}}");
+        write(folder.path(), "objects.yaml", &policy("app", &both));
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+        assert!(
+            checked.stderr.contains("unknown region us-west"),
+            "{checked:?}"
+        );
+    });
+}
+
+#[test]
 fn review_1_a_mistake_in_an_object_is_an_error_of_check_at_its_line() {
     run(async {
         let folder = folder_with_certificates().await;

@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 use crate::bindings;
 use crate::scope::{started, write};
 use crate::support::{
-    ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, endpoint_port, identities, run, until,
+    ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, endpoint_port, identities, replace,
+    run, until,
 };
 use crate::transit::{WEST_GATEWAY, start_west, west};
 
@@ -148,32 +149,66 @@ fn a_remote_service_binding_opens_a_listener_and_its_removal_closes_it() {
     });
 }
 
+/// Returns the mesh with its two workloads in these regions.
+fn in_regions(mesh: &str, regions: [&str; 2]) -> String {
+    let mut regions = regions.into_iter();
+    let lines = mesh.lines().map(|line| {
+        if !line.contains("capacity: 1") {
+            return line.to_owned();
+        }
+        let region = regions.next().expect("two workloads");
+        let located = format!("locality: {{region: {region}}}, capacity");
+        line.replace("capacity", &located)
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns a policy with these weights of us-east and us-west.
+fn policy(east: u8, west: u8) -> String {
+    let spec = format!(
+        "spec: {{policy: [{{dns: echo.global, lbType: 1, target: [{{region: us-east/*, \
+         weight: {east}}}, {{region: us-west, weight: {west}}}]}}]}}"
+    );
+    object("admiral.io/v1alpha1", "GlobalTrafficPolicy", &spec)
+}
+
+#[test]
+fn a_policy_whose_regions_leave_the_mesh_is_ignored_until_they_are_back() {
+    run(async {
+        let net = Net::new();
+        let mut settings =
+            Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
+        let mesh = settings.mesh.clone();
+        settings.mesh = in_regions(&mesh, ["us-east", "us-west"]);
+        settings.exposure += "  files: [objects]\n";
+        let gateway = started(&settings, &policy(0, 100)).await;
+        let _west = Endpoint::echo(net.listen(12, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        let moved = in_regions(&mesh, ["eu", "eu"]);
+        replace(&gateway.file("mesh.yaml"), &moved);
+        reloaded(&gateway, "error", 1.0).await;
+        gateway.logged("no workload of ").await;
+        // Not `no_endpoint`: the policy would leave none.
+        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        replace(&gateway.file("mesh.yaml"), &settings.mesh);
+        reloaded(&gateway, "ok", 1.0).await;
+        let east = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        for _ in 0..20 {
+            echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        }
+        assert_eq!(east.accepted(), 0);
+    });
+}
+
 #[test]
 fn a_global_traffic_policy_sets_the_weights_of_regions() {
     run(async {
         let net = Net::new();
         let mut settings =
             Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
-        let mut regions = ["us-east", "us-west"].into_iter();
-        let lines = settings.mesh.lines().map(|line| {
-            if !line.contains("capacity: 1") {
-                return line.to_owned();
-            }
-            let region = regions.next().expect("two workloads");
-            line.replace(
-                "capacity",
-                &format!("locality: {{region: {region}}}, capacity"),
-            )
-        });
-        settings.mesh = lines.collect::<Vec<_>>().join("\n");
+        settings.mesh = in_regions(&settings.mesh, ["us-east", "us-west"]);
         settings.exposure += "  files: [objects]\n";
-        let policy = |east: u8, west: u8| {
-            let spec = format!(
-                "spec: {{policy: [{{dns: echo.global, lbType: 1, target: [{{region: us-east/*, \
-                 weight: {east}}}, {{region: us-west, weight: {west}}}]}}]}}"
-            );
-            object("admiral.io/v1alpha1", "GlobalTrafficPolicy", &spec)
-        };
         let gateway = started(&settings, &policy(100, 0)).await;
         let endpoints = [
             Endpoint::echo(net.listen(11, endpoint_port()).await),

@@ -16,7 +16,7 @@ use crate::config::HostPort;
 #[command(after_help = "Examples:\n  \
     strait expose echo.app.svc.cluster.local:80 --of east --to west\n  \
     strait expose echo.app.svc.cluster.local:80 --of east --to west --namespace shop \
-    --tunnels 100 --kubernetes")]
+    --gateway istio-system/eastwest --tunnels 100 --kubernetes")]
 pub(in crate::cli) struct ExposeArgs {
     /// Hostname and port of the service.
     #[arg(value_parser = parse_service)]
@@ -36,6 +36,11 @@ pub(in crate::cli) struct ExposeArgs {
     /// Service account of the peers, as NAMESPACE/NAME; any number, all by default.
     #[arg(long, value_name = "ACCOUNT")]
     service_account: Vec<String>,
+    /// Service account of the peers' gateways, as NAMESPACE/NAME; any number. Bindings use the
+    /// service with the identity of their gateway, which `--namespace` and `--service-account` do
+    /// not admit.
+    #[arg(long, value_name = "ACCOUNT")]
+    gateway: Vec<String>,
     /// Limit of concurrent tunnels.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     tunnels: Option<u32>,
@@ -102,22 +107,32 @@ struct Known<'a> {
 fn exposure(args: &ExposeArgs) -> String {
     let service = quoted(&args.service.to_string());
     let mut text = format!("exposure:\n  services:\n    - service: {service}\n      to:\n");
+    let is_limited = !args.namespace.is_empty() || !args.service_account.is_empty();
+    let clients = [
+        ("namespaces", &args.namespace),
+        ("service_accounts", &args.service_account),
+    ];
+    let gateways = [("service_accounts", &args.gateway)];
     for cluster in &args.to {
-        let mut keys = vec![format!("cluster: {}", quoted(cluster))];
-        for (key, values) in [
-            ("namespaces", &args.namespace),
-            ("service_accounts", &args.service_account),
-        ] {
-            if !values.is_empty() {
-                keys.push(format!("{key}: {}", list(values.iter().cloned())));
-            }
+        text += &audience(cluster, &clients);
+        if is_limited && !args.gateway.is_empty() {
+            text += &audience(cluster, &gateways);
+        } else if is_limited {
+            text += "        # A binding needs its gateway here: --gateway NAMESPACE/NAME\n";
         }
-        let _ = writeln!(text, "        - {{{}}}", keys.join(", "));
     }
     if let Some(tunnels) = args.tunnels {
         let _ = writeln!(text, "      limits: {{tunnels: {tunnels}}}");
     }
     text
+}
+
+/// Returns an entry of `to` for peers of a cluster, with the lists that are not empty.
+fn audience(cluster: &str, limits: &[(&str, &Vec<String>)]) -> String {
+    let limits = limits.iter().filter(|(_, values)| !values.is_empty());
+    let limits = limits.map(|(key, values)| format!(", {key}: {}", list(values.iter().cloned())));
+    let limits: String = limits.collect();
+    format!("        - {{cluster: {}{limits}}}\n", quoted(cluster))
 }
 
 /// Returns the service with its instances in the mesh file of a peer.

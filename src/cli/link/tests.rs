@@ -163,6 +163,8 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
         "shop",
         "--service-account",
         "shop/checkout",
+        "--gateway",
+        "istio-system/eastwest",
         "--tunnels",
         "9",
         "--instances",
@@ -187,11 +189,19 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
         (ECHO.to_owned(), Some(9))
     );
     let to = entry.to.iter().map(|to| to.cluster.as_deref());
-    assert_eq!(to.collect::<Vec<_>>(), [Some("west"), Some("north")]);
+    let (west_only, north_only) = (Some("west"), Some("north"));
+    assert_eq!(
+        to.collect::<Vec<_>>(),
+        [west_only, west_only, north_only, north_only]
+    );
     assert_eq!(entry.to[0].namespaces, ["shop"]);
+    let account = |namespace: &str, name: &str| [(namespace.to_owned(), name.to_owned())];
+    assert_eq!(entry.to[2].service_accounts, account("shop", "checkout"));
+    // The gateway has its own namespace, and is admitted beside the clients.
+    assert_eq!(entry.to[1].namespaces, [""; 0]);
     assert_eq!(
         entry.to[1].service_accounts,
-        [("shop".to_owned(), "checkout".to_owned())]
+        account("istio-system", "eastwest")
     );
     for (cluster, part) in [("west", west), ("north", north)] {
         let part = part.strip_prefix(cluster).expect("the cluster");
@@ -203,6 +213,19 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
         assert_eq!((&*instance.network, instance.capacity), ("net-e", 3));
         assert!(mesh.services.contains_key("app/echo.app.svc.cluster.local"));
     }
+}
+
+#[test]
+fn an_exposure_without_the_gateway_of_a_peer_tells_how_to_admit_it() {
+    let text = |more: &[&str]| {
+        let args = [&[ECHO, "--of", "east", "--to", "west"], more].concat();
+        text_of_exposure(&parsed(&args)).expect("a text")
+    };
+    let hint = "# A binding needs its gateway here: --gateway NAMESPACE/NAME";
+    assert!(text(&["--namespace", "shop"]).contains(hint));
+    // All peers of the cluster include its gateways.
+    let all = text(&["--gateway", "istio-system/eastwest"]);
+    assert!(!all.contains(hint) && !all.contains("eastwest"), "{all}");
 }
 
 #[test]

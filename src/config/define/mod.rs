@@ -163,7 +163,8 @@ pub(super) fn repeated<T>(entries: &[(T, Value<'_>)], name: impl Fn(&T) -> Strin
 
 /// Defines a map with fixed keys.
 ///
-/// After `at` stands the path, as findings name it. The options, in this order:
+/// After `at` stands the path, as findings name it, or several of them (`A | B`). The options, in
+/// this order:
 /// - `or default`: the section may be absent, and implements `Default`;
 /// - `derive(…)`: further derives;
 /// - `planned(…)`: keys of the design that this version lacks;
@@ -275,20 +276,20 @@ macro_rules! section {
 
     (
         $(#[doc = $about:literal])*
-        $vis:vis struct $name:ident at $place:literal or default
+        $vis:vis struct $name:ident at $place:literal $(| $other:literal)* or default
             $(, $option:ident($($value:tt)*))*
         { $($body:tt)* }
     ) => {
         section! {
             $(#[doc = $about])*
-            $vis struct $name at $place $(, $option($($value)*))* { $($body)* }
+            $vis struct $name at $place $(| $other)* $(, $option($($value)*))* { $($body)* }
         }
         section! { @implement $name { $($body)* } }
     };
 
     (
         $(#[doc = $about:literal])*
-        $vis:vis struct $name:ident at $place:literal
+        $vis:vis struct $name:ident at $place:literal $(| $other:literal)*
             $(, derive($($derive:ident),+))?
             $(, planned($($planned:literal),+))?
             $(, check($check:path))?
@@ -308,6 +309,9 @@ macro_rules! section {
         }
 
         impl $name {
+            /// Paths, as findings name them.
+            const PATHS: &[&str] = &[$place $(, $other)*];
+
             /// Reads the keys. All of them are read before the first one that is wrong ends it.
             pub(in crate::config) fn read_keys(
                 fields: &mut $crate::yaml::Fields<'_>,
@@ -346,7 +350,7 @@ macro_rules! section {
             type Out = Self;
 
             fn read(value: $crate::yaml::Value<'_>) -> Option<Self> {
-                let mut fields = value.fields($place)?;
+                let mut fields = value.fields(value.path_among(Self::PATHS))?;
                 let read = Self::read_keys(&mut fields);
                 fields.finish();
                 $( let read = read.and_then(|read| $check(read, value)); )?

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::*;
 use crate::datapath::balance;
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
+use crate::snapshot::mesh::{Locality, Mesh, Protocol, Service, Template, Workload};
+use crate::snapshot::traffic::Override;
 use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
-use crate::wire::Transit;
+use crate::wire::{RegionPattern, Transit};
 
 const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
 const GATEWAY: &str = "spiffe://west.local/ns/edge/sa/gateway";
@@ -22,6 +23,10 @@ fn workload(uid: &str, last: u8) -> Workload {
         template: Template {
             network: "west".into(),
             protocol: Protocol::Hbone,
+            locality: Arc::new(Locality {
+                region: "us-west-2".into(),
+                ..Locality::default()
+            }),
             ..Template::default()
         }
         .into(),
@@ -36,6 +41,10 @@ fn explained(transit: Transit, has_gateway: bool) -> Answer {
 
 /// As [`explained`], with more of the question.
 fn explained_with(transit: Transit, has_gateway: bool, question: Question) -> Answer {
+    explained_in(&snapshot(transit, has_gateway), question)
+}
+
+fn snapshot(transit: Transit, has_gateway: bool) -> Snapshot {
     let service = Service {
         namespace: "app".into(),
         hostname: "echo.app".into(),
@@ -64,9 +73,13 @@ fn explained_with(transit: Transit, has_gateway: bool, question: Question) -> An
         exposure: Some(exposure),
         ..Change::default()
     };
+    build(&Snapshot::default(), change)
+}
+
+fn explained_in(snapshot: &Snapshot, question: Question) -> Answer {
     let listeners = [("cross-network".to_owned(), ListenerRules::default())];
     let world = ExplainState {
-        snapshot: &build(&Snapshot::default(), change),
+        snapshot,
         places: &ConfigPositions::default(),
         deny: &DenyList::new(Vec::new(), Vec::new()),
         listeners: &listeners,
@@ -102,6 +115,20 @@ fn a_tunnel_that_may_not_leave_is_refused_and_the_answer_says_why() {
         let unused: Vec<_> = answer.unused.iter().map(|row| &*row.why).collect();
         assert_eq!(unused, [why, why]);
     }
+}
+
+#[test]
+fn an_instance_of_an_evacuated_region_names_the_evacuation() {
+    let region = RegionPattern::parse("us-west-2").expect("a region");
+    let change = Change {
+        overrides: Some(Override::Evacuate(region)),
+        ..Change::default()
+    };
+    let evacuated = build(&snapshot(Transit::Failover, true), change);
+    let answer = explained_in(&evacuated, Question::default());
+    let unused: Vec<_> = answer.unused.iter().map(|row| &*row.why).collect();
+    let why = "in network west: region us-west-2 is evacuated (`strait drain region`)";
+    assert_eq!(unused, [why, why]);
 }
 
 #[test]
@@ -190,7 +217,12 @@ fn a_tunnel_that_comes_back_or_has_passed_too_many_gateways_is_predicted_to_loop
             via: Some(via.to_owned()),
             ..Question::default()
         };
-        let outcome = explained_with(Transit::Always, true, question).outcome;
+        let answer = explained_with(Transit::Always, true, question);
+        let description = answer.legs.first().map_or("", |leg| &*leg.rule.description);
+        let why = ["this gateway, so", "more than 3 gateways"].map(|why| description.contains(why));
+        let has_four = via.split(',').count() > 3;
+        assert_eq!(why, [via.contains("own"), has_four], "{via}: {description}");
+        let outcome = answer.outcome;
         let label = (!is_opened).then_some("gateway_loop");
         assert_eq!(outcome.reason.as_deref(), label, "{via}: {outcome:?}");
         assert_eq!(outcome.or, [], "{via}");

@@ -113,7 +113,7 @@ impl<'a> Ranking<'a> {
         balancing: &'a Balancing,
     ) -> Self {
         let every = &balancing.traffic.default_rule;
-        let own = balancing.traffic.services.get(host);
+        let own = balancing.traffic.rule(host, &service.namespace);
         let own_regions = own.map(|own| &own.regions).filter(|own| !own.is_empty());
         // Weights of regions imply that near endpoints are not preferred.
         let shares = |regions: &Regions| regions.has_weights.then_some(&[][..]);
@@ -495,11 +495,20 @@ pub fn exclusion_reason(
     workload_exclusion(workload, network, hbone_only)
         .or_else(|| lacks_hbone().then_some(ExclusionReason::NoHbone))
         .or_else(|| service_exclusion(service, workload, port))
-        .or_else(|| {
-            let host = &service.hostname;
-            Ranking::new(service, port, host, network, &snapshot.balancing).exclusion(workload)
-        })
+        .or_else(|| location_exclusion(snapshot, service, workload, port))
         .or_else(behind)
+}
+
+/// Returns the reason for which the location of a workload excludes it from port `port` of
+/// `service`, also for an instance of another network.
+pub fn location_exclusion(
+    snapshot: &Snapshot,
+    service: &Service,
+    workload: &Workload,
+    port: u16,
+) -> Option<ExclusionReason> {
+    let (host, network) = (&service.hostname, snapshot.network());
+    Ranking::new(service, port, host, network, &snapshot.balancing).exclusion(workload)
 }
 
 /// Returns the order of a priority's degraded endpoints: after all tiers that are not degraded.

@@ -102,7 +102,7 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta) -> Entries {
                 policies
             });
             for item in policies.into_iter().flat_map(Value::items) {
-                let traffic = policy(item).map(|one| (owner(), one));
+                let traffic = policy(item, &meta.namespace).map(|one| (owner(), one));
                 entries.traffic.extend(traffic);
             }
         }
@@ -268,7 +268,7 @@ fn remote_service(
 }
 
 /// Reads the distribution of one name.
-fn policy(item: Value<'_>) -> Option<Traffic> {
+fn policy(item: Value<'_>, namespace: &Arc<str>) -> Option<Traffic> {
     let mut fields = item.foreign(POLICY)?;
     let dns = fields.need("dns", "echo.global");
     let dns = dns.and_then(|value| {
@@ -309,6 +309,7 @@ fn policy(item: Value<'_>) -> Option<Traffic> {
         spill_below: None,
         regions: if is_by_weight { regions } else { Vec::new() },
         latency: None,
+        namespace: Some(Arc::clone(namespace)),
         line: Line(item.place()),
     })
 }

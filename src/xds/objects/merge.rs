@@ -249,12 +249,31 @@ impl Merger<'_> {
         }
     }
 
-    /// Adds the distribution of a name, under the hostname of its service.
+    /// Adds the distribution of a name, under the hostname of its service. Only services of the
+    /// object's namespace use it. A namespace that only the mesh has is compared by
+    /// [`TrafficRule`](crate::snapshot::traffic::TrafficRule).
     fn distribute(&mut self, traffic: &Traffic) {
         let name = traffic.service.clone().unwrap_or_default();
-        let service = self.service_of(&name).unwrap_or(name);
+        let namespace = traffic.namespace.as_deref();
+        let (service, behind) = self.services_of(&name);
+        let is_foreign = |host: &&String| match self.namespace_of(host) {
+            None => behind.len() > 1,
+            of => of != namespace,
+        };
+        if let Some(foreign) = behind.iter().find(is_foreign) {
+            let namespace = namespace.unwrap_or_default();
+            let what = format!("{foreign} may be a service of another namespace than {namespace}");
+            return self.refuse(
+                &traffic.line,
+                what,
+                "a policy in the namespace of the service",
+            );
+        }
         let mut others = self.config.traffic.iter();
-        let other = others.find(|other| other.service.as_ref() == Some(&service));
+        let other = others.find(|other| {
+            let is_its = other.namespace.is_none() || other.namespace == traffic.namespace;
+            is_its && other.service.as_ref() == Some(&service)
+        });
         if let Some(other) = other {
             let what = format!(
                 "{service} has an entry on {}, which counts alone",
@@ -278,19 +297,41 @@ impl Merger<'_> {
         });
     }
 
-    /// Returns the hostname of the service with a name of `exposure` or of an alias. An alias of
-    /// several services, or of one region, is balanced by its own name.
-    fn service_of(&self, name: &str) -> Option<String> {
+    /// Returns the hostname under which a name is balanced, and those of the services behind it. A
+    /// name of `exposure` or an alias has the hostname of its service. An alias of several
+    /// services, or of one region, has its own name.
+    fn services_of(&self, name: &str) -> (String, Vec<String>) {
         let services = &self.config.exposure.services;
         let has = |one: &&ExposedService| one.names.iter().any(|own| own.host == name);
         let exposed = services.iter().find(has).map(|one| &one.service.host);
         let aliases = self.own.names.aliases.iter();
-        let mut plain = aliases.filter(|alias| alias.to.len() == 1 && alias.region.is_none());
-        let alias = plain.find(|alias| alias.name.host == name);
-        let target = alias.and_then(|alias| alias.to.first());
-        exposed
-            .or_else(|| target.map(|target| &target.host))
-            .cloned()
+        let aliases = aliases.filter(|alias| alias.name.host == name);
+        let mut plain = aliases
+            .clone()
+            .filter(|alias| alias.to.len() == 1 && alias.region.is_none());
+        let target = plain.next().and_then(|alias| alias.to.first());
+        let one = exposed.or_else(|| target.map(|target| &target.host));
+        let several = aliases.flat_map(|alias| &alias.to).map(|to| &to.host);
+        let mut behind: Vec<_> = match one {
+            Some(one) => vec![one.clone()],
+            None => several.cloned().collect(),
+        };
+        let service = one.map_or(name, String::as_str).to_owned();
+        if behind.is_empty() {
+            behind.push(service.clone());
+        }
+        (service, behind)
+    }
+
+    /// Returns the namespace of a service by its entry of `exposure`, or by its hostname if that is
+    /// of a family.
+    fn namespace_of<'a>(&'a self, host: &'a str) -> Option<&'a str> {
+        let own = self.own.exposure.services.iter();
+        let mut own = own.filter(|own| own.service.host == host);
+        let family = self.family(host);
+        let by_name = || Some(family.split_once('.')?.1).filter(|_| family != host);
+        own.find_map(|own| own.namespace.as_deref())
+            .or_else(by_name)
     }
 }
 

@@ -55,6 +55,13 @@ pub struct Objects {
     passed_over: InvalidObjects,
 }
 
+impl Objects {
+    /// Returns whether an object describes an entry of `traffic`.
+    pub fn distribute(&self) -> bool {
+        !self.entries.traffic.is_empty()
+    }
+}
+
 /// Invalid objects, as far as they can be read. They create no route. They only restrict other
 /// objects as the valid object would. Services are not among these: an invalid Service stays in
 /// its cluster.

@@ -18,6 +18,40 @@ type IgnoredKinds = BTreeMap<String, Position>;
 /// Limit of the ignored kinds that are reported.
 const KINDS_MAX: usize = 64;
 
+/// Supported kinds, each with its API versions.
+const KINDS: [(&str, &[&str]); 8] = [
+    ("Namespace", &["v1"]),
+    ("Service", &["v1"]),
+    ("EndpointSlice", &["discovery.k8s.io/v1"]),
+    ("ServiceExport", &MULTICLUSTER),
+    ("ServiceImport", &MULTICLUSTER),
+    (
+        "ServiceExpositionPolicy",
+        &["multicluster.istio.io/v1alpha1"],
+    ),
+    ("RemoteServiceBinding", &["multicluster.istio.io/v1alpha1"]),
+    (
+        "GlobalTrafficPolicy",
+        &["admiral.io/v1alpha1", "admiral.io/v1"],
+    ),
+];
+
+const MULTICLUSTER: [&str; 2] = [
+    "multicluster.x-k8s.io/v1alpha1",
+    "multicluster.x-k8s.io/v1beta1",
+];
+
+/// Similarity above which a kind is a misspelt one: less than two of ten letters differ.
+/// `ServiceEntry` resembles `ServiceExport` by 0.62.
+const SIMILAR_KIND: f64 = 0.8;
+
+/// Number of letters by which the length of a misspelt kind differs: a fifth of the longest one.
+/// Others need no comparison, however long they are.
+const KIND_EDITS_MAX: usize = 5;
+
+/// Number of letters that differ in a misspelt API group.
+const GROUP_EDITS_MAX: usize = 2;
+
 /// Object of a supported kind. An invalid one has the parts that could be read.
 enum Object {
     Namespace(Meta),
@@ -72,41 +106,87 @@ fn object(
     let (Some(version), Some(kind)) = (version, kind) else {
         return;
     };
-    match (version, kind) {
-        ("v1", "List") => {
-            for item in top.get("items").into_iter().flat_map(Value::items) {
-                object(item, report, objects, passed_over);
-            }
-            top.finish();
+    if (version, kind) == ("v1", "List") {
+        for item in top.get("items").into_iter().flat_map(Value::items) {
+            object(item, report, objects, passed_over);
         }
-        ("v1", "Namespace" | "Service")
-        | ("discovery.k8s.io/v1", "EndpointSlice")
-        | (
-            "multicluster.x-k8s.io/v1alpha1" | "multicluster.x-k8s.io/v1beta1",
-            "ServiceExport" | "ServiceImport",
-        )
-        | ("multicluster.istio.io/v1alpha1", "ServiceExpositionPolicy" | "RemoteServiceBinding")
-        | ("admiral.io/v1alpha1" | "admiral.io/v1", "GlobalTrafficPolicy") => {
-            report.grade_errors(Severity::PassedOver);
-            let errors = report.errors();
-            let read = read_supported(kind, &mut top, value);
-            top.finish();
-            let is_good = report.errors() == errors;
-            report.grade_errors(Severity::Error);
-            match read {
-                Some(read) if is_good => objects.add(read),
-                Some(read) => objects.add_invalid(read),
-                None => {}
-            }
-        }
-        _ => {
-            if passed_over.len() < KINDS_MAX {
-                let kind = format!("{kind} of {version}");
-                passed_over.entry(kind).or_insert_with(|| value.position());
-            }
-            top.finish();
-        }
+        return top.finish();
     }
+    let meant = meant_kind(kind);
+    let is_supported =
+        meant.is_some_and(|(name, versions)| name == kind && versions.contains(&version));
+    if !is_supported && !is_misspelt(version, kind, meant) {
+        if passed_over.len() < KINDS_MAX {
+            let kind = format!("{kind} of {version}");
+            passed_over.entry(kind).or_insert_with(|| value.position());
+        }
+        return top.finish();
+    }
+    report.grade_errors(Severity::PassedOver);
+    let errors = report.errors();
+    if !is_supported {
+        report_misspelt(version, kind, meant, (value, report));
+    }
+    let read = meant.and_then(|(kind, _)| read_supported(kind, &mut top, value));
+    if meant.is_some() {
+        top.report_misspelt();
+    }
+    top.finish();
+    let is_good = report.errors() == errors;
+    report.grade_errors(Severity::Error);
+    match read {
+        Some(read) if is_good => objects.add(read),
+        Some(read) => objects.add_invalid(read),
+        None => {}
+    }
+}
+
+/// Returns the supported kind that is most similar to this one, if it is similar enough to be
+/// meant.
+fn meant_kind(kind: &str) -> Option<(&'static str, &'static [&'static str])> {
+    if let Some(same) = KINDS.iter().find(|(name, _)| *name == kind) {
+        return Some(*same);
+    }
+    let similarity = |name| strsim::normalized_damerau_levenshtein(kind, name);
+    let near = KINDS
+        .iter()
+        .filter(|(name, _)| name.len().abs_diff(kind.len()) <= KIND_EDITS_MAX);
+    let best = near.map(|one| (similarity(one.0), *one));
+    let best = best.max_by(|(one, _), (other, _)| one.total_cmp(other));
+    best.filter(|(similarity, _)| *similarity > SIMILAR_KIND)
+        .map(|(_, one)| one)
+}
+
+/// Returns whether an object that is not supported is probably meant as one that is: its kind is
+/// misspelt, or its group is that of supported kinds. Other kinds of `v1` are Kubernetes' own, and
+/// other groups may have kinds of the same names.
+fn is_misspelt(version: &str, kind: &str, meant: Option<(&str, &[&str])>) -> bool {
+    let is_other_kind = meant.is_some_and(|(name, _)| name != kind);
+    let Some((group, _)) = version.split_once('/') else {
+        return meant.is_some();
+    };
+    let versions = KINDS.iter().flat_map(|(_, versions)| *versions);
+    let mut groups = versions.filter_map(|version| Some(version.split_once('/')?.0));
+    let is_near = |known: &str| {
+        known.len().abs_diff(group.len()) <= GROUP_EDITS_MAX
+            && strsim::damerau_levenshtein(group, known) <= GROUP_EDITS_MAX
+    };
+    is_other_kind || groups.any(is_near)
+}
+
+fn report_misspelt(
+    version: &str,
+    kind: &str,
+    meant: Option<(&str, &[&str])>,
+    (value, report): (Value<'_>, &Report),
+) {
+    let hint = |(name, versions): (&str, &[&str])| {
+        format!(" (did you mean {name} of {}?)", versions.join(" or "))
+    };
+    let hint = meant.map(hint).unwrap_or_default();
+    let what = format!("objects of {kind} of {version} are not supported{hint}");
+    let how = "a supported kind and its version, or the file without it";
+    report.error(value.position(), what, how);
 }
 
 /// Reads an object of a supported kind, as far as possible. Returns none without a valid name,

@@ -1,6 +1,6 @@
 //! Links between documents, and citations of documents in the source.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -122,6 +122,24 @@ fn no_link_of_a_document_is_dead() {
         let all = BTreeMap::from([(page.path.clone(), page)]);
         assert_eq!(check_links(&one, &all).len(), count, "{bad}");
     }
+}
+
+/// Written anchors that a document has twice, of which a link reaches only the first.
+fn repeated_anchors(document: &Document) -> Vec<&str> {
+    let mut seen = BTreeSet::new();
+    let anchors = document.text.split("<a id=\"").skip(1);
+    let anchors = anchors.filter_map(|rest| Some(rest.split_once('"')?.0));
+    anchors.filter(|anchor| !seen.insert(*anchor)).collect()
+}
+
+#[test]
+fn each_anchor_of_a_document_is_unique() {
+    for document in all().values() {
+        let repeated = repeated_anchors(document);
+        assert_eq!(repeated, [""; 0], "{}", document.path);
+    }
+    let page = Document::new("a.md", "<a id=\"b\"></a> <a id=\"b\"></a>");
+    assert_eq!(repeated_anchors(&page), ["b"]);
 }
 
 /// Make targets that a document names in code.

@@ -1,6 +1,7 @@
 //! Tests of objects of other projects: the entries of the configuration that they describe.
 
 use super::*;
+use crate::config::Traffic;
 
 /// Returns the configuration of a gateway in cluster east with these keys of `exposure`, and these
 /// sections.
@@ -54,11 +55,11 @@ fn binding(entries: &[&str]) -> String {
     )
 }
 
-/// Returns a policy of traffic with these entries, one on a line from 5.
+/// Returns a policy of traffic of namespace payments with these entries, one on a line from 5.
 fn distributing(entries: &[&str]) -> String {
     format!(
-        "apiVersion: admiral.io/v1alpha1\nkind: GlobalTrafficPolicy\nmetadata: {{name: gtp}}\n\
-         spec: {{selector: {{identity: echo}}, policy: [\n{}]}}\n",
+        "apiVersion: admiral.io/v1alpha1\nkind: GlobalTrafficPolicy\nmetadata: {{name: gtp, \
+         namespace: payments}}\nspec: {{selector: {{identity: echo}}, policy: [\n{}]}}\n",
         entries.join(",\n")
     )
 }
@@ -394,7 +395,12 @@ fn a_global_traffic_policy_is_the_traffic_that_a_configuration_would_have() {
   - {service: other.app, regions: [{region: \"*\", weight: 1}]}
   - {service: plain.global, distribution: close}
 ";
-    assert_eq!(config.traffic, gateway("services: []", written).traffic);
+    let limited = |entry: Traffic| Traffic {
+        namespace: Some("payments".into()),
+        ..entry
+    };
+    let written = gateway("services: []", written).traffic.into_iter();
+    assert_eq!(config.traffic, written.map(limited).collect::<Vec<_>>());
     // An entry of the configuration, or the first of two policies, counts alone.
     let own = gateway(
         "services: []",
@@ -412,6 +418,115 @@ fn a_global_traffic_policy_is_the_traffic_that_a_configuration_would_have() {
         lines[1].starts_with("o.yaml:7: warning: b.global has an entry on "),
         "{reported}"
     );
+}
+
+#[test]
+fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
+    let services = "services: [
+        {service: pay.bank.svc.cluster.local, to: [{cluster: west}], names: [pay.global]},
+        {service: ledger.example.com, namespace: bank, to: [{cluster: west}]}]";
+    let aliases = "names: {aliases: [
+        {name: both.global, to: [a.payments.svc.cluster.local, a.bank.svc.cluster.local]},
+        {name: some.global, to: [a.payments.svc.cluster.local, a.example.com]},
+        {name: own.global, to: [a.payments.svc.cluster.local, b.payments.global]}]}\n";
+    let config = gateway(services, aliases);
+    for foreign in [
+        "pay.global",
+        "pay.bank.global",
+        "pay.bank.svc.cluster.local",
+        "ledger.example.com",
+        "both.global",
+        "some.global",
+    ] {
+        let entry = format!("{{dns: {foreign}, lbType: 1, target: [{{region: us, weight: 1}}]}}");
+        let (merged, reported) = merged(&config, &distributing(&[&entry]));
+        assert_eq!(merged.traffic, [], "{foreign}");
+        let want = "may be a service of another namespace than payments";
+        assert!(
+            reported.starts_with("o.yaml:5: error: ") && reported.contains(want),
+            "{foreign}: {reported}"
+        );
+    }
+    // The namespace of the last one is known to the mesh alone.
+    for own in ["a.payments.global", "own.global", "a.example.com"] {
+        let entry = format!("{{dns: {own}}}");
+        let (merged, reported) = merged(&config, &distributing(&[&entry]));
+        assert_eq!(reported, "", "{own}");
+        assert_eq!(merged.traffic[0].namespace.as_deref(), Some("payments"));
+    }
+    // A policy of another namespace takes no name away.
+    let objects = distributing(&["{dns: a.example.com}"]);
+    let evil = objects.replace("namespace: payments", "namespace: evil");
+    let (merged, reported) = merged(&config, &format!("{evil}---\n{objects}"));
+    assert_eq!((merged.traffic.len(), &*reported), (2, ""));
+}
+
+#[test]
+fn a_misspelt_kind_version_or_field_is_an_error_and_closes_services() {
+    let policy = exposing(&["{name: echo, clusters: [west]}"]);
+    let config = gateway("services: []", "");
+    for (from, to, want) in [
+        (
+            "ServiceExpositionPolicy",
+            "ServiceExpositonPolicy",
+            "o.yaml:1: error: objects of ServiceExpositonPolicy of multicluster.istio.io/v1alpha1 \
+             are not supported (did you mean ServiceExpositionPolicy of",
+        ),
+        (
+            "multicluster.istio.io/v1alpha1",
+            "multicluster.istio.io/v1",
+            "o.yaml:1: error: objects of ServiceExpositionPolicy of multicluster.istio.io/v1 are",
+        ),
+        (
+            "multicluster.istio.io/",
+            "multiclutser.istio.io/",
+            "o.yaml:1: error: objects of ServiceExpositionPolicy of multiclutser.istio.io/",
+        ),
+        (
+            "spec: ",
+            "spec: {exposed: [{name: echo, clusters: [west]}]}\nspecs: ",
+            "o.yaml:5: error: unknown key `specs` in `object` (did you mean `spec`?)",
+        ),
+    ] {
+        let (merged, reported) = merged(&config, &policy.replacen(from, to, 1));
+        assert!(reported.contains(want), "{to}: {reported}");
+        let [service] = &merged.exposure.services[..] else {
+            panic!("{to}: {reported}");
+        };
+        assert_eq!(service.to, [], "{to}");
+    }
+    let (merged, reported) = merged(&config, &policy.replacen("spec:", "sepc:", 1));
+    assert_eq!(merged.exposure.services, []);
+    for want in [
+        "o.yaml:1: error: `object` has no `spec`",
+        "o.yaml:4: error: unknown key `sepc` in `object` (did you mean `spec`?)",
+    ] {
+        assert!(reported.contains(want), "{reported}");
+    }
+}
+
+#[test]
+fn kinds_of_other_groups_are_warnings_and_those_of_supported_groups_are_errors() {
+    let config = gateway("services: []", "");
+    for (version, kind, severity) in [
+        ("v1", "Pod", "warning"),
+        ("v1", "Endpoints", "warning"),
+        ("v1", "ServiceAccount", "warning"),
+        ("networking.istio.io/v1", "ServiceEntry", "warning"),
+        ("serving.knative.dev/v1", "Service", "warning"),
+        ("net.gke.io/v1", "ServiceExport", "warning"),
+        ("v1", "ServiceExport", "error"),
+        ("v2", "Service", "error"),
+        ("example.com/v1", "GlobalTraficPolicy", "error"),
+        ("admiral.io/v2", "GlobalTrafficPolicy", "error"),
+        ("admiral.io/v1", "Dependency", "error"),
+        ("discovery.k8s.io/v1beta1", "EndpointSlice", "error"),
+    ] {
+        let object = format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\n");
+        let (_, reported) = merged(&config, &object);
+        let want = format!("o.yaml:1: {severity}: objects of {kind} of {version} are ");
+        assert!(reported.starts_with(&want), "{want}: {reported}");
+    }
 }
 
 #[test]
