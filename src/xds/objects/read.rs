@@ -18,8 +18,11 @@ type IgnoredKinds = BTreeMap<String, Position>;
 /// Limit of the ignored kinds that are reported.
 const KINDS_MAX: usize = 64;
 
-/// Supported kinds, each with its API versions.
-const KINDS: [(&str, &[&str]); 8] = [
+/// Kind, with its API versions.
+type Kind = (&'static str, &'static [&'static str]);
+
+/// Supported kinds.
+const KINDS: [Kind; 8] = [
     ("Namespace", &["v1"]),
     ("Service", &["v1"]),
     ("EndpointSlice", &["discovery.k8s.io/v1"]),
@@ -112,25 +115,26 @@ fn object(
         }
         return top.finish();
     }
-    let meant = meant_kind(kind);
-    let is_supported =
-        meant.is_some_and(|(name, versions)| name == kind && versions.contains(&version));
-    if !is_supported && !is_misspelt(version, kind, meant) {
+    let Some(meant) = meant_kind(version, kind) else {
         if passed_over.len() < KINDS_MAX {
             let kind = format!("{kind} of {version}");
             passed_over.entry(kind).or_insert_with(|| value.position());
         }
         return top.finish();
-    }
+    };
     report.grade_errors(Severity::PassedOver);
     let errors = report.errors();
-    if !is_supported {
-        report_misspelt(version, kind, meant, (value, report));
+    let (name, versions) = meant;
+    if name != kind || !versions.contains(&version) {
+        let versions = versions.join(" or ");
+        let what = format!(
+            "objects of {kind} of {version} are not supported (did you mean {name} of {versions}?)"
+        );
+        let how = "a supported kind and its version, or the file without it";
+        report.error(value.position(), what, how);
     }
-    let read = meant.and_then(|(kind, _)| read_supported(kind, &mut top, value));
-    if meant.is_some() {
-        top.report_misspelt();
-    }
+    let read = read_supported(name, &mut top, value);
+    top.report_misspelt();
     top.finish();
     let is_good = report.errors() == errors;
     report.grade_errors(Severity::Error);
@@ -141,11 +145,12 @@ fn object(
     }
 }
 
-/// Returns the supported kind that is most similar to this one, if it is similar enough to be
-/// meant.
-fn meant_kind(kind: &str) -> Option<(&'static str, &'static [&'static str])> {
+/// Returns the kind that an object is or is meant as: its kind is almost a supported one, or it is
+/// one of almost the same API group. Other groups may have kinds of the same names.
+fn meant_kind(version: &str, kind: &str) -> Option<Kind> {
     if let Some(same) = KINDS.iter().find(|(name, _)| *name == kind) {
-        return Some(*same);
+        let is_near = |known: &&str| is_near_group(version, known);
+        return same.1.iter().any(is_near).then_some(*same);
     }
     let similarity = |name| strsim::normalized_damerau_levenshtein(kind, name);
     let near = KINDS
@@ -157,36 +162,12 @@ fn meant_kind(kind: &str) -> Option<(&'static str, &'static [&'static str])> {
         .map(|(_, one)| one)
 }
 
-/// Returns whether an object that is not supported is probably meant as one that is: its kind is
-/// misspelt, or its group is that of supported kinds. Other kinds of `v1` are Kubernetes' own, and
-/// other groups may have kinds of the same names.
-fn is_misspelt(version: &str, kind: &str, meant: Option<(&str, &[&str])>) -> bool {
-    let is_other_kind = meant.is_some_and(|(name, _)| name != kind);
-    let Some((group, _)) = version.split_once('/') else {
-        return meant.is_some();
-    };
-    let versions = KINDS.iter().flat_map(|(_, versions)| *versions);
-    let mut groups = versions.filter_map(|version| Some(version.split_once('/')?.0));
-    let is_near = |known: &str| {
-        known.len().abs_diff(group.len()) <= GROUP_EDITS_MAX
-            && strsim::damerau_levenshtein(group, known) <= GROUP_EDITS_MAX
-    };
-    is_other_kind || groups.any(is_near)
-}
-
-fn report_misspelt(
-    version: &str,
-    kind: &str,
-    meant: Option<(&str, &[&str])>,
-    (value, report): (Value<'_>, &Report),
-) {
-    let hint = |(name, versions): (&str, &[&str])| {
-        format!(" (did you mean {name} of {}?)", versions.join(" or "))
-    };
-    let hint = meant.map(hint).unwrap_or_default();
-    let what = format!("objects of {kind} of {version} are not supported{hint}");
-    let how = "a supported kind and its version, or the file without it";
-    report.error(value.position(), what, how);
+/// Returns whether two API versions have almost the same group. That of `v1` is empty.
+fn is_near_group(version: &str, known: &str) -> bool {
+    let [group, known] =
+        [version, known].map(|version| version.split_once('/').map_or("", |(group, _)| group));
+    known.len().abs_diff(group.len()) <= GROUP_EDITS_MAX
+        && strsim::damerau_levenshtein(group, known) <= GROUP_EDITS_MAX
 }
 
 /// Reads an object of a supported kind, as far as possible. Returns none without a valid name,

@@ -519,7 +519,7 @@ fn kinds_of_other_groups_are_warnings_and_those_of_supported_groups_are_errors()
         ("v2", "Service", "error"),
         ("example.com/v1", "GlobalTraficPolicy", "error"),
         ("admiral.io/v2", "GlobalTrafficPolicy", "error"),
-        ("admiral.io/v1", "Dependency", "error"),
+        ("admiral.io/v1", "Dependency", "warning"),
         ("discovery.k8s.io/v1beta1", "EndpointSlice", "error"),
     ] {
         let object = format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\n");
