@@ -11,6 +11,7 @@ use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use h2::{Ping, PingPong};
 use rustls::pki_types::ServerName;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
@@ -25,6 +26,7 @@ use crate::tls::{ALPN_H2, InboundTls, OutboundTls, explain_error, refusal_for_er
 
 use super::verify::Verified;
 use super::{Failure, Target};
+use super::rtt::MinRtt;
 
 /// Limit of our tunnels on one connection. Envoy accepts as many
 /// (docs/wire-contract.md 1.2).
@@ -84,7 +86,7 @@ pub(super) struct State {
     answered_ms: AtomicU64,
     /// Milliseconds after `epoch` at which the last tunnel has ended.
     emptied_ms: AtomicU64,
-    rtt_micros: AtomicU64,
+    rtt: Mutex<MinRtt>,
     /// Configuration of its handshake.
     tls: Arc<OutboundTls>,
     /// Gateway at the other end.
@@ -239,7 +241,7 @@ async fn establish(
         epoch: Instant::now(),
         answered_ms: AtomicU64::new(0),
         emptied_ms: AtomicU64::new(0),
-        rtt_micros: AtomicU64::new(0),
+        rtt: Mutex::default(),
         tls,
         peer: verified,
     });
@@ -306,8 +308,8 @@ impl State {
     }
 
     fn record_rtt(&self, since: Instant) {
-        let micros = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.rtt_micros.store(micros, Ordering::Relaxed);
+        let now = Instant::now();
+        self.rtt.lock().record(now - since, now);
         self.answered();
     }
 
@@ -316,9 +318,9 @@ impl State {
         &self.tls
     }
 
-    /// Returns the round trip time of the last PING.
+    /// Returns the least round trip time of the PINGs of the last minutes.
     pub(super) fn rtt(&self) -> Duration {
-        Duration::from_micros(self.rtt_micros.load(Ordering::Relaxed))
+        self.rtt.lock().least()
     }
 
     /// Returns the number of tunnels.

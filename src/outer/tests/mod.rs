@@ -1,6 +1,7 @@
 //! The pool against scripted gateways, over sockets and TLS.
 
 mod robustness;
+mod shares;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -22,7 +23,7 @@ use tokio_rustls::server::TlsStream;
 use super::*;
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
-use crate::snapshot::{FACTOR_ONE, Publisher, TrustSet};
+use crate::snapshot::{Publisher, TrustSet};
 use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, TrustedDomain};
 use crate::tools::dev::{Authority, Issuer, Leaf};
 use crate::wire::Via;
@@ -534,40 +535,4 @@ async fn a_dead_connection_costs_the_next_tunnel_two_seconds() {
     assert!(time <= Duration::from_secs(3), "{time:?}");
     assert_eq!(gateway.connections(), 2);
     echoes(&mut new, b"hello").await;
-}
-
-#[tokio::test]
-async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
-    let world = World::new();
-    let gateways = [
-        world.west(Script::new(Answer::Echo)).await,
-        world.west(Script::new(Answer::Echo)).await,
-    ];
-    let shares = async || {
-        let mut shares = Vec::new();
-        for gateway in &gateways {
-            let target = Target {
-                address: gateway.address,
-                gateway: Arc::new(remote("west", &[])),
-            };
-            let request = Request::new("echo.app:80".to_owned(), &Via::default());
-            let opened = world.pool.open(&target, &request, Instant::now() + SOON);
-            shares.push(opened.await.expect("a tunnel").share);
-        }
-        shares
-    };
-    assert_eq!(shares().await, [FACTOR_ONE; 2]);
-    let slow = gateways[1].address;
-    for _ in 0..3 {
-        world.pool.simulate_times(|target| {
-            let is_slow = target.address == slow;
-            Duration::from_millis(if is_slow { 100 } else { 10 })
-        });
-    }
-    assert_eq!(shares().await, [409, 102]);
-    let rows = world.pool.status().into_iter();
-    let shown = rows.map(|row| (row.address == slow, row.share_percent));
-    let mut shown: Vec<_> = shown.collect();
-    shown.sort_unstable();
-    assert_eq!(shown, [(false, 159), (true, 39)]);
 }
