@@ -17,7 +17,7 @@ mod request;
 mod rtt;
 mod stream;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod verify;
 
 use std::net::SocketAddr;

@@ -47,6 +47,14 @@ fn domain(name: &str) -> TrustedDomain {
     TrustedDomain {
         name: name.into(),
         issuers: None,
+/// Opens a tunnel to a gateway that echoes. The gateway ends with the first value.
+pub(crate) async fn echo_tunnel() -> (impl Sized, Stream) {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let stream = world.open(&gateway).await.expect("a tunnel");
+    ((world, gateway), stream)
+}
+
         roots: None,
     }
 }
