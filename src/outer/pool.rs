@@ -8,6 +8,7 @@ use aws_lc_rs::digest::{Context as Digest, SHA256};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::lifecycle::Lifecycle;
 use crate::snapshot::{Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::InboundTls;
@@ -41,10 +42,16 @@ struct Gateways {
 }
 
 impl Pool {
-    /// Creates a pool whose connections use the current certificate and trust.
-    pub fn new(tls: Arc<InboundTls>, reader: Reader) -> Self {
+    /// Creates a pool whose connections use the current certificate and trust. A drain waits until
+    /// they have sent everything.
+    pub fn new(tls: Arc<InboundTls>, reader: Reader, lifecycle: Lifecycle) -> Self {
+        let context = Context {
+            tls,
+            reader,
+            lifecycle,
+        };
         Self(Arc::new(Shared {
-            context: Context { tls, reader },
+            context,
             gateways: Mutex::default(),
         }))
     }

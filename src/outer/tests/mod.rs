@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::*;
+use crate::lifecycle::Lifecycle;
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Publisher, TrustSet};
@@ -32,6 +33,8 @@ const EAST: &str = "spiffe://east.local/ns/edge/sa/gateway";
 const WEST: &str = "spiffe://west.local/ns/edge/sa/gateway";
 /// Limit of a wait for something that happens at once.
 const SOON: Duration = Duration::from_secs(10);
+/// Window that is larger than the buffers of a socket.
+const WINDOW: u32 = 64 << 20;
 
 /// Certificates of two clusters, and a pool of a gateway of cluster east.
 struct World {
@@ -40,13 +43,10 @@ struct World {
     own: IdentityMaterial,
     tls: Arc<InboundTls>,
     publisher: Publisher,
+    lifecycle: Lifecycle,
     pool: Pool,
 }
 
-fn domain(name: &str) -> TrustedDomain {
-    TrustedDomain {
-        name: name.into(),
-        issuers: None,
 /// Opens a tunnel to a gateway that echoes. The gateway ends with the first value.
 pub(crate) async fn echo_tunnel() -> (impl Sized, Stream) {
     let world = World::new();
@@ -55,6 +55,10 @@ pub(crate) async fn echo_tunnel() -> (impl Sized, Stream) {
     ((world, gateway), stream)
 }
 
+fn domain(name: &str) -> TrustedDomain {
+    TrustedDomain {
+        name: name.into(),
+        issuers: None,
         roots: None,
     }
 }
@@ -78,13 +82,15 @@ impl World {
             }),
             ..Change::default()
         });
-        let pool = Pool::new(Arc::clone(&tls), publisher.reader());
+        let lifecycle = Lifecycle::new();
+        let pool = Pool::new(Arc::clone(&tls), publisher.reader(), lifecycle.clone());
         Self {
             authority,
             west,
             own,
             tls,
             publisher,
+            lifecycle,
             pool,
         }
     }
@@ -104,6 +110,17 @@ impl World {
     async fn west(&self, script: Script) -> Scripted {
         self.gateway(&self.west.leaf(WEST).expect("a leaf"), script)
             .await
+    }
+
+    /// Starts a gateway with a large window, whose connections the sender stops.
+    async fn stoppable(&self) -> (Scripted, watch::Sender<Stop>) {
+        let (stop, stopped) = watch::channel(Stop::No);
+        let script = Script {
+            window: WINDOW,
+            stop: stopped,
+            ..Script::new(Answer::Echo)
+        };
+        (self.west(script).await, stop)
     }
 
     async fn open(&self, at: &Scripted) -> Result<Stream, Failure> {
@@ -505,12 +522,7 @@ async fn a_request_that_was_not_processed_is_repeated_elsewhere() {
 #[tokio::test]
 async fn after_goaway_open_tunnels_go_on_and_new_ones_use_another_connection() {
     let world = World::new();
-    let (stop, stopped) = watch::channel(Stop::No);
-    let script = Script {
-        stop: stopped,
-        ..Script::new(Answer::Echo)
-    };
-    let gateway = world.west(script).await;
+    let (gateway, stop) = world.stoppable().await;
     let mut old = world.open(&gateway).await.expect("a tunnel");
     stop.send_replace(Stop::GoAway);
     let mut new = Vec::new();
@@ -528,12 +540,7 @@ async fn after_goaway_open_tunnels_go_on_and_new_ones_use_another_connection() {
 #[tokio::test(start_paused = true)]
 async fn a_dead_connection_costs_the_next_tunnel_two_seconds() {
     let world = World::new();
-    let (stop, stopped) = watch::channel(Stop::No);
-    let script = Script {
-        stop: stopped,
-        ..Script::new(Answer::Echo)
-    };
-    let gateway = world.west(script).await;
+    let (gateway, stop) = world.stoppable().await;
     let _old = world.open(&gateway).await.expect("a tunnel");
     stop.send_replace(Stop::Silence);
     tokio::time::advance(Duration::from_secs(5)).await;
