@@ -311,3 +311,56 @@ async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
         }
     }
 }
+
+#[tokio::test]
+async fn an_open_connection_is_checked_against_the_workloads_of_now() {
+    let world = World::new();
+    let workload = world.west(Script::new(Answer::Echo)).await;
+    let stream = open_inner(&world, &workload, &Lifecycle::new()).await;
+    let list = |names: &[&str]| names.iter().map(|&name| name.into()).collect();
+    let (other, foreign) = (
+        "spiffe://west.local/ns/a/sa/b",
+        "is not one of the binding's",
+    );
+    for (identities, namespaces, cluster, why) in [
+        (&[][..], &[][..], "west", None),
+        (&[WEST], &[], "west", None),
+        (&[other], &["edge"], "west", None),
+        (&[other], &[], "west", Some(foreign)),
+        (&[], &["app"], "west", Some(foreign)),
+        (
+            &[WEST],
+            &[],
+            "north",
+            Some("belongs to cluster west, not to north"),
+        ),
+    ] {
+        let wanted = ExpectedWorkloads {
+            identities: list(identities),
+            namespaces: list(namespaces),
+        };
+        let snapshot = world.publisher.reader().snapshot();
+        let checked = stream.servers().check_workload(&wanted, cluster, &snapshot);
+        match (checked, why) {
+            (Ok(()), None) => {}
+            (Err(error), Some(why)) => assert!(error.contains(why), "{error}"),
+            (checked, _) => panic!("{checked:?} for {wanted:?}"),
+        }
+    }
+    let any = ExpectedWorkloads::default();
+    world.publisher.update(Change {
+        trust: Some(TrustSet::new([("west.local", "north")])),
+        ..Change::default()
+    });
+    let snapshot = world.publisher.reader().snapshot();
+    let checked = stream.servers().check_workload(&any, "west", &snapshot);
+    let error = checked.expect_err("its trust domain is of another cluster now");
+    assert!(error.contains("belongs to cluster north"), "{error}");
+    // A tunnel that ends at the gateway has no workload.
+    let outer = world
+        .open_at(workload.address, remote("", &[]))
+        .await
+        .expect("a tunnel");
+    let checked = outer.servers().check_workload(&any, "west", &snapshot);
+    assert_eq!(checked, Ok(()));
+}
