@@ -1,8 +1,8 @@
 //! Shares of the gateways of one network by their round trip times.
 //!
 //! A gateway whose least round trip time is far longer than that of the fastest one gets a quarter
-//! of the share of the others. The share of the network stays the same. Two thresholds and several comparisons
-//! in sequence keep a gateway between them in the state that it has.
+//! of the share of the others. The share of the network stays the same. Two thresholds and several
+//! comparisons in sequence keep a gateway between them in the state that it has.
 
 use std::collections::HashMap;
 use std::time::Duration;

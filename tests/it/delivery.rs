@@ -226,18 +226,21 @@ fn deliveries_end_with_the_deadline_of_a_drain() {
         let mut gateway = gateway(net).await;
         let (_endpoint, _tell, _) = late(net).await;
         let mut peer = RawPeer::connect(&gateway).await;
-        peer.tunnel(1, ECHO).await;
-        peer.write(&data_then_reset(1, &[7; CHUNK])).await;
-        peer.tunnel(3, ECHO).await;
-        for _ in 0..BACKLOG / CHUNK {
-            let frame = raw::frame(raw::DATA, 0, 3, &[7; CHUNK]);
-            peer.write(&frame).await;
+        // One waits for the kernel, and one has a backlog besides.
+        for (stream, bytes) in [(1, BACKLOG / 8), (3, BACKLOG)] {
+            peer.tunnel(stream, ECHO).await;
+            for _ in 0..bytes / CHUNK {
+                let frame = raw::frame(raw::DATA, 0, stream, &[7; CHUNK]);
+                peer.write(&frame).await;
+            }
+            peer.write(&data_then_reset(stream, b"last")).await;
         }
-        peer.write(&data_then_reset(3, b"last")).await;
         // Its answer follows the resets, and nothing of it is left to deliver.
         peer.tunnel(5, ECHO).await;
         peer.write(&data_then_reset(5, b"")).await;
         gateway.wait_until_open(1, 2).await;
+        drop(peer);
+        gateway.wait_until_open(0, 2).await;
         gateway.signal(Signal::TERM);
         assert!(gateway.exited().await.success());
         let log = gateway.log();
