@@ -29,7 +29,7 @@ pub enum Phase {
 /// Time for resets and close messages to leave after the start of [`Phase::Closing`]. One round
 /// trip between regions is under 0.3 s.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
-/// Time of one task of [`Lifecycle::spawn_closing`] in [`Phase::Closing`]. Two that follow each
+/// Time of one task of [`DrainScope::run_until_closed`] in [`Phase::Closing`]. Two that follow each
 /// other fit into [`CLOSE_GRACE`].
 const TASK_CLOSE_GRACE: Duration = Duration::from_millis(400);
 
@@ -83,6 +83,19 @@ impl DrainScope {
     pub fn closing(&self) -> WaitForCancellationFuture<'_> {
         self.closing.cancelled()
     }
+
+    /// Runs a task that does not watch the drain itself. Drops it soon after the start of
+    /// [`Phase::Closing`], and then returns `None`.
+    pub async fn run_until_closed<F: Future>(&self, task: F) -> Option<F::Output> {
+        let closed = async {
+            self.closing().await;
+            sleep(TASK_CLOSE_GRACE).await;
+        };
+        tokio::select! {
+            output = task => Some(output),
+            () = closed => None,
+        }
+    }
 }
 
 impl Lifecycle {
@@ -125,23 +138,15 @@ impl Lifecycle {
         self.tasks.spawn(task)
     }
 
-    /// Spawns a task that a drain waits for and that does not watch the drain itself. Drops it
-    /// soon after the start of [`Phase::Closing`], so that a silent peer does not leave it
-    /// unfinished at the end of the process.
+    /// Spawns a task that a drain waits for, as [`DrainScope::run_until_closed`], so that a silent
+    /// peer does not leave it unfinished at the end of the process.
     pub fn spawn_closing<F>(&self, task: F)
     where
         F: Future<Output: Send> + Send + 'static,
     {
         let scope = self.root_scope.clone();
         self.spawn(async move {
-            let closed = async {
-                scope.closing().await;
-                sleep(TASK_CLOSE_GRACE).await;
-            };
-            tokio::select! {
-                _ = task => {}
-                () = closed => {}
-            }
+            scope.run_until_closed(task).await;
         });
     }
 

@@ -10,7 +10,6 @@ use strait::snapshot::{
     Audience, Endpoint, EndpointSet, EndpointState, Exposure, ExposureTable, NameTable, Snapshot,
     TrustSet,
 };
-use strait::telemetry::Source;
 
 /// Cluster and network of the gateway.
 pub const NETWORK: &str = "east";
@@ -110,19 +109,6 @@ pub fn to_west() -> Exposure {
     Exposure {
         audiences: to,
         ..Exposure::default()
-    }
-}
-
-/// Returns a peer of cluster west.
-pub fn source() -> Source {
-    Source {
-        address: ([192, 0, 2, 1], 40_000).into(),
-        principal: "spiffe://west.local/ns/shop/sa/checkout".into(),
-        trust_domain: "west.local".into(),
-        namespace: "shop".into(),
-        service_account: "checkout".into(),
-        cluster: "west".into(),
-        counted_cluster: "west".into(),
     }
 }
 

@@ -13,6 +13,7 @@ use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::{Caller, ExposureTable, MatchedBy, ServicePort};
 use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source};
+use strait::tools::samples;
 use strait::wire::Authority;
 
 use crate::mesh;
@@ -155,12 +156,16 @@ fn record(criterion: &mut Criterion) {
         record.finish(Reason::Completed);
     };
     let mut group = criterion.benchmark_group("record");
-    let source = Arc::new(mesh::source());
+    let source = Arc::new(samples::source());
     group.bench_function("same connection", |b| {
         b.iter(|| tunnel(Arc::clone(&source)))
     });
     group.bench_function("new connection", |b| {
-        b.iter_batched(|| Arc::new(mesh::source()), tunnel, BatchSize::SmallInput);
+        b.iter_batched(
+            || Arc::new(samples::source()),
+            tunnel,
+            BatchSize::SmallInput,
+        );
     });
     group.finish();
 }

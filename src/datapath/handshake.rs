@@ -81,7 +81,7 @@ impl HandshakeError {
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Limit of sealed bytes that wait for the socket of a client of a binding: two full records.
-const SEND_BUFFER: usize = 32 * 1024;
+pub const SEND_BUFFER: usize = 32 * 1024;
 
 /// Performs the handshake with the current TLS configuration, for a connection that frames its
 /// records itself.

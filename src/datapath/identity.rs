@@ -47,6 +47,7 @@ impl Peer {
         Self {
             source: Arc::new(Source {
                 address,
+                listener: Arc::clone(listener.rules().name()),
                 principal: Arc::clone(&nothing),
                 trust_domain: Arc::clone(&nothing),
                 namespace: Arc::clone(&nothing),
@@ -86,6 +87,7 @@ impl Peer {
         })?;
         let source = Source {
             address,
+            listener: Arc::clone(listener.rules().name()),
             principal: identity.uri,
             trust_domain: identity.trust_domain,
             namespace: identity.namespace,

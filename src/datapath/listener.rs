@@ -32,6 +32,7 @@ pub struct Listener {
 /// every address and does not limit transit.
 #[derive(Debug)]
 pub struct ListenerRules {
+    name: Arc<str>,
     sources: Vec<IpNet>,
     routing: Option<Routing>,
     route_by: RouteBy,
@@ -42,6 +43,7 @@ pub struct ListenerRules {
 impl Default for ListenerRules {
     fn default() -> Self {
         Self {
+            name: Arc::default(),
             sources: Vec::new(),
             routing: None,
             route_by: RouteBy::default(),
@@ -167,12 +169,18 @@ impl ListenerRules {
             ListenerProtocol::Hbone { .. } | ListenerProtocol::Tls(_) => None,
         };
         Self {
+            name: listener.name.as_str().into(),
             sources: listener.sources.clone(),
             routing,
             route_by,
             transit,
             binding,
         }
+    }
+
+    /// Returns the name for the log.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
     /// Returns the limit of transit.

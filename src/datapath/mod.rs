@@ -102,7 +102,7 @@ impl DataPath {
         let tls = Arc::new(tls);
         let limit = metrics.set_buffer_limit(buffers);
         Self {
-            outer: Pool::new(Arc::clone(&tls), reader.clone()),
+            outer: Pool::new(Arc::clone(&tls), reader.clone(), lifecycle.clone()),
             budget: Arc::new(limits::budget::BufferBudget::new(buffers, limit)),
             reader,
             tls,

@@ -1,5 +1,6 @@
 //! One HBONE connection to a gateway: its handshake, its PINGs and its end.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use h2::{Ping, PingPong};
+use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -19,10 +21,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::lifecycle::DrainScope;
 use crate::reason::Reason;
 use crate::snapshot::Reader;
 use crate::tls::{ALPN_H2, InboundTls, OutboundTls, explain_error, refusal_for_error};
 
+use super::rtt::MinRtt;
 use super::verify::Verified;
 use super::{Failure, Target};
 
@@ -59,6 +63,8 @@ const QUIET: Duration = Duration::from_secs(1);
 const AGE_MAX: Duration = Duration::from_secs(60 * 60);
 /// Time without tunnels after which a connection is closed, as in ztunnel's pool.
 const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
+/// The same during a drain. A tunnel that waits for the connection takes its place before.
+const DRAIN_IDLE_MAX: Duration = Duration::from_millis(100);
 
 type Http2 = h2::client::Connection<TlsStream<TcpStream>, Bytes>;
 
@@ -84,7 +90,7 @@ pub(super) struct State {
     answered_ms: AtomicU64,
     /// Milliseconds after `epoch` at which the last tunnel has ended.
     emptied_ms: AtomicU64,
-    rtt_micros: AtomicU64,
+    rtt: Mutex<MinRtt>,
     /// Configuration of its handshake.
     tls: Arc<OutboundTls>,
     /// Gateway at the other end.
@@ -239,7 +245,7 @@ async fn establish(
         epoch: Instant::now(),
         answered_ms: AtomicU64::new(0),
         emptied_ms: AtomicU64::new(0),
-        rtt_micros: AtomicU64::new(0),
+        rtt: Mutex::default(),
         tls,
         peer: verified,
     });
@@ -253,15 +259,17 @@ async fn establish(
 }
 
 impl Driver {
-    /// Runs the connection until it ends. Returns the cause.
-    pub(super) async fn run(mut self, mut on_idle: impl FnMut()) -> String {
+    /// Runs the connection until it ends. Returns the cause. `on_idle` drops the other handles of
+    /// retired connections, and the last one ends the connection once everything is sent.
+    pub(super) async fn run(mut self, drain: &DrainScope, on_idle: impl Fn()) -> String {
         let state = Arc::clone(&self.state);
         let why = tokio::select! {
             ended = &mut self.http2 => match ended {
                 Ok(()) => "closed".to_owned(),
                 Err(error) => error.to_string(),
             },
-            why = keep_alive(&mut self.pings, &state, &mut on_idle) => why,
+            why = keep_alive(&mut self.pings, &state, &on_idle) => why,
+            never = retire_in_drain(&state, drain, &on_idle) => match never {},
             refusal = state.peer.chain.wait_trust_lost() => refusal.description().to_owned(),
         };
         state.retire();
@@ -271,13 +279,13 @@ impl Driver {
 }
 
 /// Sends PINGs until one is not acknowledged. Returns the cause of the end.
-async fn keep_alive(pings: &mut PingPong, state: &State, on_idle: &mut impl FnMut()) -> String {
+async fn keep_alive(pings: &mut PingPong, state: &State, on_idle: &impl Fn()) -> String {
     loop {
         tokio::select! {
             () = sleep(PING_INTERVAL) => {}
             () = state.probe.notified() => {}
         }
-        if state.retire_if_idle() {
+        if state.retire_if_idle(IDLE_MAX) {
             on_idle();
         }
         let since = Instant::now();
@@ -300,14 +308,25 @@ async fn keep_alive(pings: &mut PingPong, state: &State, on_idle: &mut impl FnMu
     }
 }
 
+/// Retires the connection once a drain has begun and it has no tunnels. Never returns.
+async fn retire_in_drain(state: &State, drain: &DrainScope, on_idle: &impl Fn()) -> Infallible {
+    drain.draining().await;
+    loop {
+        if state.retire_if_idle(DRAIN_IDLE_MAX) || state.is_retired() {
+            on_idle();
+        }
+        sleep(DRAIN_IDLE_MAX).await;
+    }
+}
+
 impl State {
     fn now_ms(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     fn record_rtt(&self, since: Instant) {
-        let micros = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.rtt_micros.store(micros, Ordering::Relaxed);
+        let now = Instant::now();
+        self.rtt.lock().record(now - since, now);
         self.answered();
     }
 
@@ -316,9 +335,9 @@ impl State {
         &self.tls
     }
 
-    /// Returns the round trip time of the last PING.
+    /// Returns the least round trip time of the PINGs of the last minutes.
     pub(super) fn rtt(&self) -> Duration {
-        Duration::from_micros(self.rtt_micros.load(Ordering::Relaxed))
+        self.rtt.lock().least()
     }
 
     /// Returns the number of tunnels.
@@ -370,12 +389,12 @@ impl State {
         !is_current || self.epoch.elapsed() >= AGE_MAX || self.peer.not_after() <= SystemTime::now()
     }
 
-    /// Retires the connection if it has had no tunnel for long.
-    fn retire_if_idle(&self) -> bool {
+    /// Retires the connection if it has had no tunnel for this time.
+    fn retire_if_idle(&self, time: Duration) -> bool {
         let idle = self
             .now_ms()
             .saturating_sub(self.emptied_ms.load(Ordering::Relaxed));
-        if self.is_retired() || self.streams() > 0 || Duration::from_millis(idle) < IDLE_MAX {
+        if self.is_retired() || self.streams() > 0 || Duration::from_millis(idle) < time {
             return false;
         }
         // A tunnel that comes meanwhile is counted before it looks whether this is retired.

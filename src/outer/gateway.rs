@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info};
 
+use crate::lifecycle::Lifecycle;
 use crate::reason::Reason;
 use crate::snapshot::{EndpointState, FACTOR_ONE, Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
@@ -75,6 +76,8 @@ impl Replacement {
 pub(super) struct Context {
     pub(super) tls: Arc<InboundTls>,
     pub(super) reader: Reader,
+    /// Drain that waits for the connections.
+    pub(super) lifecycle: Lifecycle,
 }
 
 /// Tunnel that waits for a connection.
@@ -170,7 +173,7 @@ impl Gateway {
                 let detail = format!("{address}: no HBONE connection within 5 s");
                 Err(Failure::new(Reason::GatewayUnreachable, detail))
             });
-            let finished = gateway.finish(opened);
+            let finished = gateway.finish(opened, &context.lifecycle);
             result.send_replace(Some(finished));
         });
         connecting
@@ -180,6 +183,7 @@ impl Gateway {
     fn finish(
         self: &Arc<Self>,
         opened: Result<(Arc<Connection>, connection::Driver), Failure>,
+        lifecycle: &Lifecycle,
     ) -> Result<(), Failure> {
         let mut links = self.links.lock();
         links.connecting = None;
@@ -195,14 +199,15 @@ impl Gateway {
         links.health = EndpointState::new();
         links.replacement = Replacement::default();
         drop(links);
-        let gateway = Arc::downgrade(self);
-        tokio::spawn(async move {
+        let (gateway, drain) = (Arc::downgrade(self), lifecycle.drain_scope());
+        // It may still send bytes of tunnels that have ended.
+        lifecycle.spawn_closing(async move {
             let forget = || {
                 if let Some(gateway) = gateway.upgrade() {
                     gateway.forget(None);
                 }
             };
-            let why = driver.run(forget).await;
+            let why = driver.run(&drain, forget).await;
             if let Some(gateway) = gateway.upgrade() {
                 let address = gateway.target.address;
                 debug!(%address, why, "connection to a gateway of another network ended");

@@ -1,7 +1,8 @@
 //! HBONE connections to the gateways of other networks, and tunnels through them.
 //!
 //! [`Pool`] shares connections between tunnels: `gateway` keeps those to one gateway, `connection`
-//! opens and watches one. `ranks` compares the round trip times of gateways. `request` asks for a
+//! opens and watches one. `ranks` compares the round trip times of gateways, `rtt` keeps that of a
+//! connection. `request` asks for a
 //! tunnel, [`Stream`] is an open one, and `outcome` is what gateways tell each other about a
 //! rejection. [`open_inner`] opens an HBONE connection to a workload inside a tunnel, and `verify`
 //! checks the servers of both.
@@ -13,9 +14,10 @@ mod outcome;
 mod pool;
 mod ranks;
 mod request;
+mod rtt;
 mod stream;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod verify;
 
 use std::net::SocketAddr;
@@ -32,6 +34,8 @@ pub use pool::Pool;
 #[cfg(test)]
 pub(crate) use ranks::Ranks;
 pub use request::{Answer, Request, SOURCE_HEADER};
+#[cfg(test)]
+pub(crate) use rtt::MinRtt;
 pub use stream::{Servers, Stream};
 pub use verify::{ExpectedWorkloads, ServerIdentity};
 

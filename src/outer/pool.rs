@@ -8,6 +8,7 @@ use aws_lc_rs::digest::{Context as Digest, SHA256};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::lifecycle::Lifecycle;
 use crate::snapshot::{Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::InboundTls;
@@ -40,21 +41,17 @@ struct Gateways {
     ranks: Ranks,
 }
 
-impl Gateways {
-    /// Compares the gateways by their round trip times.
-    fn rank(&mut self, time: impl Fn(&Gateway) -> Option<Duration>) {
-        let known = self.by_target.iter();
-        let times = known.filter_map(|(target, gateway)| Some((target.clone(), time(gateway)?)));
-        let times: Vec<_> = times.collect();
-        self.ranks.compare(&times);
-    }
-}
-
 impl Pool {
-    /// Creates a pool whose connections use the current certificate and trust.
-    pub fn new(tls: Arc<InboundTls>, reader: Reader) -> Self {
+    /// Creates a pool whose connections use the current certificate and trust. A drain waits until
+    /// they have sent everything.
+    pub fn new(tls: Arc<InboundTls>, reader: Reader, lifecycle: Lifecycle) -> Self {
+        let context = Context {
+            tls,
+            reader,
+            lifecycle,
+        };
         Self(Arc::new(Shared {
-            context: Context { tls, reader },
+            context,
             gateways: Mutex::default(),
         }))
     }
@@ -94,11 +91,25 @@ impl Pool {
     /// Returns a gateway with the factor of its weights, which is computed again from time to time.
     fn ranked(&self, target: &Target) -> (Arc<Gateway>, u32) {
         let gateway = self.gateway(target);
-        let mut gateways = self.0.gateways.lock();
-        if gateways.ranks.is_due(Instant::now()) {
-            gateways.rank(Gateway::rtt);
+        let is_due = self.0.gateways.lock().ranks.is_due(Instant::now());
+        if is_due {
+            self.rank(Gateway::rtt);
         }
-        (gateway, gateways.ranks.share(target))
+        let share = self.0.gateways.lock().ranks.share(target);
+        (gateway, share)
+    }
+
+    /// Compares the gateways of the current snapshot by their round trip times. Connections to
+    /// earlier ones may still be open.
+    fn rank(&self, time: impl Fn(&Gateway) -> Option<Duration>) {
+        let gateways = self.0.gateways.lock();
+        let known = gateways.by_target.iter();
+        let times = known.filter_map(|(target, gateway)| Some((target.clone(), time(gateway)?)));
+        let mut times: Vec<_> = times.collect();
+        drop(gateways);
+        let snapshot = self.0.context.reader.load();
+        times.retain(|(target, _)| snapshot.has_gateway(&target.gateway, target.address));
+        self.0.gateways.lock().ranks.compare(&times);
     }
 
     fn gateway(&self, target: &Target) -> Arc<Gateway> {
@@ -135,8 +146,7 @@ impl Pool {
     /// Compares the gateways as if they had these round trip times.
     #[cfg(test)]
     pub(super) fn simulate_times(&self, time: impl Fn(&Target) -> Duration) {
-        let mut gateways = self.0.gateways.lock();
-        gateways.rank(|gateway| Some(time(&gateway.target)));
+        self.rank(|gateway| Some(time(&gateway.target)));
     }
 
     /// Starts or ends an attempt to connect that opens no socket.

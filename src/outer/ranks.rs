@@ -1,8 +1,8 @@
 //! Shares of the gateways of one network by their round trip times.
 //!
-//! A gateway whose PING takes far longer than that of the fastest one gets a quarter of the share
-//! of the others. The share of the network stays the same. Two thresholds and several comparisons
-//! in sequence keep a gateway between them in the state that it has.
+//! A gateway whose least round trip time is far longer than that of the fastest one gets a quarter
+//! of the share of the others. The share of the network stays the same. Two thresholds and several
+//! comparisons in sequence keep a gateway between them in the state that it has.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Ranks {
         is_due
     }
 
-    /// Compares gateways with those of the same network, by their last round trip times. Others are
+    /// Compares gateways with those of the same network, by their round trip times. Others are
     /// forgotten.
     pub(crate) fn compare(&mut self, times: &[(Target, Duration)]) {
         let mut networks: HashMap<&str, Vec<&(Target, Duration)>> = HashMap::new();

@@ -167,13 +167,33 @@ impl RemoteInstances {
         address: SocketAddr,
         rules: &NetworkTable,
     ) -> Arc<RemoteGateway> {
-        let recorded = self.gateways.get(&known.network).into_iter();
-        let mut recorded = recorded.flat_map(|list| list.iter());
-        let recorded = recorded.find(|gateway| gateway.has_address(address));
-        recorded.map_or_else(
+        self.recorded(&known.network, address).map_or_else(
             || Arc::new(remote_gateway(&known.network, None, rules)),
             |gateway| Arc::clone(&gateway.remote),
         )
+    }
+
+    /// Returns whether a gateway is one of those with an address, in the same form. Looks at all
+    /// services only if it has no record.
+    pub(super) fn contains(
+        &self,
+        known: &RemoteGateway,
+        address: SocketAddr,
+        rules: &NetworkTable,
+    ) -> bool {
+        if let Some(gateway) = self.recorded(&known.network, address) {
+            return *gateway.remote == *known;
+        }
+        let key = (Arc::clone(&known.network), address);
+        let is_named = |of: &Arc<Instances>| of.states.contains_key(&key);
+        *known == remote_gateway(&known.network, None, rules)
+            && self.services.values().any(is_named)
+    }
+
+    /// Returns the gateway at an address that has a record.
+    fn recorded(&self, network: &Arc<str>, address: SocketAddr) -> Option<&Gateway> {
+        let mut recorded = self.gateways.get(network)?.iter();
+        recorded.find(|gateway| gateway.has_address(address))
     }
 
     fn states(

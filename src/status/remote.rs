@@ -19,7 +19,7 @@ pub struct RemoteGatewayStatus {
     pub connections: usize,
     /// Number of tunnels.
     pub streams: usize,
-    /// Round trip time of the last PING.
+    /// Least round trip time of the PINGs of the last five minutes.
     pub rtt: Option<Duration>,
     /// Factor of its weights by its round trip time, in percent.
     pub share_percent: u32,

@@ -14,6 +14,8 @@ use crate::status::{PodName, WorkloadLabels};
 pub struct Source {
     /// Socket address of the peer.
     pub address: SocketAddr,
+    /// Name of the listener. Only in the log.
+    pub listener: Arc<str>,
     /// SPIFFE identity of the peer. This and the next fields are empty if none was verified.
     pub principal: Arc<str>,
     /// Trust domain of the identity.

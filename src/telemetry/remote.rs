@@ -81,7 +81,7 @@ impl Collector for RemoteGateways {
             ("ejected", "Whether the gateway is ejected", gauge, &ejected),
             (
                 "rtt_seconds",
-                "Round trip time of the last PING",
+                "Least round trip time of five minutes",
                 gauge,
                 &rtt,
             ),

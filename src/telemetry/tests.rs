@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::Source;
+pub(super) use crate::tools::samples::source;
 
 /// Writer that keeps all written bytes.
 #[derive(Clone, Debug, Default)]
@@ -36,19 +36,6 @@ impl<'a> MakeWriter<'a> for Captured {
 
     fn make_writer(&'a self) -> Self {
         self.clone()
-    }
-}
-
-/// Returns a peer of cluster west.
-pub(super) fn source() -> Source {
-    Source {
-        address: ([192, 0, 2, 7], 40001).into(),
-        principal: "spiffe://west.local/ns/shop/sa/checkout".into(),
-        trust_domain: "west.local".into(),
-        namespace: "shop".into(),
-        service_account: "checkout".into(),
-        cluster: "west".into(),
-        counted_cluster: "west".into(),
     }
 }
 

@@ -12,4 +12,5 @@ pub mod demo;
 pub mod dev;
 pub mod hbone;
 pub mod load;
+pub mod samples;
 mod stop;

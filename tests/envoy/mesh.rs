@@ -44,17 +44,10 @@ impl Mesh {
     pub async fn start(test: &str, ends: Ends) -> Option<Self> {
         let program = process::program(test)?;
         let net = Net::new();
-        let mut application = JoinSet::new();
-        application.spawn(traffic::application(net.listen(31, 9000).await));
+        let application = traffic::application(net).await;
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "HBONE")]);
         let to_application = [("APPLICATION", net.ip(31).to_string())];
-        let to_gateway = [
-            ("AUTHORITY", ECHO.to_owned()),
-            ("GATEWAY", net.ip(1).to_string()),
-            ("GATEWAY_ID", GATEWAY.to_owned()),
-            ("ENDPOINT_ID", ENDPOINT.to_owned()),
-            ("RESETS", (ends == Ends::ByReset).to_string()),
-        ];
+        let to_gateway = client_variables(net, ENDPOINT, ends);
         let (east, west) = (identities().leaf(ENDPOINT), identities().leaf(CLIENT));
         let endpoint = (include_str!("endpoint.yaml"), &to_application[..]);
         let client = (include_str!("client.yaml"), &to_gateway[..]);
@@ -87,6 +80,18 @@ impl Mesh {
     pub fn print_uncaptured(&self, result: &str) {
         process::print_uncaptured(&format!("envoy {}: {result}", self.version));
     }
+}
+
+/// Returns the variables of `client.yaml` for the gateway of a net, and endpoints with this
+/// identity.
+pub fn client_variables(net: Net, endpoint: &str, ends: Ends) -> [(&'static str, String); 5] {
+    [
+        ("AUTHORITY", ECHO.to_owned()),
+        ("GATEWAY", net.ip(1).to_string()),
+        ("GATEWAY_ID", GATEWAY.to_owned()),
+        ("ENDPOINT_ID", endpoint.to_owned()),
+        ("RESETS", (ends == Ends::ByReset).to_string()),
+    ]
 }
 
 /// Waits until a gateway has counted this many ended tunnels, and returns its counts.

@@ -14,7 +14,7 @@ use crate::mesh;
 use crate::process::{self, Envoy};
 use crate::support::istiod::Istiod;
 use crate::support::wds::{SERVICE, bytes, changed, policy, service};
-use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Net, identities, pod, run};
+use crate::support::{CLIENT, ENDPOINT, GATEWAY, Net, identities, pod, run};
 use crate::traffic::{self, Moved, TransferRequest, start};
 
 /// Hosts of the two endpoints.
@@ -100,8 +100,7 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
             return;
         };
         let net = Net::new();
-        let mut applications = JoinSet::new();
-        applications.spawn(traffic::application(net.listen(31, 9000).await));
+        let _application = traffic::application(net).await;
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
         istiod.export(SERVICE);
@@ -116,13 +115,7 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = pod::spawn(net, "policy: {istio: enforce}\n");
         let to_application = [("APPLICATION", net.ip(31).to_string())];
-        let to_gateway = [
-            ("AUTHORITY", ECHO.to_owned()),
-            ("GATEWAY", net.ip(1).to_string()),
-            ("GATEWAY_ID", GATEWAY.to_owned()),
-            ("ENDPOINT_ID", ENDPOINT.to_owned()),
-            ("RESETS", "false".to_owned()),
-        ];
+        let to_gateway = mesh::client_variables(net, ENDPOINT, mesh::Ends::Cleanly);
         let (east, west) = (identities().leaf(ENDPOINT), identities().leaf(CLIENT));
         let endpoint = (include_str!("endpoint.yaml"), &to_application[..]);
         let client = (include_str!("client.yaml"), &to_gateway[..]);

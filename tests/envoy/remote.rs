@@ -5,7 +5,7 @@ use tokio::task::JoinSet;
 
 use crate::mesh;
 use crate::process::{self, Envoy};
-use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Gateway, Net, Settings, identities, run};
+use crate::support::{CLIENT, ENDPOINT, Gateway, Net, Settings, identities, run};
 use crate::traffic::{self, Moved, TransferRequest, start};
 
 const REMOTE: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
@@ -60,17 +60,10 @@ fn tunnels_of_an_envoy_reach_another_network_through_the_envoy_in_front_of_it() 
             return;
         };
         let net = Net::new();
-        let mut applications = JoinSet::new();
-        applications.spawn(traffic::application(net.listen(31, 9000).await));
+        let _application = traffic::application(net).await;
         let to_application = [("APPLICATION", net.ip(31).to_string())];
         let to_endpoint = [("APPLICATION", net.ip(INSIDE).to_string())];
-        let to_gateway = [
-            ("AUTHORITY", ECHO.to_owned()),
-            ("GATEWAY", net.ip(1).to_string()),
-            ("GATEWAY_ID", GATEWAY.to_owned()),
-            ("ENDPOINT_ID", ENDPOINT.to_owned()),
-            ("RESETS", "false".to_owned()),
-        ];
+        let to_gateway = mesh::client_variables(net, ENDPOINT, mesh::Ends::Cleanly);
         let leaf = |id| identities().leaf(id);
         let (inside, there, here) = (leaf(ENDPOINT), leaf(REMOTE), leaf(CLIENT));
         let there_yaml = gateway_yaml();

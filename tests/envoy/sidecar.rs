@@ -1,8 +1,6 @@
 //! TLS listeners between two real Envoys, which are each other's sidecars: client → Envoy → the
 //! gateway, with TLS passthrough of their mTLS → Envoy → application.
 
-use tokio::task::JoinSet;
-
 use crate::mesh::ended;
 use crate::process::{self, Envoy};
 use crate::support::{CLIENT, ENDPOINT, Gateway, Net, Settings, identities, run};
@@ -33,8 +31,7 @@ fn sidecars_reach_each_other_by_istios_name_and_the_control_plane_by_any() {
             return;
         };
         let net = Net::new();
-        let mut application = JoinSet::new();
-        application.spawn(traffic::application(net.listen(31, 9000).await));
+        let _application = traffic::application(net).await;
         let to_application = [("APPLICATION", net.ip(31).to_string())];
         let to_gateway = [
             ("GATEWAY", net.ip(1).to_string()),

@@ -14,6 +14,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::support::Net;
+
 /// Bytes of a body held at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 const ORDER_BYTES: usize = 25;
@@ -115,8 +117,15 @@ async fn end(from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
     }
 }
 
-/// Serves as the application until dropped.
-pub async fn application(listener: TcpListener) {
+/// Starts the application at host 31. It ends on drop.
+pub async fn application(net: Net) -> JoinSet<()> {
+    let listener = net.listen(31, 9000).await;
+    let mut task = JoinSet::new();
+    task.spawn(serve_all(listener));
+    task
+}
+
+async fn serve_all(listener: TcpListener) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         // A failure is detected at the client, which gets no digest.

@@ -6,13 +6,12 @@ use strait::grpc::workload::{
     address,
 };
 use strait::xds::store::ADDRESS;
-use tokio::task::JoinSet;
 
 use crate::mesh;
 use crate::process::{self, Envoy};
 use crate::support::istiod::Istiod;
 use crate::support::wds::{SERVICE, bytes, changed, service, waypoint_ports, workload};
-use crate::support::{CLIENT, ECHO, GATEWAY, Net, identities, pod, run};
+use crate::support::{CLIENT, Net, identities, pod, run};
 use crate::traffic::{self, Moved, TransferRequest, start};
 
 const HOSTNAME: &str = "way.app.svc.cluster.local";
@@ -71,19 +70,12 @@ fn istiod_1_an_envoy_is_the_waypoint_that_is_sent_without_hbone() {
             return;
         };
         let net = Net::new();
-        let mut applications = JoinSet::new();
-        applications.spawn(traffic::application(net.listen(31, 9000).await));
+        let _application = traffic::application(net).await;
         let istiod = received(net);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = pod::spawn(net, "");
         let to_application = [("APPLICATION", net.ip(31).to_string())];
-        let to_gateway = [
-            ("AUTHORITY", ECHO.to_owned()),
-            ("GATEWAY", net.ip(1).to_string()),
-            ("GATEWAY_ID", GATEWAY.to_owned()),
-            ("ENDPOINT_ID", IDENTITY.to_owned()),
-            ("RESETS", "false".to_owned()),
-        ];
+        let to_gateway = mesh::client_variables(net, IDENTITY, mesh::Ends::Cleanly);
         let (east, west) = (identities().leaf(IDENTITY), identities().leaf(CLIENT));
         let waypoint = (include_str!("endpoint.yaml"), &to_application[..]);
         let client = (include_str!("client.yaml"), &to_gateway[..]);

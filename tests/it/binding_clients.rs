@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustix::process::Signal;
 use rustls::client::ResolvesClientCert;
 use rustls::pki_types::ServerName;
 use rustls::sign::CertifiedKey;
@@ -12,12 +13,12 @@ use strait::tls;
 use strait::tools::dev::{Authority, Leaf};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::bindings::echoes;
+use crate::reload::reloads;
 use crate::support::oracle::{self, Oracle, Plan, SideResult};
 use crate::support::{
     Endpoint, GATEWAY, Gateway, Identities, Net, Settings, endpoint_port, identities, replace, run,
@@ -41,6 +42,11 @@ const TRANSFER_MAX: Duration = Duration::from_secs(60);
 /// Starts a gateway of cluster west with this endpoint behind it, and one of cluster east with a
 /// binding for the peers of `to`.
 async fn pair(there: Net, to: &str) -> (Gateway, Gateway, SocketAddr) {
+    pair_with(there, to, NORTH_DOMAIN).await
+}
+
+/// As [`pair`], with these lines after the trust domain of cluster west.
+async fn pair_with(there: Net, to: &str, trust: &str) -> (Gateway, Gateway, SocketAddr) {
     let donor = start_west(&west(there, &[(11, 1, "TCP")])).await;
     let here = Net::new();
     let address = here.address(2, 8080);
@@ -55,10 +61,30 @@ async fn pair(there: Net, to: &str) -> (Gateway, Gateway, SocketAddr) {
         let file = folder.join("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
         let west = "    - {name: west.local, cluster: west}\n";
-        std::fs::write(file, text.replace(west, &format!("{west}{NORTH_DOMAIN}"))).expect("a file");
+        std::fs::write(file, text.replace(west, &format!("{west}{trust}"))).expect("a file");
+        std::fs::write(folder.join("crl.pem"), revoked(1, &[])).expect("a list");
     });
     acceptor.ready().await;
     (acceptor, donor, address)
+}
+
+/// Returns the revocation list of cluster east.
+fn revoked(number: u64, leaves: &[&str]) -> String {
+    let end = SystemTime::now() + Duration::from_secs(24 * 3600);
+    let list = identities().east.crl(leaves, number, end);
+    list.expect("a list")
+}
+
+/// Returns open connections of clients of clusters east and north.
+async fn two_clients(address: SocketAddr) -> [TlsStream<TcpStream>; 2] {
+    let mut clients = [
+        connect(address, CHECKOUT).await,
+        connect(address, NORTH).await,
+    ];
+    for client in &mut clients {
+        echoes(client).await;
+    }
+    clients
 }
 
 async fn handshake(
@@ -200,10 +226,7 @@ fn a_reload_ends_the_connections_that_it_no_longer_permits() {
         let _endpoint = Endpoint::echo(there.listen(11, endpoint_port()).await);
         let both = "to: [{cluster: east, namespaces: [shop]}, {cluster: north}]";
         let (acceptor, _donor, address) = pair(there, both).await;
-        let mut east = connect(address, CHECKOUT).await;
-        let mut north = connect(address, NORTH).await;
-        echoes(&mut east).await;
-        echoes(&mut north).await;
+        let [mut east, mut north] = two_clients(address).await;
         let file = acceptor.file("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
         let revoked = async || acceptor.tunnels("revoked").await;
@@ -218,11 +241,14 @@ fn a_reload_ends_the_connections_that_it_no_longer_permits() {
         replace(&file, &text.replace(both, "to: [{anyone: true}]"));
         is_broken(&mut north).await;
         until("revoked", revoked, |&count| count == 2.0).await;
+        // Lost trust ends connections before the new audience is in force.
+        reloads(&acceptor, "config", "ok", 2.0).await;
         let mut east = connect(address, CHECKOUT).await;
         echoes(&mut east).await;
         // Plain TCP, which admits no connection that began with an identity.
         replace(&file, &text.replace(both, "clients: [127.0.0.0/8]"));
         is_broken(&mut east).await;
+        reloads(&acceptor, "config", "ok", 3.0).await;
         let mut plain = TcpStream::connect(address).await.expect("a connection");
         echoes(&mut plain).await;
         // And back, by which a client without identity ends.
@@ -238,10 +264,7 @@ fn a_client_of_a_cluster_without_a_link_is_refused_like_a_peer() {
         let there = Net::new();
         let _endpoint = Endpoint::echo(there.listen(11, endpoint_port()).await);
         let (acceptor, _donor, address) = pair(there, "to: [{anyone: true}]").await;
-        let mut east = connect(address, CHECKOUT).await;
-        let mut north = connect(address, NORTH).await;
-        echoes(&mut east).await;
-        echoes(&mut north).await;
+        let [mut east, mut north] = two_clients(address).await;
         let file = acceptor.file("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
         replace(&file, &format!("{text}links: [{{from: west, to: east}}]\n"));
@@ -258,15 +281,7 @@ fn a_client_that_ends_without_close_notify_is_no_clean_end_for_the_service() {
     run(async {
         let there = Net::new();
         let listener = there.listen(11, endpoint_port()).await;
-        let (ended, mut ends) = mpsc::channel(1);
-        let _endpoint = Endpoint::new(listener, move |mut stream| {
-            let ended = ended.clone();
-            async move {
-                let mut read = Vec::new();
-                let end = stream.read_to_end(&mut read).await;
-                let _ = ended.send(end.map_err(|error| error.kind())).await;
-            }
-        });
+        let (_endpoint, mut ends) = Endpoint::reporting(listener);
         let (acceptor, _donor, address) = pair(there, TO).await;
         let mut stream = connect(address, CHECKOUT).await;
         stream
@@ -278,5 +293,64 @@ fn a_client_that_ends_without_close_notify_is_no_clean_end_for_the_service() {
         let end = timeout(SOON, ends.recv()).await.expect("an end in time");
         assert_eq!(end, Some(Err(std::io::ErrorKind::ConnectionReset)));
         assert_eq!(acceptor.tunnels("downstream_lost").await, 1.0);
+    });
+}
+
+#[test]
+fn a_revoked_client_loses_its_connection_and_its_neighbour_no_byte() {
+    run(async {
+        let there = Net::new();
+        let _endpoint = Endpoint::echo(there.listen(11, endpoint_port()).await);
+        // The root has no list.
+        let trust = "  crl: {files: [crl.pem], on_missing: accept}\n";
+        let (acceptor, _donor, address) = pair_with(there, TO, trust).await;
+        let bad = identities().leaf(CHECKOUT);
+        let mut lost = handshake(address, client_of(&bad))
+            .await
+            .expect("a handshake");
+        let mut kept = connect(address, CHECKOUT).await;
+        echoes(&mut lost).await;
+        echoes(&mut kept).await;
+        replace(&acceptor.file("crl.pem"), &revoked(2, &[&bad.chain_pem]));
+        is_broken(&mut lost).await;
+        let ended = async || acceptor.tunnels("revoked").await;
+        until("revoked", ended, |&count| count == 1.0).await;
+        is_refused(&acceptor, address, client_of(&bad), "revoked").await;
+        echoes(&mut kept).await;
+        echoes(&mut connect(address, CHECKOUT).await).await;
+    });
+}
+
+#[test]
+fn a_drain_keeps_open_connections_with_an_identity_until_its_deadline() {
+    run(async {
+        let there = Net::new();
+        let _endpoint = Endpoint::echo(there.listen(11, endpoint_port()).await);
+        let (mut acceptor, _donor, address) = pair(there, TO).await;
+        let mut stream = connect(address, CHECKOUT).await;
+        echoes(&mut stream).await;
+        acceptor.signal(Signal::TERM);
+        let refused = async || TcpStream::connect(address).await.is_err();
+        until("refused connections", refused, |&is| is).await;
+        echoes(&mut stream).await;
+        is_broken(&mut stream).await;
+        assert!(acceptor.exited().await.success());
+        let log = acceptor.log();
+        assert!(log.contains("reason=\"drain_deadline\""), "{log}");
+        assert!(log.contains("stopped left=0"), "{log}");
+    });
+}
+
+#[test]
+fn an_idle_connection_with_an_identity_is_reset() {
+    run(async {
+        let there = Net::new();
+        let _endpoint = Endpoint::echo(there.listen(11, endpoint_port()).await);
+        let (acceptor, _donor, address) = pair(there, &format!("{TO}, idle: 1s")).await;
+        let mut stream = connect(address, CHECKOUT).await;
+        echoes(&mut stream).await;
+        is_broken(&mut stream).await;
+        let ended = async || acceptor.tunnels("idle_timeout").await;
+        until("idle_timeout", ended, |&count| count == 1.0).await;
     });
 }

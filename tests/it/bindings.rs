@@ -20,8 +20,8 @@ use tokio::time::timeout;
 
 use crate::support::oracle::{self, Oracle, Plan, SideResult};
 use crate::support::{
-    ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, endpoint_port, identities, replace, reset,
-    run, try_echo, until,
+    ECHO, Endpoint, GATEWAY, Gateway, Net, RESET, Settings, endpoint_port, identities, replace,
+    reset, run, try_echo, until,
 };
 use crate::transit::{WEST_GATEWAY, start_west, west};
 
@@ -175,6 +175,9 @@ fn a_local_client_reaches_a_verified_workload_with_every_byte_and_both_ends() {
         assert!(page.contains(&format!("{ECHO} of west")), "{page}");
         let service = "dst.service=\"echo.app.svc.cluster.local\"";
         acceptor.logged(service).await;
+        acceptor
+            .logged(&format!("listener=\"binding {ECHO}\""))
+            .await;
     });
 }
 
@@ -204,22 +207,10 @@ fn a_reset_of_either_side_reaches_the_other() {
     run(async {
         let net = Net::new();
         let listener = net.listen(11, endpoint_port()).await;
-        let (ended, mut ends) = mpsc::channel(16);
-        let _endpoint = Endpoint::new(listener, move |mut stream| {
-            let ended = ended.clone();
-            async move {
-                // The first byte decides: reset, or wait for the end.
-                if matches!(stream.read_u8().await, Ok(b'r')) {
-                    reset(stream);
-                } else {
-                    let end = stream.read_u8().await.map_err(|error| error.kind());
-                    let _ = ended.send(end).await;
-                }
-            }
-        });
+        let (_endpoint, mut ends) = Endpoint::reporting(listener);
         let (acceptor, _donor, address) = pair(net, "TCP", ", inner: tcp").await;
         let mut stream = connect(address).await;
-        stream.write_all(b"r").await.expect("an open connection");
+        stream.write_u8(RESET).await.expect("an open connection");
         is_reset(&mut stream).await;
         assert_eq!(acceptor.tunnels("upstream_reset").await, 1.0);
         let mut stream = connect(address).await;
@@ -507,6 +498,8 @@ fn names_of_bindings_are_answered_over_udp_and_tcp_and_follow_a_reload() {
         let wild = "dns: {families: [\"*.global\"], vips: 240.240.0.0/16, listen: ";
         settings.more += &format!("{wild}\"{server}\"}}\n");
         let acceptor = Gateway::start(&settings).await;
+        let (_, page, _) = acceptor.run_command(&["status"]).await;
+        assert!(page.contains("any connection, as echo.global"), "{page}");
         let own = vec![here.ip(2).to_string()];
         let mut stream = connect(server).await;
         for (name, code, addresses) in [

@@ -14,7 +14,8 @@ use crate::support::{
 /// Time in which a valid file is in force, by docs/operations.md; a bound without slack.
 const SECOND: Duration = Duration::from_secs(1);
 
-async fn reloads(gateway: &Gateway, what: &str, result: &str, count: f64) {
+/// Waits until changes of a source were read this many times.
+pub async fn reloads(gateway: &Gateway, what: &str, result: &str, count: f64) {
     let name = format!("strait_reload_total{{what=\"{what}\",result=\"{result}\"}}");
     until(
         &name,

@@ -10,7 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 
 use crate::support::dns::{Answer, DnsServer};
-use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, echoes, identities, run};
+use crate::support::{
+    ECHO, Endpoint, Gateway, Net, Settings, echoes, identities, replace, run, until,
+};
 use crate::transit::{WEST_GATEWAY, start_west, west};
 
 /// Limit of the time from new addresses to tunnels that reach them.
@@ -62,8 +64,8 @@ fn plain(hosts: &[u8]) -> Vec<(u8, u32, &'static str)> {
 }
 
 /// Opens tunnels one after another.
-async fn open(client: &Client) {
-    for _ in 0..TUNNELS {
+async fn open(client: &Client, count: usize) {
+    for _ in 0..count {
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut tunnel).await;
         tunnel.shutdown().await.expect("an open tunnel");
@@ -99,7 +101,7 @@ fn acceptance_1_two_and_two_pods_of_one_network_get_a_quarter_each_directly() {
         let networks = settings.more.find("networks:").expect("networks");
         settings.more.truncate(networks);
         let gateway = Gateway::start(&settings).await;
-        open(&gateway.client(identities()).await).await;
+        open(&gateway.client(identities()).await, TUNNELS).await;
         assert_share(&pods, 0.25);
     });
 }
@@ -115,7 +117,7 @@ fn acceptance_1_the_pods_of_three_remote_zones_all_count() {
         let zones = ["a", "b", "b", "c", "c", "c"];
         let settings = spread(here, &[11, 12], &zones, &[address(there)]);
         let gateway = Gateway::start(&settings).await;
-        open(&gateway.client(identities()).await).await;
+        open(&gateway.client(identities()).await, TUNNELS).await;
         assert_share(&own, 0.125);
         assert_share(&remote, 0.125);
     });
@@ -131,7 +133,7 @@ fn acceptance_2_two_gateways_of_one_network_share_1_to_1() {
         let _second = start_west(&west(second, &plain(&[11]))).await;
         let gateways = [address(first), address(second)];
         let gateway = Gateway::start(&spread(here, &[], &["a", "a", "b"], &gateways)).await;
-        open(&gateway.client(identities()).await).await;
+        open(&gateway.client(identities()).await, TUNNELS).await;
         assert_share(&behind, 0.5);
     });
 }
@@ -189,4 +191,152 @@ async fn recovers(client: &Client) -> Duration {
         // deadline: a rejected client retries.
         sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Shares of the pods in the own zone, in another zone and in another region, and of the pod in the
+/// other network. None at all is a rejection.
+type Shares = Option<[f64; 4]>;
+
+/// Distribution, and its shares by the readiness of the own network: all pods, those outside the
+/// own zone, none. The first row has a ready instance in the other network, the second none.
+type Preference = (&'static str, [[Shares; 3]; 2]);
+
+const HALVES: Shares = Some([0.5, 0.5, 0.0, 0.0]);
+const THIRDS: Shares = Some([1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 0.0]);
+const OWN_ZONE: Shares = Some([1.0, 0.0, 0.0, 0.0]);
+const OTHER_ZONE: Shares = Some([0.0, 1.0, 0.0, 0.0]);
+/// One of two ready pods takes 50 / 70.
+const SPILLED: Shares = Some([0.0, 0.71, 0.29, 0.0]);
+const BEYOND_ZONE: Shares = Some([0.0, 0.5, 0.5, 0.0]);
+const REMOTE: Shares = Some([0.0, 0.0, 0.0, 1.0]);
+
+const PREFERENCES: [Preference; 5] = [
+    (
+        "close",
+        [[OWN_ZONE, OTHER_ZONE, REMOTE], [OWN_ZONE, OTHER_ZONE, None]],
+    ),
+    (
+        "region",
+        [[HALVES, SPILLED, REMOTE], [HALVES, SPILLED, None]],
+    ),
+    (
+        "network",
+        [
+            // Two of three ready pods take 66 / 70.
+            [THIRDS, Some([0.0, 0.47, 0.47, 0.06]), REMOTE],
+            [THIRDS, BEYOND_ZONE, None],
+        ],
+    ),
+    // Active-passive.
+    (
+        "network, spill_below: 0%",
+        [[THIRDS, BEYOND_ZONE, REMOTE], [THIRDS, BEYOND_ZONE, None]],
+    ),
+    (
+        "any",
+        [
+            [
+                Some([0.25; 4]),
+                Some([0.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]),
+                REMOTE,
+            ],
+            [THIRDS, BEYOND_ZONE, None],
+        ],
+    ),
+];
+
+/// Tunnels of each case of the matrix.
+const CASE_TUNNELS: usize = 60;
+
+/// Returns the mesh with the readiness of the pods in the own network and of the other one's.
+fn with_readiness(mesh: &str, ready: [bool; 4]) -> String {
+    let mut text = mesh.to_owned();
+    for (at, is_ready) in ready.into_iter().enumerate() {
+        let status = if is_ready { "Healthy" } else { "Unhealthy" };
+        text = text.replace(&format!("STATUS-{at}"), status);
+    }
+    text
+}
+
+/// Asserts where tunnels arrive at these pods.
+async fn assert_arrivals(gateway: &Gateway, pods: &[Endpoint; 4], shares: Shares, case: &str) {
+    let client = gateway.client(identities()).await;
+    let Some(shares) = shares else {
+        let before = gateway.tunnels("no_endpoint").await;
+        client.tunnel(ECHO).await.expect_err(case);
+        assert_eq!(gateway.tunnels("no_endpoint").await, before + 1.0, "{case}");
+        return;
+    };
+    let before = pods.each_ref().map(Endpoint::accepted);
+    open(&client, CASE_TUNNELS).await;
+    let all = CASE_TUNNELS as f64;
+    for ((pod, before), share) in pods.iter().zip(before).zip(shares) {
+        let count = (pod.accepted() - before) as f64;
+        let bound = 5.0 * (all * share * (1.0 - share)).sqrt();
+        assert!(
+            (count - all * share).abs() <= bound,
+            "{case}: {count} of {all} instead of {share}"
+        );
+    }
+}
+
+#[test]
+fn acceptance_8_each_preference_with_ready_and_unready_pods_in_two_networks() {
+    run(async {
+        let (here, there) = (Net::new(), Net::new());
+        let hosts = [11, 12, 13];
+        let own = pods(here, &hosts).await;
+        let remote = pods(there, &[21]).await;
+        let pods: [_; 4] = own
+            .into_iter()
+            .chain(remote)
+            .collect::<Vec<_>>()
+            .try_into()
+            .ok()
+            .expect("four");
+        let _west = start_west(&west(there, &plain(&[21]))).await;
+        let mut settings = spread(here, &hosts, &["a"], &[address(there)]);
+        let places = ["east, zone: a", "east, zone: b", "south, zone: a"];
+        for (at, place) in places.into_iter().enumerate() {
+            let workload = format!("workloadIps: [\"{}\"]", here.ip(hosts[at]));
+            let placed = format!("locality: {{region: {place}}}, status: STATUS-{at}, {workload}");
+            settings.mesh = settings.mesh.replace(&workload, &placed);
+        }
+        let remote = "workloadIps: [\"10.9.0.0\"]";
+        settings.mesh = settings
+            .mesh
+            .replace(remote, &format!("status: STATUS-3, {remote}"));
+        let mesh = settings.mesh.clone();
+        for (distribution, rows) in PREFERENCES {
+            settings.mesh = with_readiness(&mesh, [true; 4]);
+            let mut gateway = Gateway::spawn(&settings, |folder| {
+                let file = folder.join("strait.yaml");
+                let text = std::fs::read_to_string(&file).expect("a configuration");
+                let text = text.replace(
+                    "distribution: any",
+                    &format!("distribution: {distribution}"),
+                );
+                let place = "network: east, locality: {region: east, zone: a}}\nidentity:";
+                let text = text.replace("network: east}\nidentity:", place);
+                std::fs::write(file, text).expect("a configuration");
+            });
+            gateway.ready().await;
+            let mut reloads = 0.0;
+            for (is_remote, row) in [true, false].into_iter().zip(rows) {
+                let locals = [[true; 3], [false, true, true], [false; 3]];
+                for (local, shares) in locals.into_iter().zip(row) {
+                    let ready = [local[0], local[1], local[2], is_remote];
+                    let case = format!("{distribution} with {ready:?}");
+                    if ready != [true; 4] {
+                        reloads += 1.0;
+                        replace(&gateway.file("mesh.yaml"), &with_readiness(&mesh, ready));
+                        let name = "strait_reload_total{what=\"mesh\",result=\"ok\"}";
+                        let done = async || gateway.metric(name).await;
+                        until(&case, done, |&count| count >= reloads).await;
+                    }
+                    assert_arrivals(&gateway, &pods, shares, &case).await;
+                }
+            }
+        }
+    });
 }

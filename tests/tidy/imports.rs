@@ -39,7 +39,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "reason",
         ],
     ),
-    ("tools", &["config", "tls"]),
+    ("tools", &["config", "tls", "telemetry"]),
     (
         "datapath",
         &[

@@ -158,7 +158,11 @@ fn reachable_services(listener: &Value) -> Vec<Value> {
     if !listener["service"].is_null() {
         let clusters = joined(&listener["cluster"], ", ");
         let reached = format!("{} of {clusters}", cell(&listener["service"]));
-        return vec![row("any connection", &reached, "anyone")];
+        let asked = match &*joined(&listener["names"], ", ") {
+            "" => "any connection".to_owned(),
+            names => format!("any connection, as {names}"),
+        };
+        return vec![row(&asked, &reached, "anyone")];
     }
     let routes = list(&listener["routes"]).iter();
     let rows = routes.map(|route| {

@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::datapath::handshake::SEND_BUFFER;
 use crate::datapath::io::buffer::Buffer;
 use crate::datapath::limits::budget::{BufferAccount, HeldBytes};
 use crate::outer::Stream;
@@ -224,8 +225,11 @@ impl<'a> Direction<'a> {
         let gone = |error: io::Error| downstream_reason(error.kind());
         // Takes over and charges what has arrived, also while the client takes nothing.
         let readable = tunnel.poll_read_ready(cx);
-        self.hold(self.pending.len() + tunnel.held());
-        ready!(client.as_mut().poll_flush(cx)).map_err(gone)?;
+        let flushed = client.as_mut().poll_flush(cx);
+        // Only TLS has bytes to flush, of unknown number.
+        let sealed = if flushed.is_pending() { SEND_BUFFER } else { 0 };
+        self.hold(self.pending.len() + tunnel.held() + sealed);
+        ready!(flushed).map_err(gone)?;
         if !self.pending.is_empty() {
             let sent = or_pending(client.poll_write(cx, &self.pending)).map_err(gone)?;
             record.add_sent(sent as u64);
@@ -285,5 +289,86 @@ fn or_blocked(done: io::Result<usize>) -> io::Result<usize> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
         done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::gauge::Gauge;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::net::TcpListener;
+    use tokio::task::yield_now;
+    use tokio::time::timeout;
+    use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+    use super::*;
+    use crate::datapath::limits::budget::BufferBudget;
+    use crate::datapath::tests::{FAR, peer};
+    use crate::outer::tests::echo_tunnel;
+    use crate::telemetry::Metrics;
+    use crate::tls::{self, IdentityMaterial, TrustedDomain};
+    use crate::tools::dev::Authority;
+
+    const ID: &str = "spiffe://east.local/ns/shop/sa/checkout";
+    /// Limit of a wait for something that happens at once.
+    const SOON: Duration = Duration::from_secs(10);
+    /// Bytes that fit into the send buffer of TLS.
+    const BYTES: usize = 20_000;
+
+    /// Returns a TLS connection over a pipe that takes few bytes.
+    async fn tls_pair() -> (
+        server::TlsStream<DuplexStream>,
+        client::TlsStream<DuplexStream>,
+    ) {
+        let authority = Authority::new().unwrap();
+        let leaf = authority.intermediate("east").unwrap().leaf(ID).unwrap();
+        let root = authority.root_pem();
+        let own = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).unwrap();
+        let domain = TrustedDomain {
+            name: "east.local".into(),
+            issuers: None,
+            roots: None,
+        };
+        let server = TlsAcceptor::from(tls::endpoint_server_config(&own, vec![domain]).unwrap());
+        let client = TlsConnector::from(tls::client_config(&own, &[ID]).unwrap());
+        let (near, far) = duplex(64);
+        let name = "gateway".try_into().unwrap();
+        let (server, client) = tokio::join!(server.accept(near), client.connect(name, far));
+        let mut server = server.unwrap();
+        server.get_mut().1.set_buffer_limit(Some(SEND_BUFFER));
+        (server, client.unwrap())
+    }
+
+    #[tokio::test]
+    async fn the_send_buffer_of_tls_is_charged_until_the_client_reads() {
+        let (_gateway, mut tunnel) = echo_tunnel().await;
+        let (mut server, mut client) = tls_pair().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let socket = socket.unwrap();
+        let budget = Arc::new(BufferBudget::new(1 << 20, Gauge::default()));
+        let account = budget.account();
+        let source = Arc::clone(&peer(std::time::SystemTime::now() + FAR).source);
+        let mut record = Record::new(&Arc::new(Metrics::new()), &source, "echo.app:80");
+        let ends = (&socket, &mut server);
+        let copy = run(ends, &mut tunnel, 2 * SOON, &account, &mut record);
+        let reads = async {
+            client.write_all(&[7; BYTES]).await.unwrap();
+            client.flush().await.unwrap();
+            while budget.held() < SEND_BUFFER {
+                yield_now().await;
+            }
+            client.read_exact(&mut [0; BYTES]).await.unwrap();
+            while budget.held() > 0 {
+                yield_now().await;
+            }
+        };
+        let charged = timeout(SOON, async {
+            tokio::select! {
+                outcome = copy => panic!("{outcome:?}"),
+                () = reads => {}
+            }
+        });
+        charged.await.expect("a charge, and its end");
     }
 }

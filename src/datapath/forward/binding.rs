@@ -197,6 +197,7 @@ impl Client {
             delivery_deadline,
         } = self.copy(&mut stream, &endpoint).await;
         let Self {
+            peer,
             mut record,
             socket,
             tls,
@@ -210,7 +211,9 @@ impl Client {
         } else if let Some(deadline) = delivery_deadline {
             drop((socket, tls));
             // The connection is counted as long as its tunnel.
-            return stream.deliver(deadline).await;
+            let delivery = Box::pin(stream.deliver(deadline));
+            peer.listener.drain.run_until_closed(delivery).await;
+            return;
         }
         // Before the sockets, so that a client that sees the end finds it counted.
         drop(record);

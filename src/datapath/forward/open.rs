@@ -151,7 +151,7 @@ impl Open {
 
     /// Delivers the backlog and FIN, and then finishes the tunnel.
     async fn deliver_rest(mut self, mut end: End) {
-        let deadline = Instant::now() + DELIVERY_DEADLINE;
+        let (deadline, peer) = (Instant::now() + DELIVERY_DEADLINE, Arc::clone(&self.peer));
         let delivery = async {
             let stream = &mut self.upstream.stream;
             while !end.backlog.bytes().is_empty() {
@@ -161,10 +161,12 @@ impl Open {
             }
             stream.shut_down()
         };
-        match timeout_at(deadline, delivery).await {
-            Ok(Ok(())) => end.delivery_deadline = Some(deadline),
-            Ok(Err(_)) => end.result = Err(Reason::UpstreamReset),
-            Err(_) => {}
+        let delivery = timeout_at(deadline, delivery);
+        match peer.listener.drain.run_until_closed(delivery).await {
+            Some(Ok(Ok(()))) => end.delivery_deadline = Some(deadline),
+            Some(Ok(Err(_))) => end.result = Err(Reason::UpstreamReset),
+            Some(Err(_)) => {}
+            None => end.result = Err(Reason::DrainDeadline),
         }
         let outcome = end.outcome(&self.upstream);
         if let Some(delivery) = self.finish(&outcome) {
@@ -180,6 +182,7 @@ impl Open {
     ) -> Option<impl Future<Output = ()> + Send + use<>> {
         self.update_endpoint_health(outcome);
         let Self {
+            peer,
             upstream,
             mut record,
             guards,
@@ -190,7 +193,9 @@ impl Open {
         match (outcome.result, outcome.delivery_deadline) {
             (Ok(()), _) => upstream.stream.announce_close(),
             (Err(_), None) => {}
-            (Err(_), Some(deadline)) => return Some(deliver(upstream, deadline, record, guards)),
+            (Err(_), Some(deadline)) => {
+                return Some(deliver(peer, upstream, deadline, record, guards));
+            }
         }
         // The tunnel is counted as long as its socket.
         drop(upstream);
@@ -225,6 +230,7 @@ impl Open {
 
 /// Waits until the endpoint has taken everything, and counts the tunnel until then.
 async fn deliver(
+    peer: Arc<Peer>,
     upstream: Upstream,
     deadline: Instant,
     _record: Record,
@@ -232,5 +238,6 @@ async fn deliver(
 ) {
     // Data that the endpoint still sends has no reader. Closing at once would send RST, and revoke
     // what the endpoint has not acknowledged yet.
-    upstream.stream.deliver(deadline).await;
+    let delivery = upstream.stream.deliver(deadline);
+    peer.listener.drain.run_until_closed(delivery).await;
 }

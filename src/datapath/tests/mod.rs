@@ -83,6 +83,7 @@ pub(crate) fn gateway_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath> 
 pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
     let source = Source {
         address: ([192, 0, 2, 1], 1).into(),
+        listener: Arc::default(),
         principal: "spiffe://w/ns/n/sa/c".into(),
         trust_domain: "w".into(),
         namespace: "n".into(),

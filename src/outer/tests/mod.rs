@@ -1,6 +1,7 @@
 //! The pool against scripted gateways, over sockets and TLS.
 
 mod robustness;
+mod shares;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -20,9 +21,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::*;
+use crate::lifecycle::Lifecycle;
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
-use crate::snapshot::{FACTOR_ONE, Publisher, TrustSet};
+use crate::snapshot::{Publisher, TrustSet};
 use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, TrustedDomain};
 use crate::tools::dev::{Authority, Issuer, Leaf};
 use crate::wire::Via;
@@ -31,6 +33,8 @@ const EAST: &str = "spiffe://east.local/ns/edge/sa/gateway";
 const WEST: &str = "spiffe://west.local/ns/edge/sa/gateway";
 /// Limit of a wait for something that happens at once.
 const SOON: Duration = Duration::from_secs(10);
+/// Window that is larger than the buffers of a socket.
+const WINDOW: u32 = 64 << 20;
 
 /// Certificates of two clusters, and a pool of a gateway of cluster east.
 struct World {
@@ -39,7 +43,16 @@ struct World {
     own: IdentityMaterial,
     tls: Arc<InboundTls>,
     publisher: Publisher,
+    lifecycle: Lifecycle,
     pool: Pool,
+}
+
+/// Opens a tunnel to a gateway that echoes. The gateway ends with the first value.
+pub(crate) async fn echo_tunnel() -> (impl Sized, Stream) {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let stream = world.open(&gateway).await.expect("a tunnel");
+    ((world, gateway), stream)
 }
 
 fn domain(name: &str) -> TrustedDomain {
@@ -69,13 +82,15 @@ impl World {
             }),
             ..Change::default()
         });
-        let pool = Pool::new(Arc::clone(&tls), publisher.reader());
+        let lifecycle = Lifecycle::new();
+        let pool = Pool::new(Arc::clone(&tls), publisher.reader(), lifecycle.clone());
         Self {
             authority,
             west,
             own,
             tls,
             publisher,
+            lifecycle,
             pool,
         }
     }
@@ -95,6 +110,17 @@ impl World {
     async fn west(&self, script: Script) -> Scripted {
         self.gateway(&self.west.leaf(WEST).expect("a leaf"), script)
             .await
+    }
+
+    /// Starts a gateway with a large window, whose connections the sender stops.
+    async fn stoppable(&self) -> (Scripted, watch::Sender<Stop>) {
+        let (stop, stopped) = watch::channel(Stop::No);
+        let script = Script {
+            window: WINDOW,
+            stop: stopped,
+            ..Script::new(Answer::Echo)
+        };
+        (self.west(script).await, stop)
     }
 
     async fn open(&self, at: &Scripted) -> Result<Stream, Failure> {
@@ -496,12 +522,7 @@ async fn a_request_that_was_not_processed_is_repeated_elsewhere() {
 #[tokio::test]
 async fn after_goaway_open_tunnels_go_on_and_new_ones_use_another_connection() {
     let world = World::new();
-    let (stop, stopped) = watch::channel(Stop::No);
-    let script = Script {
-        stop: stopped,
-        ..Script::new(Answer::Echo)
-    };
-    let gateway = world.west(script).await;
+    let (gateway, stop) = world.stoppable().await;
     let mut old = world.open(&gateway).await.expect("a tunnel");
     stop.send_replace(Stop::GoAway);
     let mut new = Vec::new();
@@ -519,12 +540,7 @@ async fn after_goaway_open_tunnels_go_on_and_new_ones_use_another_connection() {
 #[tokio::test(start_paused = true)]
 async fn a_dead_connection_costs_the_next_tunnel_two_seconds() {
     let world = World::new();
-    let (stop, stopped) = watch::channel(Stop::No);
-    let script = Script {
-        stop: stopped,
-        ..Script::new(Answer::Echo)
-    };
-    let gateway = world.west(script).await;
+    let (gateway, stop) = world.stoppable().await;
     let _old = world.open(&gateway).await.expect("a tunnel");
     stop.send_replace(Stop::Silence);
     tokio::time::advance(Duration::from_secs(5)).await;
@@ -534,40 +550,4 @@ async fn a_dead_connection_costs_the_next_tunnel_two_seconds() {
     assert!(time <= Duration::from_secs(3), "{time:?}");
     assert_eq!(gateway.connections(), 2);
     echoes(&mut new, b"hello").await;
-}
-
-#[tokio::test]
-async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
-    let world = World::new();
-    let gateways = [
-        world.west(Script::new(Answer::Echo)).await,
-        world.west(Script::new(Answer::Echo)).await,
-    ];
-    let shares = async || {
-        let mut shares = Vec::new();
-        for gateway in &gateways {
-            let target = Target {
-                address: gateway.address,
-                gateway: Arc::new(remote("west", &[])),
-            };
-            let request = Request::new("echo.app:80".to_owned(), &Via::default());
-            let opened = world.pool.open(&target, &request, Instant::now() + SOON);
-            shares.push(opened.await.expect("a tunnel").share);
-        }
-        shares
-    };
-    assert_eq!(shares().await, [FACTOR_ONE; 2]);
-    let slow = gateways[1].address;
-    for _ in 0..3 {
-        world.pool.simulate_times(|target| {
-            let is_slow = target.address == slow;
-            Duration::from_millis(if is_slow { 100 } else { 10 })
-        });
-    }
-    assert_eq!(shares().await, [409, 102]);
-    let rows = world.pool.status().into_iter();
-    let shown = rows.map(|row| (row.address == slow, row.share_percent));
-    let mut shown: Vec<_> = shown.collect();
-    shown.sort_unstable();
-    assert_eq!(shown, [(false, 159), (true, 39)]);
 }

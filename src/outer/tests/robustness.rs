@@ -6,7 +6,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::inner::{self, Carrier};
 use super::*;
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{Phase, wait_for_phase};
 
 /// Time without progress after which a write is blocked.
 const BLOCKED: Duration = Duration::from_millis(300);
@@ -35,15 +35,8 @@ impl Drop for Charge {
 
 #[tokio::test]
 async fn bytes_that_wait_for_the_socket_are_charged_and_their_writes_are_bounded() {
-    const WINDOW: u32 = 64 << 20;
     let world = World::new();
-    let (stop, stopped) = watch::channel(Stop::No);
-    let script = Script {
-        window: WINDOW,
-        stop: stopped,
-        ..Script::new(Answer::Echo)
-    };
-    let gateway = world.west(script).await;
+    let (gateway, stop) = world.stoppable().await;
     let mut large = world.open(&gateway).await.expect("a tunnel");
     let mut small = world.open(&gateway).await.expect("a tunnel");
     stop.send_replace(Stop::Silence);
@@ -74,16 +67,37 @@ async fn bytes_that_wait_for_the_socket_are_charged_and_their_writes_are_bounded
 
 /// Opens a tunnel to a gateway that then goes silent, and returns it with the script's sender.
 async fn silenced(world: &World) -> (Scripted, Stream) {
-    let (stop, stopped) = watch::channel(Stop::No);
-    let script = Script {
-        window: 64 << 20,
-        stop: stopped,
-        ..Script::new(Answer::Echo)
-    };
-    let gateway = world.west(script).await;
+    let (gateway, stop) = world.stoppable().await;
     let stream = world.open(&gateway).await.expect("a tunnel");
     stop.send_replace(Stop::Silence);
     (gateway, stream)
+}
+
+/// Opens a connection to a workload and a tunnel in it, as inside the tunnel of a gateway.
+async fn open_inner(world: &World, workload: &Scripted, lifecycle: &Lifecycle) -> Stream {
+    let gateway = world.open(workload).await.expect("a tunnel").servers();
+    let target = InnerTarget {
+        authority: "echo.app:80",
+        cluster: "west",
+        workloads: &ExpectedWorkloads::default(),
+    };
+    let socket = TcpStream::connect(workload.address)
+        .await
+        .expect("a socket");
+    let verified_by = (&*world.tls, &world.publisher.reader());
+    let connected = inner::connect(socket, &target, verified_by).await;
+    let (connection, verified) = connected.expect("a connection");
+    let servers = (gateway.gateway, Arc::new(verified));
+    let opened = inner::request(connection, target.authority, servers, lifecycle).await;
+    opened.expect("a tunnel")
+}
+
+/// Writes until the socket of a silent gateway takes no more.
+async fn fill(stream: &mut Stream) {
+    let bytes = vec![7; 64 * 1024];
+    while let Ok(written) = timeout(BLOCKED, stream.write(&bytes, |_| ())).await {
+        written.expect("an open tunnel");
+    }
 }
 
 #[tokio::test]
@@ -156,37 +170,45 @@ async fn the_delivery_of_an_inner_connection_to_a_silent_gateway_ends_with_the_d
 #[tokio::test]
 async fn the_driver_of_an_inner_connection_to_a_silent_workload_ends_with_the_drain() {
     let world = World::new();
-    let (stop, stopped) = watch::channel(Stop::No);
-    let script = Script {
-        window: 64 << 20,
-        stop: stopped,
-        ..Script::new(Answer::Echo)
-    };
-    let workload = world.west(script).await;
-    let gateway = world.open(&workload).await.expect("a tunnel").servers();
-    let target = InnerTarget {
-        authority: "echo.app:80",
-        cluster: "west",
-        workloads: &ExpectedWorkloads::default(),
-    };
-    let socket = TcpStream::connect(workload.address)
-        .await
-        .expect("a socket");
-    let verified_by = (&*world.tls, &world.publisher.reader());
-    let connected = inner::connect(socket, &target, verified_by).await;
-    let (connection, verified) = connected.expect("a connection");
-    let servers = (gateway.gateway, Arc::new(verified));
+    let (workload, stop) = world.stoppable().await;
     let lifecycle = Lifecycle::new();
-    let opened = inner::request(connection, target.authority, servers, &lifecycle).await;
-    let mut stream = opened.expect("a tunnel");
+    let mut stream = open_inner(&world, &workload, &lifecycle).await;
     stop.send_replace(Stop::Silence);
-    let bytes = vec![7; 64 * 1024];
-    while let Ok(written) = timeout(BLOCKED, stream.write(&bytes, |_| ())).await {
-        written.expect("an open tunnel");
-    }
+    fill(&mut stream).await;
     drop(stream);
     assert_eq!(lifecycle.tasks(), 1);
     assert_eq!(left_after_drain(&lifecycle).await, 0);
+}
+
+#[tokio::test]
+async fn a_pooled_connection_to_a_silent_gateway_ends_with_the_drain() {
+    let world = World::new();
+    let (_gateway, mut stream) = silenced(&world).await;
+    fill(&mut stream).await;
+    drop(stream);
+    assert_eq!(world.lifecycle.tasks(), 1);
+    assert_eq!(left_after_drain(&world.lifecycle).await, 0);
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_a_pooled_connection_until_its_tunnels_have_ended() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let mut stream = world.open(&gateway).await.expect("a tunnel");
+    world.lifecycle.stop();
+    let drained = world.lifecycle.run(Duration::ZERO, 2 * SOON);
+    let tunnel = async {
+        let mut phases = world.lifecycle.phases();
+        wait_for_phase(&mut phases, Phase::Draining).await;
+        // deadline: an idle connection would have ended by then.
+        tokio::time::sleep(BLOCKED).await;
+        assert_eq!(world.lifecycle.tasks(), 1);
+        echoes(&mut stream, b"hello").await;
+        drop(stream);
+    };
+    let both = timeout(SOON, async { tokio::join!(drained, tunnel) });
+    let (left, ()) = both.await.expect("an end before the deadline");
+    assert_eq!((left, gateway.connections()), (0, 1));
 }
 
 #[tokio::test]
@@ -288,4 +310,57 @@ async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
             (checked, _) => panic!("{checked:?} for {wanted:?}"),
         }
     }
+}
+
+#[tokio::test]
+async fn an_open_connection_is_checked_against_the_workloads_of_now() {
+    let world = World::new();
+    let workload = world.west(Script::new(Answer::Echo)).await;
+    let stream = open_inner(&world, &workload, &Lifecycle::new()).await;
+    let list = |names: &[&str]| names.iter().map(|&name| name.into()).collect();
+    let (other, foreign) = (
+        "spiffe://west.local/ns/a/sa/b",
+        "is not one of the binding's",
+    );
+    for (identities, namespaces, cluster, why) in [
+        (&[][..], &[][..], "west", None),
+        (&[WEST], &[], "west", None),
+        (&[other], &["edge"], "west", None),
+        (&[other], &[], "west", Some(foreign)),
+        (&[], &["app"], "west", Some(foreign)),
+        (
+            &[WEST],
+            &[],
+            "north",
+            Some("belongs to cluster west, not to north"),
+        ),
+    ] {
+        let wanted = ExpectedWorkloads {
+            identities: list(identities),
+            namespaces: list(namespaces),
+        };
+        let snapshot = world.publisher.reader().snapshot();
+        let checked = stream.servers().check_workload(&wanted, cluster, &snapshot);
+        match (checked, why) {
+            (Ok(()), None) => {}
+            (Err(error), Some(why)) => assert!(error.contains(why), "{error}"),
+            (checked, _) => panic!("{checked:?} for {wanted:?}"),
+        }
+    }
+    let any = ExpectedWorkloads::default();
+    world.publisher.update(Change {
+        trust: Some(TrustSet::new([("west.local", "north")])),
+        ..Change::default()
+    });
+    let snapshot = world.publisher.reader().snapshot();
+    let checked = stream.servers().check_workload(&any, "west", &snapshot);
+    let error = checked.expect_err("its trust domain is of another cluster now");
+    assert!(error.contains("belongs to cluster north"), "{error}");
+    // A tunnel that ends at the gateway has no workload.
+    let outer = world
+        .open_at(workload.address, remote("", &[]))
+        .await
+        .expect("a tunnel");
+    let checked = outer.servers().check_workload(&any, "west", &snapshot);
+    assert_eq!(checked, Ok(()));
 }

@@ -53,6 +53,11 @@ impl Snapshot {
         self.index.remote.current(known, address, &self.networks)
     }
 
+    /// Returns whether a gateway is still one of another network, in the same form.
+    pub fn has_gateway(&self, known: &RemoteGateway, address: SocketAddr) -> bool {
+        self.index.remote.contains(known, address, &self.networks)
+    }
+
     /// Returns whether an identity is that of a gateway of another network, by the mesh or by the
     /// configuration.
     pub fn is_gateway(&self, principal: &str) -> bool {

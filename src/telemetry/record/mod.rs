@@ -79,6 +79,7 @@ macro_rules! access {
             "dst.namespace" = non_empty($record.destination_namespace()),
             "dst.identity" = $record.workload.as_ref().and_then(|it| non_empty(&it.principal)),
             "dst.cluster" = $record.workload.as_ref().and_then(|it| non_empty(&it.cluster)),
+            listener = non_empty(&$record.source.listener),
             direction = "inbound",
             $($($extra)+,)?
             $message

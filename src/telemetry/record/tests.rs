@@ -187,6 +187,7 @@ fn an_open_tunnel_logs_its_opening_and_its_completion() {
         "dst.namespace": "app",
         "dst.identity": "spiffe://east.local/ns/app/sa/echo",
         "dst.cluster": "east",
+        "listener": "cross-network",
         "direction": "inbound",
     });
     let mut complete = opened.clone();

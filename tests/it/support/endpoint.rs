@@ -1,15 +1,20 @@
 //! Endpoints that speak plain TCP.
 
 use std::future::Future;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 /// Byte with which a client makes [`Endpoint::echo_or_endless`] send endlessly.
 pub const ENDLESS: u8 = b'f';
+
+/// Byte with which a client makes [`Endpoint::reporting`] reset the connection.
+pub const RESET: u8 = b'r';
 
 /// Running endpoint. It ends on drop, with all its connections.
 pub struct Endpoint {
@@ -66,6 +71,26 @@ impl Endpoint {
                 echo(stream).await;
             }
         })
+    }
+
+    /// Starts an endpoint that reads each connection to its end, and reports it. It resets one that
+    /// begins with [`RESET`].
+    pub fn reporting(listener: TcpListener) -> (Self, mpsc::Receiver<Result<(), ErrorKind>>) {
+        let (ended, ends) = mpsc::channel(16);
+        let endpoint = Self::new(listener, move |mut stream| {
+            let ended = ended.clone();
+            async move {
+                let mut read = vec![stream.read_u8().await.unwrap_or_default()];
+                if read == [RESET] {
+                    return reset(stream);
+                }
+                let end = stream.read_to_end(&mut read).await;
+                let _ = ended
+                    .send(end.map(|_| ()).map_err(|error| error.kind()))
+                    .await;
+            }
+        });
+        (endpoint, ends)
     }
 
     /// Returns the number of connections so far.

@@ -32,7 +32,7 @@ pub mod workload_api;
 use strait::tools::hbone::Tunnel;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-pub use endpoint::{ENDLESS, Endpoint, reset};
+pub use endpoint::{ENDLESS, Endpoint, RESET, reset};
 pub use gateway::{Gateway, RESTART_MAX, Settings, raise_descriptor_limit, replace};
 pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
 pub use net::{Net, endpoint_port};

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use strait::config::{Link, LinkBudget};
 use strait::reason::Reason;
 use strait::status::RemoteGatewayStatus;
-use strait::telemetry::{Destination, DestinationService, Metrics, Record, RemoteNetwork, Source};
+use strait::telemetry::{Destination, DestinationService, Metrics, Record, RemoteNetwork};
+use strait::tools::samples;
 
 use super::page::{assert_generated, table};
 use crate::tree;
@@ -29,15 +30,7 @@ struct Described {
 
 /// Gives each family of samples that has none at the start a sample.
 fn sampled(metrics: &Arc<Metrics>) {
-    let source = Arc::new(Source {
-        address: ([192, 0, 2, 7], 40001).into(),
-        principal: "spiffe://west.local/ns/shop/sa/checkout".into(),
-        trust_domain: "west.local".into(),
-        namespace: "shop".into(),
-        service_account: "checkout".into(),
-        cluster: "west".into(),
-        counted_cluster: "west".into(),
-    });
+    let source = Arc::new(samples::source());
     let destination = Destination {
         address: ([10, 0, 0, 1], 15008).into(),
         pod: Arc::new("echo".to_owned()),

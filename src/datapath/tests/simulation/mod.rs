@@ -23,7 +23,7 @@ use crate::datapath::http2::tunnel::{self, Origin};
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route;
-use crate::outer::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX, Ranks, Target};
+use crate::outer::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX, MinRtt, Ranks, Target};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Endpoint, Publisher, TrustSet};
@@ -92,10 +92,16 @@ struct Simulation {
     broken: HashSet<Target>,
     waiting: Vec<Waiting>,
     ranks: Ranks,
+    /// Round trip times as connections keep them.
+    rtts: HashMap<Target, MinRtt>,
     /// Gateways that tunnels have used.
     used: HashSet<Target>,
     /// Round trip time of one gateway of each network in the failing region, if it is slow.
     slow_rtt: Option<Duration>,
+    /// Time that a PING waits behind the bytes of tunnels, as often as its gateway is busy.
+    queue: Option<Duration>,
+    /// New tunnels of each tick.
+    tunnels: usize,
     /// Number of changes of the shares of these gateways.
     changes: usize,
     windows: Vec<Window>,
@@ -155,8 +161,11 @@ impl Simulation {
             broken: HashSet::new(),
             waiting: Vec::new(),
             ranks: Ranks::default(),
+            rtts: HashMap::new(),
             used: HashSet::new(),
             slow_rtt: None,
+            queue: None,
+            tunnels: TUNNELS,
             changes: 0,
             windows: Vec::new(),
             updates: Vec::new(),
@@ -187,7 +196,7 @@ impl Simulation {
             for _ in 0..TICKS_PER_SECOND {
                 tokio::time::advance(TICK).await;
                 self.end_attempts();
-                for _ in 0..TUNNELS {
+                for _ in 0..self.tunnels {
                     self.open();
                 }
             }

@@ -103,6 +103,13 @@ fn bin(cluster: u8, gateway: u8) -> usize {
     usize::from(gateway) + usize::from(cluster - 1) * usize::from(GATEWAYS)
 }
 
+/// Returns the bins of all gateways of the same network.
+pub(super) fn siblings(bin: usize) -> std::ops::Range<usize> {
+    let gateways = usize::from(GATEWAYS);
+    let first = 1 + (bin - 1) / gateways * gateways;
+    first..first + gateways
+}
+
 /// Returns the region of a bin.
 pub(super) fn region_of(bin: usize) -> usize {
     match bin.checked_sub(1) {
