@@ -11,7 +11,7 @@ use super::alias_table::AliasTable;
 use super::mesh::{self, Scope};
 use super::remote_instances::NetworkShare;
 use super::traffic::{Count, Spill};
-use super::{Endpoint, EndpointState, ExclusionReason};
+use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors};
 
 /// Service and the endpoints that this gateway may dial for it.
 #[derive(Debug)]
@@ -255,12 +255,15 @@ fn common_scale(local: &[Entry], shares: &[NetworkShare]) -> u32 {
 pub struct Part<'a> {
     /// Candidates of the group.
     pub candidates: &'a [Candidate],
+    /// Endpoints of the group, in the same order.
+    endpoints: &'a [Arc<Endpoint>],
     /// Index of the first candidate in the set.
     pub start: usize,
     /// True if dial latency counts as load.
     pub by_latency: bool,
     /// Indices in the set of its endpoints of other networks.
     remote: &'a [usize],
+    links: &'a LinkFactors,
     table: &'a AliasTable,
 }
 
@@ -340,12 +343,14 @@ impl EndpointSet {
     }
 
     /// Returns all endpoints as one group, for draws.
-    pub fn whole(&self) -> Part<'_> {
+    pub fn whole<'a>(&'a self, links: &'a LinkFactors) -> Part<'a> {
         Part {
             candidates: &self.candidates,
+            endpoints: &self.endpoints,
             start: 0,
             by_latency: false,
             remote: &self.remote,
+            links,
             table: &self.table,
         }
     }
@@ -356,6 +361,7 @@ impl EndpointSet {
         &'a self,
         groups: &'a Groups,
         first: usize,
+        links: &'a LinkFactors,
     ) -> impl Iterator<Item = Part<'a>> + Clone {
         let others = (0..groups.list.len()).filter(move |other| *other != first);
         let order = std::iter::once(first).chain(others);
@@ -367,8 +373,10 @@ impl EndpointSet {
             Part {
                 start: range.start,
                 candidates: self.candidates.get(range).unwrap_or_default(),
+                endpoints: self.of(group),
                 by_latency: groups.by_latency,
                 remote: self.remote.get(start..end).unwrap_or_default(),
+                links,
                 table: &group.table,
             }
         })
@@ -409,10 +417,23 @@ impl Part<'_> {
     pub fn factor_max(&self, now: impl Fn() -> Instant) -> u32 {
         let has_local = self.remote.len() < self.candidates.len();
         let remote = self.remote.iter();
-        let candidates = remote.filter_map(|index| self.candidates.get(index - self.start));
-        let factors = candidates.map(|one| one.factor(&now));
+        let factors = remote.map(|index| self.factor(index - self.start, &now));
         let factors = factors.chain(has_local.then_some(FACTOR_ONE));
         factors.max().unwrap_or(FACTOR_ONE)
+    }
+
+    /// Returns the factor of the weight of an endpoint of the group, in 256ths, with that of its
+    /// link.
+    pub fn factor(&self, place: usize, now: impl Fn() -> Instant) -> u32 {
+        let candidate = self.candidates.get(place);
+        let factor = candidate.map_or(FACTOR_ONE, |one| one.factor(now));
+        self.links.apply(self.endpoints.get(place), factor)
+    }
+
+    /// Returns the weight of an endpoint of the group times [`FACTOR_ONE`], with its factor.
+    pub fn scaled_weight(&self, place: usize, now: impl Fn() -> Instant) -> u64 {
+        let weight = self.candidates.get(place).map_or(0, |one| one.weight);
+        u64::from(weight) * u64::from(self.factor(place, now))
     }
 }
 

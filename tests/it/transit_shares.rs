@@ -5,12 +5,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use strait::tools::hbone::Client;
+use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 
 use crate::support::dns::{Answer, DnsServer};
-use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, echoes, identities, run};
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, echoes, identities, run, until};
 use crate::transit::{WEST_GATEWAY, start_west, west};
 
 /// Limit of the time from new addresses to tunnels that reach them.
@@ -62,9 +62,9 @@ fn plain(hosts: &[u8]) -> Vec<(u8, u32, &'static str)> {
 }
 
 /// Opens tunnels one after another.
-async fn open(client: &Client) {
+async fn open(client: &Client, to: &str) {
     for _ in 0..TUNNELS {
-        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        let mut tunnel = client.tunnel(to).await.expect("a tunnel");
         echoes(&mut tunnel).await;
         tunnel.shutdown().await.expect("an open tunnel");
         let end = tunnel.read(&mut [0]).await.expect("a clean end");
@@ -75,10 +75,16 @@ async fn open(client: &Client) {
 /// Asserts that each pod has its share of the tunnels, within five standard deviations.
 #[track_caller]
 fn assert_share(pods: &[Endpoint], share: f64) {
+    let counts: Vec<_> = pods.iter().map(Endpoint::accepted).collect();
+    assert_counts(&counts, share);
+}
+
+#[track_caller]
+fn assert_counts(counts: &[usize], share: f64) {
     let all = TUNNELS as f64;
     let bound = 5.0 * (all * share * (1.0 - share)).sqrt();
-    for (at, pod) in pods.iter().enumerate() {
-        let count = pod.accepted() as f64;
+    for (at, count) in counts.iter().enumerate() {
+        let count = *count as f64;
         assert!(
             (count - all * share).abs() <= bound,
             "pod {at} has {count} of {all}, not {share}"
@@ -99,7 +105,7 @@ fn acceptance_1_two_and_two_pods_of_one_network_get_a_quarter_each_directly() {
         let networks = settings.more.find("networks:").expect("networks");
         settings.more.truncate(networks);
         let gateway = Gateway::start(&settings).await;
-        open(&gateway.client(identities()).await).await;
+        open(&gateway.client(identities()).await, ECHO).await;
         assert_share(&pods, 0.25);
     });
 }
@@ -115,7 +121,7 @@ fn acceptance_1_the_pods_of_three_remote_zones_all_count() {
         let zones = ["a", "b", "b", "c", "c", "c"];
         let settings = spread(here, &[11, 12], &zones, &[address(there)]);
         let gateway = Gateway::start(&settings).await;
-        open(&gateway.client(identities()).await).await;
+        open(&gateway.client(identities()).await, ECHO).await;
         assert_share(&own, 0.125);
         assert_share(&remote, 0.125);
     });
@@ -131,9 +137,53 @@ fn acceptance_2_two_gateways_of_one_network_share_1_to_1() {
         let _second = start_west(&west(second, &plain(&[11]))).await;
         let gateways = [address(first), address(second)];
         let gateway = Gateway::start(&spread(here, &[], &["a", "a", "b"], &gateways)).await;
-        open(&gateway.client(identities()).await).await;
+        open(&gateway.client(identities()).await, ECHO).await;
         assert_share(&behind, 0.5);
     });
+}
+
+#[test]
+fn an_exceeded_budget_leaves_a_quarter_of_the_weight() {
+    run(async {
+        let (here, there) = (Net::new(), Net::new());
+        let own = pods(here, &[11]).await;
+        let remote = pods(there, &[21]).await;
+        let _west = start_west(&west(there, &plain(&[21]))).await;
+        let mut settings = spread(here, &[11], &["a"], &[address(there)]);
+        let _ = writeln!(
+            settings.more,
+            "links:
+  - {{from: west, to: east}}
+  - {{from: west, to: west, budget: {{bytes: 1MiB, excess_weight: 25%}}}}"
+        );
+        let gateway = Gateway::start(&settings).await;
+        let client = gateway.client(identities()).await;
+        while remote[0].accepted() == 0 {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            carries(&mut tunnel, 1 << 20).await;
+        }
+        let reduced = async || gateway.run_command(&["status", "peers"]).await.1;
+        until("the weight is reduced", reduced, |page| {
+            page.contains("25%")
+        })
+        .await;
+        let before = [&own[0], &remote[0]].map(Endpoint::accepted);
+        open(&client, ECHO).await;
+        let counts = [&own[0], &remote[0]].map(Endpoint::accepted);
+        assert_counts(&[counts[0] - before[0]], 0.8);
+        assert_counts(&[counts[1] - before[1]], 0.2);
+    });
+}
+
+/// Sends bytes through a tunnel to an endpoint that echoes them.
+async fn carries(tunnel: &mut Tunnel, bytes: usize) {
+    let (mut read, mut write) = tokio::io::split(tunnel);
+    let sent = vec![7; bytes];
+    let mut received = vec![0; bytes];
+    let (written, read) = tokio::join!(write.write_all(&sent), read.read_exact(&mut received));
+    written.expect("an open tunnel");
+    read.expect("an echo");
+    assert!(received == sent);
 }
 
 #[test]

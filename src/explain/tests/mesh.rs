@@ -17,12 +17,14 @@ use crate::snapshot::mesh::{
 };
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, NameTable, Snapshot, TrustSet,
+    Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, LinkFactors, NameTable, Snapshot,
+    TrustSet,
 };
+use crate::status::ReducedLink;
 use crate::tls::Identity;
 use crate::wire::{Authority, HOPS_MAX, RegionPattern, Transit};
 
-use super::super::Question;
+use super::super::{Answer, Question};
 
 const ECHO: &str = "echo.app.svc.cluster.local";
 const TWIN: &str = "twin.app.svc.cluster.local";
@@ -48,6 +50,8 @@ pub(super) struct Generated {
     pub(super) question: Question,
     /// Limit of transit of the listener.
     pub(super) transit: Transit,
+    /// Links whose budget is exceeded.
+    pub(super) links: Vec<ReducedLink>,
     peer: [&'static str; 3],
     _tunnels: Vec<InFlight>,
 }
@@ -90,6 +94,7 @@ impl Generated {
         Self {
             // Half of the listeners do not limit transit.
             transit: Transit::ALL[2 - rng.usize(..4) % 3],
+            links: links(&mut rng),
             peer,
             question: Question {
                 from: Some(uri(peer)),
@@ -111,6 +116,15 @@ impl Generated {
             via_gateway: self.question.via.is_some(),
             forwarded: self.question.forwarded().expect("gateways").map(Box::new),
         }
+    }
+
+    pub(super) fn explained(&self) -> Answer {
+        let rules = (self.transit, &*self.links);
+        super::explained(&self.snapshot, &self.question, rules, Instant::now())
+    }
+
+    pub(super) fn link_factors(&self) -> LinkFactors {
+        LinkFactors::of_peer(&self.links, &self.peer().source.counted_cluster)
     }
 
     pub(super) fn peer(&self) -> Peer {
@@ -151,6 +165,19 @@ fn target(rng: &mut Rng, count: u8) -> String {
         6 => format!("10.0.0.{}:8080", rng.u8(1..=count)),
         _ => format!("{ECHO}:80"),
     }
+}
+
+fn links(rng: &mut Rng) -> Vec<ReducedLink> {
+    // Half of the meshes have none.
+    let count = rng.usize(..7).saturating_sub(3);
+    let link = |(from, to): (&str, &str)| ReducedLink {
+        from: from.into(),
+        is_own: false,
+        to: to.into(),
+        weight_percent: rng.u8(1..100),
+    };
+    let links = [("west", "other"), ("east", "far"), ("west", "far")];
+    links.into_iter().take(count).map(link).collect()
 }
 
 /// Returns gateways that a tunnel has passed, seldom this one or too many.
@@ -257,6 +284,7 @@ fn gateway(rng: &mut Rng, at: u8) -> Workload {
         capacity: 1,
         template: Template {
             network: "west".into(),
+            cluster: (*rng.choice(&["", "other", "far"]).expect("a cluster")).into(),
             locality: locality(rng).into(),
             ..Template::default()
         }

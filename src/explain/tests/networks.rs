@@ -7,6 +7,7 @@ use crate::datapath::balance;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
 use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use crate::status::ReducedLink;
 use crate::wire::Transit;
 
 const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
@@ -21,6 +22,7 @@ fn workload(uid: &str, last: u8) -> Workload {
         capacity: 1,
         template: Template {
             network: "west".into(),
+            cluster: "north".into(),
             protocol: Protocol::Hbone,
             ..Template::default()
         }
@@ -36,6 +38,16 @@ fn explained(transit: Transit, has_gateway: bool) -> Answer {
 
 /// As [`explained`], with more of the question.
 fn explained_with(transit: Transit, has_gateway: bool, question: Question) -> Answer {
+    explained_under(&[], transit, has_gateway, question)
+}
+
+/// As [`explained_with`], under exceeded budgets of links.
+fn explained_under(
+    links: &[ReducedLink],
+    transit: Transit,
+    has_gateway: bool,
+    question: Question,
+) -> Answer {
     let service = Service {
         namespace: "app".into(),
         hostname: "echo.app".into(),
@@ -71,6 +83,7 @@ fn explained_with(transit: Transit, has_gateway: bool, question: Question) -> An
         deny: &DenyList::new(Vec::new(), Vec::new()),
         listeners: &listeners,
         bindings: &[],
+        links,
         has_room: true,
         now: Instant::now(),
     };
@@ -130,7 +143,7 @@ fn rejection(of: &Generated) -> Option<Reason> {
     let route = looped.and_then(|()| route::resolve(&of.snapshot, &peer, target));
     match route.and_then(|route| policy::run(&of.snapshot, &peer, route)) {
         Err(reason) => Some(reason),
-        Ok(permit) => match balance::pick(permit, &[]) {
+        Ok(permit) => match balance::pick(permit, &[], &of.link_factors()) {
             Err(permit) => Some(permit.route().reason_without_endpoint()),
             Ok(pick) if pick.endpoint().remote.is_some() => {
                 let via = remote::extend_via(own(), pick.route().forwarded());
@@ -145,9 +158,10 @@ fn rejection(of: &Generated) -> Option<Reason> {
 #[test]
 fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunnels() {
     let (mut compared, mut rejected, mut drained, mut looped) = (0, 0, 0, 0);
+    let mut reduced = 0;
     for seed in 100_000.. {
         let of = Generated::new(seed);
-        let answer = super::explained(&of.snapshot, &of.question, of.transit, Instant::now());
+        let answer = of.explained();
         let reason = rejection(&of).map(|reason| reason.label().to_owned());
         looped += usize::from(reason.as_deref() == Some("gateway_loop"));
         let is_predicted = answer.outcome.all().any(|one| one.reason == reason);
@@ -161,6 +175,7 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
             let p = fit(seed, Fault::Nothing).expect("an endpoint");
             assert!(p > P_MIN, "seed {seed}: p is {p}");
             drained += usize::from(!of.snapshot.balancing.evacuated.is_empty());
+            reduced += usize::from(answer.notes.iter().any(|note| note.contains("budget")));
             compared += 1;
         }
         if compared == 300 {
@@ -173,6 +188,32 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
     );
     assert!(drained > 10, "{drained} have a drained region");
     assert!(looped > 30, "{looped} end as a gateway loop");
+    assert!(
+        reduced > 30,
+        "{reduced} have a link with an exceeded budget"
+    );
+}
+
+#[test]
+fn an_exceeded_budget_of_the_peers_link_is_a_factor_and_a_note() {
+    let link = |from: &str| ReducedLink {
+        from: from.into(),
+        is_own: false,
+        to: "north".into(),
+        weight_percent: 25,
+    };
+    let question = Question::default();
+    for (from, factor, notes) in [("west", 0.25, 1), ("east", 1.0, 0)] {
+        let links = [link(from)];
+        let answer = explained_under(&links, Transit::Always, true, question.clone());
+        assert!((answer.endpoints[0].factor - factor).abs() < 1e-9, "{from}");
+        let of_budget = answer.notes.iter().filter(|note| note.contains("budget"));
+        let of_budget: Vec<_> = of_budget.collect();
+        assert_eq!(of_budget.len(), notes, "{of_budget:?}");
+        let want = "the budget of the link from west to north is exceeded: gateways of north have \
+                    25% of their weight";
+        assert!(of_budget.iter().all(|note| **note == want), "{of_budget:?}");
+    }
 }
 
 #[test]
