@@ -71,7 +71,7 @@ pub use precedence::Collision;
 pub use remote::RemoteGateway;
 pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
 pub use shards::Shards;
-pub use subset::{Subset, SubsetPart};
+pub use subset::{Subset, SubsetPart, label};
 pub use tiers::exclusion_reason;
 pub use trust::{Caller, PeerCluster, TrustSet};
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::mesh::Workload;
-use crate::wire::Label;
+use crate::wire::label::{CLUSTER, REGION, ZONE};
 
 /// Subset, or shares of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub struct Subset {
 pub struct SubsetPart {
     /// Name of the subset.
     pub name: Arc<str>,
-    /// Values of all labels that its workloads have.
-    pub labels: Box<[(Label, Box<str>)]>,
+    /// Keys and values of all labels that its workloads have.
+    pub labels: Box<[(Box<str>, Box<str>)]>,
     /// Weight among the parts.
     pub weight: u32,
 }
@@ -42,17 +42,24 @@ impl Subset {
 
 impl SubsetPart {
     fn has(&self, workload: &Workload) -> bool {
-        self.labels.iter().all(|(label, wanted)| {
-            let value = match label {
-                Label::Revision => &workload.canonical_revision,
-                Label::Name => &workload.canonical_name,
-                Label::Cluster => &workload.cluster,
-                Label::Region => &workload.locality.region,
-                Label::Zone => &workload.locality.zone,
-            };
-            **value == **wanted
-        })
+        let mut labels = self.labels.iter();
+        labels.all(|(key, wanted)| label(workload, key) == Some(&**wanted))
     }
+}
+
+/// Returns the value of a label of a workload. Sources without labels give those that Istio derives
+/// from them.
+pub fn label<'a>(workload: &'a Workload, key: &str) -> Option<&'a str> {
+    let derived = match key {
+        CLUSTER => return Some(&workload.cluster),
+        REGION => return Some(&workload.locality.region),
+        ZONE => return Some(&workload.locality.zone),
+        "version" | "service.istio.io/canonical-revision" => Some(&workload.canonical_revision),
+        "app" | "service.istio.io/canonical-name" => Some(&workload.canonical_name),
+        _ => None,
+    };
+    let own = workload.pod_labels.get(key).or(derived);
+    own.map(|value| &**value)
 }
 
 impl fmt::Display for Subset {
@@ -60,7 +67,7 @@ impl fmt::Display for Subset {
         f.write_str(&self.name)?;
         for part in &self.parts {
             let labels = part.labels.iter();
-            let labels = labels.map(|(label, value)| format!("{}: {value}", label.key()));
+            let labels = labels.map(|(key, value)| format!("{key}: {value}"));
             let labels: Vec<_> = labels.collect();
             write!(f, " {{{}}} {}", labels.join(", "), part.weight)?;
         }

@@ -7,8 +7,8 @@
 //!
 //! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones only if no other is, others never.
 //! Endpoints have weight 1 by default, localities none. Metadata
-//! `envoy.transport_socket_match: {tunnel: http}` means HBONE; [`original_destination`] and
-//! [`set_names`] read the rest.
+//! `envoy.transport_socket_match: {tunnel: http}` means HBONE; [`original_destination`],
+//! [`set_names`] and [`pod_labels`] read the rest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +24,10 @@ use crate::grpc::endpoint::cluster_load_assignment::{Policy, policy::DropOverloa
 use crate::grpc::endpoint::lb_endpoint::HostIdentifier;
 use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
 use crate::grpc::number::fractional_percent::DenominatorType;
-use crate::snapshot::mesh::{GatewayAddress, Locality, Place, Protocol, Template, Workload};
+use crate::snapshot::mesh::{
+    GatewayAddress, Locality, Place, PodLabels, Protocol, Template, Workload,
+};
+use crate::wire::label::{POD_LABELS_MAX, is_label};
 use crate::wire::{Authority, Host};
 use crate::xds::convert::{At as _, check_length, each, shown};
 use crate::xds::interner::Interner;
@@ -197,6 +200,7 @@ impl Endpoints {
             set_health(one.health_status, &mut workload);
             let metadata = one.metadata.unwrap_or_default();
             set_names(&metadata, &mut workload, words);
+            workload.pod_labels = pod_labels(&metadata, words);
             self.add(one.host_identifier, &metadata, workload, seen, words)
         })?;
         Ok(())
@@ -375,6 +379,22 @@ fn metadata_string<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Optio
         Kind::StringValue(text) => Some(text),
         _ => None,
     }
+}
+
+/// Returns the labels of an endpoint: the text values of `envoy.lb`, by which Envoy selects
+/// subsets. Those beyond [`POD_LABELS_MAX`] and the lengths of Kubernetes are left out, so that no
+/// subset by them has the endpoint.
+fn pod_labels(metadata: &Metadata, words: &mut Interner) -> PodLabels {
+    let fields = metadata.filter_metadata.get("envoy.lb");
+    let fields = fields.into_iter().flat_map(|filter| &filter.fields);
+    let labels = fields.filter_map(|(key, value)| match value.kind.as_ref()? {
+        Kind::StringValue(text) if is_label(key, text) => Some((key, text)),
+        _ => None,
+    });
+    let labels = labels.take(POD_LABELS_MAX);
+    labels
+        .map(|(key, value)| (words.share(key), words.share(value)))
+        .collect()
 }
 
 /// Returns the destination of the HBONE tunnel to an internal listener, as Istio sets it:

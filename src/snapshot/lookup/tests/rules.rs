@@ -10,8 +10,8 @@ use crate::snapshot::{
     NO_LINK_FACTORS, ServiceLimits, ServiceVisibility, Snapshot, Subset, SubsetPart,
     pick_probabilities,
 };
+use crate::wire::RegionPattern;
 use crate::wire::sni::{self, SniPattern};
-use crate::wire::{Label, RegionPattern};
 
 const ECHO: &str = "echo.app.svc.cluster.local";
 const CART: &str = "cart.shop.svc.cluster.local";
@@ -164,7 +164,7 @@ fn of_version(last: u8, version: &str) -> Workload {
 fn part(version: &str, weight: u32) -> SubsetPart {
     SubsetPart {
         name: version.into(),
-        labels: [(Label::Revision, version.into())].into(),
+        labels: [("version".into(), version.into())].into(),
         weight,
     }
 }
