@@ -9,14 +9,14 @@ use crate::wire::label::is_label;
 use crate::yaml::Value;
 
 section! {
-    /// A subset of the endpoints of a service in the own network. `labels` or `split` is given.
+    /// A subset of the endpoints of a service. `labels` or `split` is given.
     pub struct ServiceSubset at "exposure.services[].subsets[]", check(check_subset) {
         /// Name of the subset.
         name: String as SubsetName = required("v1");
         /// Labels that its workloads have: labels of the mesh file or of an Envoy control plane;
         /// `version` and `app`, else the canonical revision and name of Istio, also under their own
         /// keys; `topology.istio.io/cluster`, `topology.kubernetes.io/region` and
-        /// `topology.kubernetes.io/zone`.
+        /// `topology.kubernetes.io/zone`, which alone select other networks.
         labels: Vec<(String, String)> as SubsetLabels = default(Vec::new(), "none");
         /// Shares of other subsets, which have `labels`.
         split: Vec<SubsetShare> = default(Vec::new(), "none");

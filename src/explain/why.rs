@@ -153,10 +153,16 @@ pub(super) fn other_network(route: &Route, network: &str) -> String {
     let mut endpoints = route.endpoints().endpoints.iter();
     let is_through = |remote: &RemoteGateway| *remote.network == *network;
     let is_reached = endpoints.any(|one| one.remote.as_deref().is_some_and(is_through));
+    let is_subset = matches!(route.means(), MatchedBy::Alias(alias) if alias.subset.is_some());
+    let or = if is_subset {
+        ", or instances outside the subset"
+    } else {
+        ""
+    };
     match route.transit() {
         _ if is_reached => format!("in network {network}, reached through its gateways"),
         Transit::Off => format!("in network {network}, and transit is off"),
-        _ => format!("in network {network}, which has no gateway that can be used"),
+        _ => format!("in network {network}, which has no gateway that can be used{or}"),
     }
 }
 

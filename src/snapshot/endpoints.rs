@@ -11,7 +11,7 @@ use super::alias_table::AliasTable;
 use super::mesh::{self, Scope};
 use super::remote_instances::NetworkShare;
 use super::traffic::{Count, Spill};
-use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors};
+use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors, Subset};
 
 /// Service and the endpoints that this gateway may dial for it.
 #[derive(Debug)]
@@ -156,6 +156,8 @@ pub(super) struct Found {
 pub(super) struct Entry {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) count: Count,
+    /// Index of the part of a subset that it belongs to.
+    pub(super) part: Option<usize>,
 }
 
 /// Entries of a set. Weights and counts are multiplied by `scale`.
@@ -169,10 +171,14 @@ pub(super) struct Entries {
 
 impl Entries {
     /// Returns the entries of the own network, each endpoint with whether it is ready.
-    pub(super) fn local<'a>(endpoints: impl Iterator<Item = (&'a Arc<Endpoint>, bool)>) -> Self {
+    pub(super) fn local<'a>(
+        endpoints: impl Iterator<Item = (&'a Arc<Endpoint>, bool)>,
+        subset: Option<&Subset>,
+    ) -> Self {
         let entry = |(endpoint, is_ready): (&Arc<Endpoint>, bool)| Entry {
             endpoint: Arc::clone(endpoint),
             count: Count::one(is_ready),
+            part: subset.and_then(|subset| subset.part_of(&endpoint.definition)),
         };
         Self {
             list: endpoints.map(entry).collect(),
@@ -188,7 +194,10 @@ impl Entries {
             return self;
         }
         let scale = common_scale(&self.list, &shares);
-        for Entry { endpoint, count } in self.list.iter_mut().filter(|_| scale > 1) {
+        for Entry {
+            endpoint, count, ..
+        } in self.list.iter_mut().filter(|_| scale > 1)
+        {
             *count = Count {
                 ready: count.ready * scale,
                 all: count.all * scale,
@@ -218,6 +227,7 @@ impl Entries {
                     ..gateway
                 }),
                 count,
+                part: share.part,
             });
             self.list.extend(gateways);
         }
@@ -457,11 +467,6 @@ impl Candidate {
             });
         let by_rtt = self.state.share(now).unwrap_or(FACTOR_ONE);
         (by_load * by_rtt / FACTOR_ONE).max(1)
-    }
-
-    /// Returns the weight times [`FACTOR_ONE`], with its factor.
-    pub fn scaled_weight(&self, now: impl Fn() -> Instant) -> u64 {
-        u64::from(self.weight) * u64::from(self.factor(now))
     }
 
     fn of(endpoint: &Arc<Endpoint>) -> Self {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::mesh::Workload;
+use super::remote_gateways::UNNAMED_CLUSTER;
 use crate::wire::label::{CLUSTER, REGION, ZONE};
 
 /// Subset, or shares of several.
@@ -28,22 +29,38 @@ pub struct SubsetPart {
 }
 
 impl Subset {
-    /// Returns whether a workload belongs to any part.
-    pub(super) fn has(&self, workload: &Workload) -> bool {
-        self.part_of(workload).is_some()
+    /// Returns the index of the part of a workload of the own network.
+    pub(super) fn part_of(&self, workload: &Workload) -> Option<usize> {
+        let has = |part: &SubsetPart| part.has(|key| label(workload, key));
+        self.parts.iter().position(has)
     }
 
-    /// Returns the part of a workload, with its index.
-    pub(super) fn part_of(&self, workload: &Workload) -> Option<(usize, &SubsetPart)> {
-        let mut parts = self.parts.iter().enumerate();
-        parts.find(|(_, part)| part.has(workload))
+    /// Returns the index of the part of all instances behind gateways of a cluster.
+    ///
+    /// A tunnel names the service to the gateway, and not a subset: any of the instances may get
+    /// it. All of them thus need the labels, and these can only be of the location, because one
+    /// record may represent many instances.
+    pub(super) fn part_of_network<'a>(
+        &self,
+        instances: impl Iterator<Item = &'a Workload> + Clone,
+        cluster: &'a str,
+    ) -> Option<usize> {
+        let has = |part: &SubsetPart, one: &'a Workload| {
+            part.has(|key| match key {
+                CLUSTER if [UNNAMED_CLUSTER, ""].contains(&&*one.cluster) => Some(cluster),
+                CLUSTER | REGION | ZONE => label(one, key),
+                _ => None,
+            })
+        };
+        let mut parts = self.parts.iter();
+        parts.position(|part| instances.clone().all(|one| has(part, one)))
     }
 }
 
 impl SubsetPart {
-    fn has(&self, workload: &Workload) -> bool {
+    fn has<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
         let mut labels = self.labels.iter();
-        labels.all(|(key, wanted)| label(workload, key) == Some(&**wanted))
+        labels.all(|(key, wanted)| value(key) == Some(&**wanted))
     }
 }
 

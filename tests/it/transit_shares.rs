@@ -143,6 +143,38 @@ fn acceptance_2_two_gateways_of_one_network_share_1_to_1() {
 }
 
 #[test]
+fn a_split_of_clusters_in_two_networks_shares_10_to_90() {
+    run(async {
+        let (here, there) = (Net::new(), Net::new());
+        let own = pods(here, &[11]).await;
+        let remote = pods(there, &[21]).await;
+        let _west = start_west(&west(there, &plain(&[21]))).await;
+        let mut settings = spread(here, &[11], &["a"], &[address(there)]);
+        let _ = write!(
+            settings.exposure,
+            "      subsets:
+        - {{name: here, labels: {{topology.istio.io/cluster: east}}}}
+        - {{name: there, labels: {{topology.istio.io/cluster: west}}}}
+        - {{name: both, split: [{{subset: here, weight: 10}}, {{subset: there, weight: 90}}]}}
+"
+        );
+        // Tunnels would stay here without the split.
+        settings.more = settings
+            .more
+            .replace("distribution: any", "distribution: network");
+        let _ = writeln!(
+            settings.more,
+            "names: {{aliases: [{{name: \"both.global:80\", to: \
+             \"echo.app.svc.cluster.local:80\", subset: both}}]}}"
+        );
+        let gateway = Gateway::start(&settings).await;
+        open(&gateway.client(identities()).await, "both.global:80").await;
+        assert_share(&own, 0.1);
+        assert_share(&remote, 0.9);
+    });
+}
+
+#[test]
 fn an_exceeded_budget_leaves_a_quarter_of_the_weight() {
     run(async {
         let (here, there) = (Net::new(), Net::new());

@@ -12,16 +12,17 @@ use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
-    Assignment, GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template,
-    Waypoint, Workload,
+    Assignment, GatewayAddress, Locality, Mesh, Place, PodLabels, Protocol, Scope, Service,
+    Template, Waypoint, Workload,
 };
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
     Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, LinkFactors, NameTable, Snapshot,
-    TrustSet,
+    Subset, SubsetPart, TrustSet,
 };
 use crate::status::ReducedLink;
 use crate::tls::Identity;
+use crate::wire::label::CLUSTER;
 use crate::wire::{Authority, HOPS_MAX, RegionPattern, Transit};
 
 use super::super::{Answer, Question};
@@ -155,14 +156,15 @@ fn one_in(rng: &mut Rng, of: u8) -> bool {
 }
 
 fn target(rng: &mut Rng, count: u8) -> String {
-    match rng.u8(..12) {
+    match rng.u8(..14) {
         0 => "echo.app.global:80".to_owned(),
         1 => "exposed.example:80".to_owned(),
         2 => "plain.example:80".to_owned(),
         3 => "both.example:80".to_owned(),
         4 => "regional.example:80".to_owned(),
         5 => "240.0.0.1:80".to_owned(),
-        6 => format!("10.0.0.{}:8080", rng.u8(1..=count)),
+        6 | 7 => "subset.example:80".to_owned(),
+        8 => format!("10.0.0.{}:8080", rng.u8(1..=count)),
         _ => format!("{ECHO}:80"),
     }
 }
@@ -251,6 +253,13 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
     };
     let ports = || [(80, 8080), (15008, 15008)].into();
     let plain = !is_waypoint && one_in(rng, 3);
+    let network = if one_in(rng, 4) { "west" } else { "east" };
+    // Most instances behind the gateways are of one cluster.
+    let is_other = if network == "west" {
+        !one_in(rng, 12)
+    } else {
+        rng.bool()
+    };
     Workload {
         uid: format!("uid-{at:02}").into(),
         addresses: [[10, 0, 0, at].into()].into(),
@@ -260,8 +269,13 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
         services: served.into_iter().map(|of| (key(of), ports())).collect(),
         template: Template {
             namespace: "app".into(),
-            cluster: if rng.bool() { "east" } else { "other" }.into(),
-            network: if one_in(rng, 4) { "west" } else { "east" }.into(),
+            cluster: if is_other { "other" } else { "east" }.into(),
+            network: network.into(),
+            pod_labels: if rng.bool() {
+                [("team".into(), "a".into())].into()
+            } else {
+                PodLabels::default()
+            },
             locality: locality(rng).into(),
             protocol: if plain {
                 Protocol::Tcp
@@ -358,12 +372,35 @@ fn names(rng: &mut Rng) -> NameTable {
     let plain = Alias::new("plain.example", None, vec![(ECHO.into(), None)], None, None);
     let several = Alias::new("both.example", Some(80), both(), consumers(), None);
     let regional = Alias::new("regional.example", None, both(), None, Some(region));
+    let part = |name: &str, labels: &[(&str, &str)], weight| SubsetPart {
+        name: name.into(),
+        labels: labels
+            .iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()))
+            .collect(),
+        weight,
+    };
+    let far: &[_] = match rng.u8(..3) {
+        0 => &[(CLUSTER, "other"), ("team", "a")],
+        _ => &[(CLUSTER, "other")],
+    };
+    let mut parts = vec![part("far", far, rng.u32(1..100))];
+    if !one_in(rng, 3) {
+        parts.push(part("near", &[(CLUSTER, "east")], rng.u32(1..100)));
+    }
+    let subset = Subset {
+        name: "mix".into(),
+        parts: parts.into(),
+    };
+    let echo = || vec![(ECHO.into(), None)];
+    let of_subset = Alias::new("subset.example", None, echo(), None, None).with_subset(subset);
     NameTable::new(
         ["svc.cluster.local", "global"],
         [
             ("plain.example", plain),
             ("both.example", several),
             ("regional.example", regional),
+            ("subset.example", of_subset),
         ],
     )
 }

@@ -158,7 +158,7 @@ fn rejection(of: &Generated) -> Option<Reason> {
 #[test]
 fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunnels() {
     let (mut compared, mut rejected, mut drained, mut looped) = (0, 0, 0, 0);
-    let mut reduced = 0;
+    let (mut reduced, mut subsets) = (0, 0);
     for seed in 100_000.. {
         let of = Generated::new(seed);
         let answer = of.explained();
@@ -176,6 +176,8 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
             assert!(p > P_MIN, "seed {seed}: p is {p}");
             drained += usize::from(!of.snapshot.balancing.evacuated.is_empty());
             reduced += usize::from(answer.notes.iter().any(|note| note.contains("budget")));
+            let to = of.question.to.as_deref();
+            subsets += usize::from(to == Some("subset.example:80"));
             compared += 1;
         }
         if compared == 300 {
@@ -192,6 +194,7 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
         reduced > 30,
         "{reduced} have a link with an exceeded budget"
     );
+    assert!(subsets > 20, "{subsets} are for a subset");
 }
 
 #[test]

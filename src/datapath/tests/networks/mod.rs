@@ -5,6 +5,7 @@ mod budgets;
 mod first_peer;
 mod gateways;
 mod loads;
+mod subsets;
 mod transit;
 
 use std::sync::Arc;
