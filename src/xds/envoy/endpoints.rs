@@ -200,7 +200,6 @@ impl Endpoints {
             set_health(one.health_status, &mut workload);
             let metadata = one.metadata.unwrap_or_default();
             set_names(&metadata, &mut workload, words);
-            workload.pod_labels = pod_labels(&metadata, words);
             self.add(one.host_identifier, &metadata, workload, seen, words)
         })?;
         Ok(())
@@ -276,6 +275,14 @@ impl Endpoints {
         if !seen.insert(address.clone()) {
             self.note_unused(format!("{address}: duplicate"));
             return Ok(());
+        }
+        let (labels, left_out) = pod_labels(metadata, words);
+        workload.pod_labels = labels;
+        if left_out > 0 {
+            self.note_unused(format!(
+                "{address}: {left_out} labels of envoy.lb are unused, above {POD_LABELS_MAX} or \
+                 too long"
+            ));
         }
         workload.template = words.share_template(Arc::unwrap_or_clone(workload.template));
         self.list.push((address, workload, port));
@@ -381,20 +388,23 @@ fn metadata_string<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Optio
     }
 }
 
-/// Returns the labels of an endpoint: the text values of `envoy.lb`, by which Envoy selects
-/// subsets. Those beyond [`POD_LABELS_MAX`] and the lengths of Kubernetes are left out, so that no
-/// subset by them has the endpoint.
-fn pod_labels(metadata: &Metadata, words: &mut Interner) -> PodLabels {
+/// Returns the labels of an endpoint, the text values of `envoy.lb`, by which Envoy selects
+/// subsets, and the number of those beyond [`POD_LABELS_MAX`] or the lengths of Kubernetes. No
+/// subset by these has the endpoint.
+fn pod_labels(metadata: &Metadata, words: &mut Interner) -> (PodLabels, usize) {
     let fields = metadata.filter_metadata.get("envoy.lb");
     let fields = fields.into_iter().flat_map(|filter| &filter.fields);
-    let labels = fields.filter_map(|(key, value)| match value.kind.as_ref()? {
-        Kind::StringValue(text) if is_label(key, text) => Some((key, text)),
+    let texts = fields.filter_map(|(key, value)| match value.kind.as_ref()? {
+        Kind::StringValue(text) => Some((key, text)),
         _ => None,
     });
+    let labels = texts.clone().filter(|(key, text)| is_label(key, text));
     let labels = labels.take(POD_LABELS_MAX);
-    labels
-        .map(|(key, value)| (words.share(key), words.share(value)))
-        .collect()
+    let labels: PodLabels = labels
+        .map(|(key, text)| (words.share(key), words.share(text)))
+        .collect();
+    let left_out = texts.count() - labels.len();
+    (labels, left_out)
 }
 
 /// Returns the destination of the HBONE tunnel to an internal listener, as Istio sets it:

@@ -143,19 +143,29 @@ fn labels_are_the_texts_of_envoy_lb_within_their_limits() {
         let of = of.clone();
         let read = read_one(|one| one.metadata = Some(of)).expect("an assignment");
         let labels = read.list[0].1.pod_labels.iter();
-        labels
+        let labels: Vec<_> = labels
             .map(|(key, value)| format!("{key}={value}"))
-            .collect::<Vec<_>>()
+            .collect();
+        (labels, read.unused)
     };
-    assert_eq!(labels(&of), ["version=v2"]);
+    let unused =
+        |count| format!("10.0.0.1:80: {count} labels of envoy.lb are unused, above 64 or too long");
+    assert_eq!(
+        labels(&of),
+        (vec!["version=v2".to_owned()], vec![unused(1)])
+    );
     let fields = &mut of
         .filter_metadata
         .get_mut("envoy.lb")
         .expect("a filter")
         .fields;
     fields.extend((0..100).map(|at| (format!("k{at}"), text("v"))));
-    assert_eq!(labels(&of).len(), 64);
-    assert!(labels(&metadata("other", "version", "v2")).is_empty());
+    let (many, left_out) = labels(&of);
+    assert_eq!((many.len(), left_out), (64, vec![unused(38)]));
+    assert_eq!(
+        labels(&metadata("other", "version", "v2")),
+        (vec![], vec![])
+    );
 }
 
 #[test]
