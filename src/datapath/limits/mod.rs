@@ -1,5 +1,5 @@
-//! Limits of the data path: handshakes, buffered bytes, descriptors, route loops, and tunnels to
-//! exposed services.
+//! Limits of the data path: handshakes, buffered bytes, connections of bindings, route loops,
+//! descriptors, and tunnels to exposed services.
 
 pub mod admission;
 pub mod budget;

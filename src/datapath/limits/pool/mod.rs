@@ -34,7 +34,7 @@ const SOURCE_FACTOR: usize = 1;
 /// 1/16. It is less with more than eight listeners, as half of the pool stays common.
 const LISTENER_RESERVE_DIVISOR: usize = 16;
 /// Divisor of the pool for the reserve of holders below [`SHARE_MIN`].
-const FLOOR_RESERVE_DIVISOR: usize = 16;
+const SHARE_MIN_RESERVE_DIVISOR: usize = 16;
 /// Divisor of the pool for the reserve of clusters and sources below [`SHARE_MIN`]. Identities
 /// below it may take the rest of the previous reserve, while their cluster holds less than three
 /// quarters of the pool.
@@ -272,7 +272,7 @@ impl Drop for PartyCount {
 
 impl ListenerReserve {
     /// Returns whether a connection could be accepted from a source that holds less than
-    /// `FLOOR`.
+    /// [`SHARE_MIN`].
     pub fn has_free_descriptor(&self) -> bool {
         self.free() > 0
     }
@@ -393,7 +393,7 @@ impl Holder {
         let (max, in_group) = (listener.pool.max(), group.held.load(Ordering::Relaxed));
         let reserve = match purpose {
             Purpose::Connection => max / TUNNEL_RESERVE_DIVISOR,
-            Purpose::Upstream => max / FLOOR_RESERVE_DIVISOR,
+            Purpose::Upstream => max / SHARE_MIN_RESERVE_DIVISOR,
         };
         let factor = match identity {
             Some(_) => CLUSTER_FACTOR,

@@ -70,7 +70,7 @@ fn a_quiet_identity_of_a_busy_cluster_and_a_quiet_source_get_in() {
 fn the_clients_of_one_listener_leave_the_part_of_another() {
     let pool = DescriptorPool::new(1600);
     let (tls, hbone) = (pool.register_listener(), pool.register_listener());
-    // As many addresses as needed; each takes no more than `FLOOR`.
+    // As many addresses as needed; each takes no more than `SHARE_MIN`.
     let floods = (0..u32::MAX).map(|at| tls.source(IpAddr::V4(at.into())));
     let mut held = Vec::new();
     for source in floods {
