@@ -84,7 +84,7 @@ impl DrainRequest {
             overrides: Some(overrides),
             ..Change::default()
         };
-        let judge = |before: &Snapshot, next: &Snapshot| {
+        let check = |before: &Snapshot, next: &Snapshot| {
             if self.undo {
                 self.undo(before)
             } else {
@@ -93,18 +93,18 @@ impl DrainRequest {
         };
         if !self.is_execution {
             let before = state.reader.snapshot();
-            return match judge(&before, &builder::build(&before, change)) {
+            return match check(&before, &builder::build(&before, change)) {
                 Ok(text) => (StatusCode::OK, format!("{text}nothing was changed\n")),
                 Err(refused) => refused,
             };
         }
-        match state.publisher.update_if(change, judge) {
+        match state.publisher.update_if(change, check) {
             Ok(text) => {
                 let region = &self.region;
-                match (self.undo, self.force) {
-                    (true, _) => tracing::info!(%region, "evacuation undone by /drain/region"),
-                    (_, false) => tracing::info!(%region, "evacuated by /drain/region"),
-                    (_, true) => tracing::info!(%region, "evacuated by /drain/region, by force"),
+                if self.undo {
+                    tracing::info!(%region, "evacuation of a region undone");
+                } else {
+                    tracing::info!(%region, force = self.force, "region evacuated");
                 }
                 (StatusCode::OK, text)
             }

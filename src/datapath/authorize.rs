@@ -67,9 +67,8 @@ pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (P
 }
 
 /// Evaluates the grant of an open tunnel again: exposure with its limits, then the current
-/// policies. Counts only
-/// refusals: audited outcomes were counted when the tunnel opened, and are not counted again with
-/// every change.
+/// policies. Counts only rejections: audited outcomes were counted when the tunnel opened, and are
+/// not counted again with every change.
 ///
 /// # Errors
 /// Returns the change that revokes the grant.
@@ -138,7 +137,7 @@ fn evaluate_policies(
 
 /// Returns the workload of the endpoint. Its selection by policies may have changed since the
 /// pick, and its uid in the mesh may have changed with the number of its addresses. A workload that
-/// is gone is judged by its definition at the pick.
+/// is gone is evaluated by its definition at the pick.
 fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload {
     let now = snapshot.mesh.workloads.get(endpoint.uid());
     let now = now.map(|now| &**now);
@@ -170,11 +169,11 @@ fn record_outcome(
 ) {
     gateway.metrics.policy_refused(outcome);
     if gateway.metrics.admit_policy_line() {
-        let (peer, why) = (&*peer.source.principal, refusal.to_string());
+        let (peer, error) = (&*peer.source.principal, refusal.to_string());
         let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());
         info!(
             peer,
-            endpoint, outcome, why, "authorization policies refuse a tunnel"
+            endpoint, outcome, error, "authorization policies refuse a tunnel"
         );
     }
 }

@@ -207,11 +207,11 @@ impl Gateway {
                     gateway.forget(None);
                 }
             };
-            let why = driver.run(&drain, forget).await;
+            let error = driver.run(&drain, forget).await;
             if let Some(gateway) = gateway.upgrade() {
                 let address = gateway.target.address;
-                debug!(%address, why, "connection to a gateway of another network ended");
-                gateway.forget(Some(why));
+                debug!(%address, error, "connection to a gateway of another network ended");
+                gateway.forget(Some(error));
             }
         });
         Ok(())

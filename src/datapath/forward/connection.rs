@@ -1,5 +1,5 @@
-//! Owner of one HTTP/2 connection, which starts a task for each CONNECT and ends
-//! tunnels when an event from outside requires it.
+//! Owner of one HTTP/2 connection, which starts a task for each CONNECT and ends tunnels when an
+//! event from outside requires it.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -134,7 +134,7 @@ enum ConnectionEvent {
     GoAwayDue,
     /// The certificate of the peer is no longer trusted.
     Untrusted(HandshakeRefusal),
-    /// The time to leave has passed, and the tunnels have been reset.
+    /// The grace period after GOAWAY has passed, and the tunnels have been reset.
     Closed,
     /// The deadline of the drain has passed.
     DrainDeadline,
@@ -354,8 +354,8 @@ impl Owner<'_> {
         })
     }
 
-    fn log_end(&self, why: &dyn std::fmt::Display) {
-        debug!(peer = %self.peer.source.principal, %why, "connection ended");
+    fn log_end(&self, error: &dyn std::fmt::Display) {
+        debug!(peer = %self.peer.source.principal, %error, "connection ended");
     }
 
     /// Starts the task that opens a tunnel, or resets the stream.
@@ -452,7 +452,9 @@ pub(super) fn load_current(
 fn describe(end: &ConnectionEnd) -> String {
     match end {
         ConnectionEnd::Closed => "the peer has closed it".to_owned(),
-        ConnectionEnd::ClosedByGateway => "the gateway has closed it".to_owned(),
+        ConnectionEnd::ClosedByGateway => {
+            "closed by this gateway: no CONNECT in time, or drain".to_owned()
+        }
         ConnectionEnd::Evicted => "the peer does not read, and buffers are full".to_owned(),
         ConnectionEnd::Silent => "PING not acknowledged".to_owned(),
         ConnectionEnd::Lost(error) => error.to_string(),

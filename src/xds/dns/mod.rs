@@ -167,8 +167,8 @@ impl Dns {
         });
         // Only the first of consecutive failures is logged: an unreachable server fails all
         // names repeatedly.
-        if let Some(why) = outcome.error.filter(|_| is_new) {
-            warn!(%name, %why, "hostname lookup failed; the last known addresses stay");
+        if let Some(error) = outcome.error.filter(|_| is_new) {
+            warn!(%name, %error, "hostname lookup failed; the last known addresses stay");
         }
         if let Some(addresses) = outcome.new_addresses {
             info!(%name, ?addresses, "hostname addresses changed");
