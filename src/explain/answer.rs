@@ -18,7 +18,7 @@ pub struct Answer {
     pub listener: ListenerRow,
     /// Peer that opens the tunnel.
     pub peer: PeerRow,
-    /// Look-ups with their policy evaluation, in order. One as a rule; two if the server name of
+    /// Lookups with their policy evaluation, in order. One as a rule; two if the server name of
     /// the TLS inside a tunnel decides, the authority first.
     pub legs: Vec<LookupRow>,
     /// Groups of endpoints with their shares of the picks; empty if nothing would be picked.
@@ -73,7 +73,7 @@ pub struct PeerRow {
     pub description: String,
 }
 
-/// One look-up and its policy evaluation.
+/// One lookup and its policy evaluation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LookupRow {
@@ -87,7 +87,7 @@ pub struct LookupRow {
     pub rule: RuleRow,
 }
 
-/// Service port of a look-up.
+/// Service port of a lookup.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteRow {

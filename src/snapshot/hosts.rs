@@ -250,7 +250,7 @@ pub struct Doubts {
 }
 
 /// Limit of hostnames that wait for a refresh. Others are refreshed at their next scheduled
-/// look-up.
+/// lookup.
 const DOUBTS_MAX: usize = 1024;
 
 impl Doubts {

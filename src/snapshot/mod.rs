@@ -232,21 +232,21 @@ impl Publisher {
         let Ok(()) = self.update_if(change, |_, _| Ok::<_, Infallible>(()));
     }
 
-    /// Updates as [`Self::update`] does, but only if `judge` accepts the next snapshot. `judge`
-    /// gets the current snapshot and the next one. No other change can come between `judge` and the
+    /// Updates as [`Self::update`] does, but only if `check` accepts the next snapshot. `check`
+    /// gets the current snapshot and the next one. No other change can come between `check` and the
     /// swap.
     ///
     /// # Errors
-    /// Returns the error of `judge`; the current snapshot stays.
+    /// Returns the error of `check`; the current snapshot stays.
     pub fn update_if<T, E>(
         &self,
         change: builder::Change,
-        judge: impl FnOnce(&Snapshot, &Snapshot) -> Result<T, E>,
+        check: impl FnOnce(&Snapshot, &Snapshot) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut old = self.retired.lock();
         let current = self.current.load_full();
         let next = builder::build(&current, change);
-        let judged = judge(&current, &next)?;
+        let checked = check(&current, &next)?;
         drop(current);
         let (generation, hosts) = (next.generation, next.hosts.version);
         old.push(self.current.swap(Arc::new(next)));
@@ -254,7 +254,7 @@ impl Publisher {
             channel.send_if_modified(|seen| std::mem::replace(seen, now) != now);
         }
         old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
-        Ok(judged)
+        Ok(checked)
     }
 }
 

@@ -291,7 +291,7 @@ async fn pick_and_open(
         let started = Instant::now();
         let target = (binding, account);
         let pick = (&*endpoints, &*endpoint);
-        let try_end = remote::deadline_of_try(gateway, pick, &tried, deadline);
+        let try_end = remote::deadline_of_try(gateway, pick.0, pick.1, &tried, deadline);
         let opened = open(gateway, pick, target, try_end);
         let failure = match Box::pin(opened).await {
             Ok(stream) => {

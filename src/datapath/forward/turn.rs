@@ -314,7 +314,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                         .receive(input, start, &mut self.events);
                     received.map_err(ConnectionEnd::Http2)?;
                 }
-                Content::KeyUpdate { requested } => self.downstream.owes_key_update |= requested,
+                Content::KeyUpdate { requested } => {
+                    self.downstream.is_key_update_requested |= requested
+                }
                 Content::CloseNotify => {
                     self.is_read_closed = true;
                     return Ok(());
