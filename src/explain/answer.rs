@@ -288,7 +288,7 @@ impl Outcome {
             }
             RejectionForm::Connection => "the connection is reset".to_owned(),
         };
-        outcome.description = format!("refused: {what} ({reason})");
+        outcome.description = format!("rejected: {what} ({reason})");
         outcome
     }
 
@@ -296,7 +296,7 @@ impl Outcome {
     pub fn handshake_rejected(refusal: HandshakeRefusal) -> Self {
         Self {
             reason: Some(refusal.label().to_owned()),
-            description: format!("refused in the handshake, by a TLS alert ({refusal})"),
+            description: format!("rejected in the handshake, by a TLS alert ({refusal})"),
             ..Self::default()
         }
     }

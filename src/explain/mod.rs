@@ -445,7 +445,7 @@ impl Explainer<'_> {
         }
         answer.peer.cluster = None;
         answer.peer.description = format!(
-            "refused in the handshake: its issuer is not one of the `issuers` of {domain} in \
+            "rejected in the handshake: its issuer is not one of the `issuers` of {domain} in \
              `trust.domains`; add it there, or select another cluster by --cluster"
         );
         let refusal = HandshakeRefusal::UntrustedIssuer;

@@ -62,12 +62,12 @@ pub(super) fn identity(
             peer.source.cluster
         ),
         Err(HandshakeRefusal::UntrustedIssuer) => {
-            "refused in the handshake: `trust.unknown_issuers` is `reject`; select one of \
+            "rejected in the handshake: `trust.unknown_issuers` is `reject`; select one of \
              `trust.clusters` by --cluster"
                 .to_owned()
         }
         Err(_) => format!(
-            "refused in the handshake: trust domain {domain} is not in the trust set; add \
+            "rejected in the handshake: trust domain {domain} is not in the trust set; add \
              {{name: {domain}}} to `trust.domains`"
         ),
     };

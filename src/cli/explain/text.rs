@@ -47,7 +47,7 @@ impl Page {
     }
 
     fn write_leg(&mut self, leg: &LookupRow) {
-        self.field("Asked", &leg.asked);
+        self.field("Requested", &leg.asked);
         if let Some(from) = &leg.from {
             self.continuation(from);
         }
@@ -70,7 +70,7 @@ impl Page {
         }
         let rule = &leg.rule;
         self.field(
-            if rule.allowed { "Allowed" } else { "Refused" },
+            if rule.allowed { "Allowed" } else { "Rejected" },
             &rule.description,
         );
         for entry in &rule.entries {
@@ -155,7 +155,7 @@ impl Page {
             self.0.table(
                 &answer.endpoints,
                 &[
-                    ("ODDS", &|row| percent(row.probability)),
+                    ("PROBABILITY", &|row| percent(row.probability)),
                     ("ADDRESS", &|row| row.address.clone()),
                     ("WORKLOAD", &|row| row.workload.to_string()),
                     ("LOCALITY", &locality),
