@@ -58,7 +58,7 @@ pub use exclusion::ExclusionReason;
 pub use exposure::{
     Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility,
 };
-pub use hosts::{Answer, Doubts, Host, Hosts};
+pub use hosts::{Answer, Host, Hosts, RefreshRequests};
 pub use lookup::{LookupResult, MatchedBy, ServicePort};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
@@ -145,7 +145,7 @@ impl Snapshot {
 pub struct Reader {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Receiver<u64>,
-    doubts: Arc<Doubts>,
+    refresh_requests: Arc<RefreshRequests>,
 }
 
 impl Reader {
@@ -163,7 +163,7 @@ impl Reader {
     /// address does not answer. Does nothing for an endpoint without a hostname.
     pub fn request_refresh(&self, endpoint: &Endpoint) {
         if !endpoint.definition.hostname.is_empty() {
-            self.doubts.note(&endpoint.definition.hostname);
+            self.refresh_requests.push(&endpoint.definition.hostname);
         }
     }
 
@@ -181,7 +181,7 @@ pub struct Publisher {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Sender<u64>,
     hosts: watch::Sender<u64>,
-    doubts: Arc<Doubts>,
+    refresh_requests: Arc<RefreshRequests>,
     /// Replaced snapshots that the data path still reads. Holding them here keeps the cost of
     /// freeing them off the tunnels. The lock serializes updates, so that each one builds on the
     /// one before.
@@ -195,7 +195,7 @@ impl Publisher {
             current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
             generation: watch::Sender::new(0),
             hosts: watch::Sender::new(0),
-            doubts: Arc::default(),
+            refresh_requests: Arc::default(),
             retired: Mutex::default(),
         }
     }
@@ -205,7 +205,7 @@ impl Publisher {
         Reader {
             current: Arc::clone(&self.current),
             generation: self.generation.subscribe(),
-            doubts: Arc::clone(&self.doubts),
+            refresh_requests: Arc::clone(&self.refresh_requests),
         }
     }
 
@@ -215,8 +215,8 @@ impl Publisher {
     }
 
     /// Returns the hostnames for which a refresh was requested.
-    pub fn refresh_requests(&self) -> &Doubts {
-        &self.doubts
+    pub fn refresh_requests(&self) -> &RefreshRequests {
+        &self.refresh_requests
     }
 
     /// Makes every open tunnel be evaluated again although the snapshot is the same. Used when the

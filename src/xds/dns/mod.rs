@@ -74,7 +74,7 @@ pub async fn run(dns: Dns) {
             changed = rules.changed() => if changed.is_err() {
                 return;
             },
-            refresh_requests = dns.publisher.refresh_requests().taken() => {
+            refresh_requests = dns.publisher.refresh_requests().take_all() => {
                 for name in refresh_requests {
                     schedule.request_refresh(&name, Instant::now());
                 }
