@@ -41,7 +41,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
     let (mut client, stream) = tcp_pair().await;
     let descriptor = descriptor(&gateway);
     let peer = Arc::new(Peer {
-        holder: Some(descriptor.holder().clone()),
+        holders: Some(descriptor.holders().clone()),
         ..Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None)
     });
     let record = Record::for_client_hello(&gateway.metrics, &peer.source, None);

@@ -121,9 +121,9 @@ impl TestGateway {
         publisher.update(mesh([("echo", ([10, 0, 0, 1], 8080).into())]));
         let gateway = gateway_of(publisher.reader(), DenyList::default());
         gateway.budget.set_limit(BUFFERS);
-        let holder = descriptor(&gateway).holder().clone();
+        let holders = descriptor(&gateway).holders().clone();
         let peer = Arc::new(Peer {
-            holder: Some(holder),
+            holders: Some(holders),
             ..(*peer(SystemTime::now() + FAR)).clone()
         });
         Self {
@@ -275,8 +275,8 @@ impl Rig {
         let permit = policy::run(&snapshot, peer, route).expect("a permit");
         let pick = balance::pick(permit, &[]).expect("a pick");
         let pick = authorize::run(gateway, peer, pick).expect("a grant");
-        let descriptor = peer.holder.as_ref().map(|holder| holder.upstream());
-        let descriptor = descriptor.expect("a holder").expect("a descriptor");
+        let descriptor = peer.holders.as_ref().map(|holders| holders.upstream());
+        let descriptor = descriptor.expect("a holders").expect("a descriptor");
         let record = Record::new(&gateway.metrics, &peer.source, "echo.app:80");
         let slot = self.slots.try_take().expect("a slot");
         let tunnel = NewTunnel {
