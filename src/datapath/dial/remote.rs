@@ -156,7 +156,7 @@ async fn send(
     let opened = gateway.outer.open(target, request, deadline).await;
     let opened = opened.map(|answer| {
         let now = Instant::now();
-        endpoint.state.record_share(answer.share, now);
+        endpoint.state.record_share(answer.weight_factor, now);
         if let Some(load) = answer.load {
             match ServiceLoad::parse(load.as_bytes()) {
                 Some(load) => endpoint.state.record_load(load, now),
