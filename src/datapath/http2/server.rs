@@ -1,4 +1,4 @@
-//! Server side of HTTP/2 for CONNECT (RFC 9113), without input and output.
+//! HTTP/2 server for CONNECT (RFC 9113) as a state machine without I/O (sans-I/O).
 //!
 //! [`Server::receive`] turns decrypted bytes into events for the driver of the connection
 //! ([`Turns`](crate::datapath::forward::turn::Turns)), and answers control frames by itself. All
