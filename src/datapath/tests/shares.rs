@@ -69,7 +69,7 @@ fn build_snapshot(service: Service, workloads: Vec<Workload>, rule: TrafficRule)
             [("echo.app".into(), rule)],
             TrafficRule::default(),
         )),
-        direct: Some(true),
+        has_passthrough: Some(true),
         ..Change::default()
     };
     build(&Snapshot::default(), change)

@@ -32,7 +32,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
     let istiod = listener.local_addr().expect("an address");
     let publisher = Publisher::new();
     publisher.update(Change {
-        direct: Some(true),
+        has_passthrough: Some(true),
         ..mesh([("istiod", istiod)])
     });
     let loopback = "127.0.0.0/8".parse().expect("a network");
