@@ -11,7 +11,7 @@ use strait::datapath::client_hello::ClientHelloReader;
 use strait::datapath::dial::DenyList;
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::{Caller, ExposureTable, MatchedBy, ServicePort};
+use strait::snapshot::{Caller, ExposureTable, MatchedBy, NO_LINK_FACTORS, ServicePort};
 use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source};
 use strait::tools::samples;
 use strait::wire::Authority;
@@ -121,7 +121,7 @@ fn pick(criterion: &mut Criterion) {
     for count in [10, 1_000, 100_000] {
         let set = mesh::endpoints(count);
         group.bench_function(BenchmarkId::from_parameter(count), |b| {
-            b.iter(|| balance::choose(black_box(&set), &[]).is_some());
+            b.iter(|| balance::choose(black_box(&set), &[], NO_LINK_FACTORS).is_some());
         });
     }
     group.finish();

@@ -9,7 +9,7 @@ use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change, HBONE_PORT};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot};
+use crate::snapshot::{BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot, label};
 
 use super::inputs::{exposure_table, name_table};
 use super::{names, routes, traffic, transit};
@@ -49,6 +49,7 @@ pub(super) fn run(
         }
     }
     warnings.extend(traffic::unknown_names(config, mesh));
+    warnings.extend(subset_warnings(config, &snapshot));
     warnings.extend(check_dialable(config, &snapshot));
     warnings.extend(transit::check_grants(config, &snapshot));
     warnings.extend(check_bindings(config, &snapshot));
@@ -78,6 +79,32 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snaps
         ..Change::default()
     };
     builder::build(&Snapshot::default(), change)
+}
+
+/// Returns warnings about labels of subsets that no workload of their service has.
+fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for exposed in &config.exposure.services {
+        let Some(service) = snapshot.service_by_name(&exposed.service.host) else {
+            continue;
+        };
+        let name = format!("{}/{}", service.namespace, service.hostname);
+        let labels = exposed.subsets.iter();
+        let labels = labels.flat_map(|of| of.labels.iter().map(move |label| (&of.name, label)));
+        for (subset, (key, value)) in labels {
+            let mut workloads = snapshot.mesh.workloads.values();
+            if !workloads
+                .any(|one| one.services.get(&*name).is_some() && label(one, key) == Some(value))
+            {
+                warnings.push(format!(
+                    "{}: warning: no workload of {} has the label `{key}: {value}` of its subset \
+                     {subset}; write a label that one has",
+                    exposed.line, exposed.service.host
+                ));
+            }
+        }
+    }
+    warnings
 }
 
 /// Returns warnings about exposed services whose tunnels could not be dialled at present.

@@ -42,6 +42,7 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
         listeners: &listeners(config),
         bindings: &bindings.collect::<Vec<_>>(),
         places: &places(config),
+        links: &[],
         has_room: true,
         now: Instant::now(),
     };
@@ -60,6 +61,7 @@ pub(super) fn for_gateway(app: &App) -> ExplainHandler {
             listeners: &listeners(&config),
             bindings: &open.bindings(),
             places: &places(&config),
+            links: &gateway.metrics.reduced_links(),
             has_room: gateway.budget.has_room(),
             now: Instant::now(),
         };

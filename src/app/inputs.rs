@@ -423,7 +423,7 @@ fn subset(config: &Config, host: &str, of: &ServiceSubset) -> Subset {
         labels: of
             .labels
             .iter()
-            .map(|(label, value)| (*label, value.as_str().into()))
+            .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
             .collect(),
         weight,
     };

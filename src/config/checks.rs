@@ -9,6 +9,7 @@ use super::{
     PolicyMode, READINESS, Traffic, Trust,
 };
 use crate::wire::UNKNOWN_CLUSTER;
+use crate::wire::label::KNOWN_LABELS;
 use crate::yaml::{Document, Position, Report, Value};
 
 /// The sections that others are checked against, each if it is readable.
@@ -52,6 +53,7 @@ impl Sections {
         self.own_bindings(root);
         self.policies(root);
         self.localities(root);
+        self.labels(root);
         overlaps(root, report);
         admin_is_local(root);
     }
@@ -170,6 +172,23 @@ impl Sections {
         for value in root.find("policy.istio") {
             let what = "requires Istio's policies, which an Envoy control plane does not send";
             value.error(what, "`off`, and the permitted peers into `exposure`");
+        }
+    }
+
+    /// Warns of labels of subsets that istiod does not send.
+    fn labels(&self, root: Value<'_>) {
+        if !matches!(self.discovery, Some(Discovery::Istio { .. })) {
+            return;
+        }
+        for labels in root.find("exposure.services[].subsets[].labels") {
+            for (entry, value) in labels.pairs() {
+                let key = &*entry.key;
+                if !KNOWN_LABELS.contains(&key) {
+                    let what = format!("is of the label `{key}`, which istiod does not send");
+                    let known = KNOWN_LABELS.map(|known| format!("`{known}`"));
+                    value.warning(what, format!("one of {}", known.join(", ")));
+                }
+            }
         }
     }
 
@@ -308,6 +327,27 @@ mod tests {
         assert!(!overlap("127.0.0.1:1", "127.0.0.2:1"));
         assert!(!overlap("127.0.0.1:1", "127.0.0.1:2"));
         assert!(!overlap("127.0.0.1:0", "127.0.0.1:0"));
+    }
+
+    #[test]
+    fn labels_that_istiod_does_not_send_are_a_warning() {
+        let findings = |discovery: &str| {
+            let good = super::super::tests::GOOD;
+            let file = "discovery: {kind: file, path: Cargo.toml}";
+            assert!(good.contains(file));
+            let text = good.replace(file, discovery);
+            let labels = "{version: v1, team: a, topology.istio.io/cluster: east}";
+            let subsets = format!("[{{name: v1, labels: {labels}}}]");
+            let entry = format!("{{service: a.b, to: [{{anyone: true}}], subsets: {subsets}}}");
+            let text = format!("{text}exposure: {{services: [{entry}]}}\n");
+            let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
+            Config::parse(&path, &text).1.to_string()
+        };
+        assert_eq!(findings("discovery: {kind: file, path: Cargo.toml}"), "");
+        let istio = findings("discovery: {kind: istio, address: \"a.b:1\", roots: Cargo.toml}");
+        let want = "is of the label `team`, which istiod does not send; write one of `version`, ";
+        assert!(istio.contains(want), "{istio}");
+        assert_eq!(istio.lines().count(), 1, "{istio}");
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::define::{Size, TunnelTime, section};
+use serde_json::json;
+
+use super::define::{Size, TunnelTime, form, section};
 use crate::wire::sni::SniPattern;
 use crate::yaml::Value;
 
@@ -19,8 +21,8 @@ section! {
         /// for all. Services that only their namespace sees (`exportTo: ["."]`) are not among them.
         exposes: Vec<SniPattern> = default(Vec::new());
         /// Budget of the bytes that their tunnels carry through this gateway to gateways of `to`.
-        /// An excess raises an alert and ends no tunnel. A link to the cluster of this gateway
-        /// takes none: write it in the configuration of `from`.
+        /// An excess raises an alert and may reduce weights, but ends no tunnel. A link to the
+        /// cluster of this gateway takes none: write it in the configuration of `from`.
         budget: Option<LinkBudget> = default(None, "no budget");
     }
 }
@@ -33,7 +35,23 @@ section! {
         bytes: usize as Size = required("100GiB");
         /// Period. The first one begins with the start of the process.
         period: Duration as TunnelTime = default(DAY);
+        /// Percentage of their weight that gateways of `to` have for new tunnels of these peers,
+        /// from an excess until the end of the period. Other endpoints of the tier take the rest.
+        /// Without others the tunnels still go to `to`.
+        excess_weight: Option<u8> as Option<ExcessWeight> = default(None, "the whole weight");
     }
+}
+
+form! {
+    /// A part of a weight.
+    ExcessWeight => u8, "a whole percentage from 1% to 99%, such as `10%`", "string",
+        |value, wanted| value.parsed(wanted, |text| {
+            let digits = text.strip_suffix('%')?;
+            let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+            let percent = digits.parse().ok().filter(|_| is_plain)?;
+            (1..=99).contains(&percent).then_some(percent)
+        }),
+        |percent| json!(format!("{percent}%"));
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -128,6 +146,16 @@ mod tests {
             (
                 "[{from: a, to: b, budget: {bytes: 1KiB}}]",
                 "11: error: `links[].budget.bytes` is `1KiB`; write a size of at least 1MiB",
+            ),
+            (
+                "[{from: west, to: east}, {from: a, to: b, budget: {bytes: 1GiB, excess_weight: \
+                 10%}}]",
+                "",
+            ),
+            (
+                "[{from: a, to: b, budget: {bytes: 1GiB, excess_weight: 0%}}]",
+                "11: error: `links[].budget.excess_weight` is `0%`; write a whole percentage from \
+                 1% to 99%",
             ),
             (
                 "[{from: a, to: b, budget: {bytes: 1GiB, period: 0s}}]",

@@ -5,18 +5,19 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Value as Json, json};
 
 use super::define::{Positive, Shape, TEXT, Type, form, section};
-use crate::wire::Label;
+use crate::wire::label::is_label;
 use crate::yaml::Value;
 
 section! {
-    /// A subset of the endpoints of a service in the own network. `labels` or `split` is given.
+    /// A subset of the endpoints of a service. `labels` or `split` is given.
     pub struct ServiceSubset at "exposure.services[].subsets[]", check(check_subset) {
         /// Name of the subset.
         name: String as SubsetName = required("v1");
-        /// Labels that its workloads have: `version` and `app` (the canonical revision and name
-        /// of Istio, also under their own keys), `topology.istio.io/cluster`,
-        /// `topology.kubernetes.io/region` and `topology.kubernetes.io/zone`.
-        labels: Vec<(Label, String)> as SubsetLabels = default(Vec::new(), "none");
+        /// Labels that its workloads have: labels of the mesh file or of an Envoy control plane;
+        /// `version` and `app`, else the canonical revision and name of Istio, also under their own
+        /// keys; `topology.istio.io/cluster`, `topology.kubernetes.io/region` and
+        /// `topology.kubernetes.io/zone`, which alone select other networks.
+        labels: Vec<(String, String)> as SubsetLabels = default(Vec::new(), "none");
         /// Shares of other subsets, which have `labels`.
         split: Vec<SubsetShare> = default(Vec::new(), "none");
     }
@@ -48,7 +49,7 @@ form! {
 pub(in crate::config) enum SubsetLabels {}
 
 impl Type for SubsetLabels {
-    type Out = Vec<(Label, String)>;
+    type Out = Vec<(String, String)>;
 
     fn read(value: Value<'_>) -> Option<Self::Out> {
         if !value.is_map() {
@@ -56,21 +57,20 @@ impl Type for SubsetLabels {
             return None;
         }
         let read = value.pairs().map(|(entry, value)| {
-            let label = Label::parse(&entry.key);
-            if label.is_none() {
-                let names = Label::NAMES.map(|(name, _)| format!("`{name}`"));
-                let what = format!("is of the label `{}`, which no source gives", entry.key);
-                value.error(what, format!("one of {}", names.join(", ")));
+            let (key, text) = (&*entry.key, value.text()?);
+            if !is_label(key, text) {
+                let what = format!("is the label `{key}: {text}`");
+                let how = "a key and a value of at most 63 characters, as in Kubernetes";
+                value.error(what, how);
+                return None;
             }
-            Some((label?, value.text()?.to_owned()))
+            Some((key.to_owned(), text.to_owned()))
         });
         read.collect::<Vec<_>>().into_iter().collect()
     }
 
     fn show(out: &Self::Out) -> Json {
-        let pairs = out
-            .iter()
-            .map(|(label, value)| (label.key().to_owned(), json!(value)));
+        let pairs = out.iter().map(|(key, value)| (key.clone(), json!(value)));
         Json::Object(pairs.collect())
     }
 
@@ -131,7 +131,8 @@ mod tests {
             let other = format!("{entry}, subsets: [{{name: v3, labels: {{app: c}}}}]}}");
             exposed(&format!("{entry}, subsets: [{subsets}]}}, {other}"))
         };
-        let both = "{name: v1, labels: {version: v1, app: a}}, {name: v2, labels: {version: v2}}";
+        let both = "{name: v1, labels: {version: v1, example.com/team: a}}, \
+                    {name: v2, labels: {version: v2}}";
         let split = |names: [&str; 2]| {
             let [one, other] = names;
             let shares = format!("{{subset: {one}, weight: 9}}, {{subset: {other}, weight: 1}}");
@@ -148,8 +149,8 @@ mod tests {
                 "write lower-case letters, digits and `-`",
             ),
             (
-                "{name: v1, labels: {team: a}}",
-                "label `team`, which no source gives",
+                "{name: v1, labels: {a/: a}}",
+                "labels[]` is the label `a/: a`; write a key and a value of at most 63",
             ),
             (
                 "{name: v3, labels: {app: a}}",

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::snapshot::{
-    Candidate, Endpoint, EndpointSet, EndpointState, FACTOR_ONE, InFlight, Load, Part,
+    Endpoint, EndpointSet, EndpointState, FACTOR_ONE, InFlight, LinkFactors, Load, Part,
 };
 use crate::telemetry::Metrics;
 
@@ -48,12 +48,12 @@ impl Pick {
     }
 }
 
-/// Picks an endpoint that is not in `tried`.
+/// Picks an endpoint that is not in `tried`, with the factors of the peer's links.
 ///
 /// # Errors
 /// Returns the permit if no endpoint is left.
-pub fn pick(permit: Permit, tried: &[Arc<Endpoint>]) -> Result<Pick, Permit> {
-    let Some(endpoint) = choose(permit.route().endpoints(), tried).map(Arc::clone) else {
+pub fn pick(permit: Permit, tried: &[Arc<Endpoint>], links: &LinkFactors) -> Result<Pick, Permit> {
+    let Some(endpoint) = choose(permit.route().endpoints(), tried, links).map(Arc::clone) else {
         return Err(permit);
     };
     let in_flight = InFlight::new(&endpoint.state);
@@ -94,13 +94,18 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 /// In a set with groups, one group is drawn by its share; the others replace it if it has no
 /// eligible endpoint. Two weighted draws follow, and the less loaded endpoint is taken. Load is
 /// the number of tunnels in flight per weight. On equal load the first draw is taken, so that the
-/// shares equal the weights. Loads that gateways advertise change their weights.
+/// shares equal the weights. Loads that gateways advertise, and exceeded budgets of links, change
+/// their weights.
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.
 /// [`pick_probabilities`](crate::snapshot::pick_probabilities) computes the probabilities of this
 /// pick.
-pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
+pub fn choose<'a>(
+    set: &'a EndpointSet,
+    tried: &[Arc<Endpoint>],
+    links: &LinkFactors,
+) -> Option<&'a Arc<Endpoint>> {
     // Usually no endpoint was ever ejected, and the clock is not read.
     let now = LazyCell::new(Instant::now);
     let now = || *now;
@@ -109,11 +114,11 @@ pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a A
     let healthy = |state: &Arc<EndpointState>| untried(state) && !is_ejected(state);
     let index = match set.groups() {
         None => {
-            let whole = set.whole();
+            let whole = set.whole(links);
             best_of_two(whole, &healthy, now).or_else(|| best_of_two(whole, &untried, now))
         }
         Some(groups) => {
-            let mut parts = set.drawn(groups, groups.draw()?);
+            let mut parts = set.drawn(groups, groups.draw()?, links);
             let again = parts.clone();
             let found = parts.find_map(|part| best_of_two(part, &healthy, now));
             found.or_else(|| {
@@ -165,7 +170,7 @@ fn best_of_two(
     let max = part.factor_max(now);
     let draw = || draw(part, eligible, max, now);
     let (first, second) = (draw()?, draw()?);
-    let load = |place: usize| Some(Load::of(part.candidates.get(place)?, part.by_latency, now));
+    let load = |place: usize| Load::of(part, place, now);
     let best = match load(second)?.compare(load(first)?) {
         Ordering::Less => second,
         Ordering::Equal | Ordering::Greater => first,
@@ -187,39 +192,38 @@ fn draw(
     for _ in 0..draws {
         let place = part.draw()?;
         let candidate = part.candidates.get(place)?;
-        let factor = candidate.factor(now);
+        let factor = part.factor(place, now);
         // The table has no factors, so a draw counts with the probability factor / max.
         if eligible(&candidate.state) && (factor >= max || fastrand::u32(..max) < factor) {
             return Some(place);
         }
     }
-    let weight = |candidate: &Candidate| {
-        if eligible(&candidate.state) {
-            candidate.scaled_weight(now)
-        } else {
-            0
+    let weight = |place: &usize| {
+        let candidate = part.candidates.get(*place);
+        match candidate.filter(|candidate| eligible(&candidate.state)) {
+            Some(_) => part.scaled_weight(*place, now),
+            None => 0,
         }
     };
-    let total: u64 = part.candidates.iter().map(weight).sum();
+    let mut places = 0..part.candidates.len();
+    let total: u64 = places.clone().map(|place| weight(&place)).sum();
     if total == 0 {
         return None;
     }
     let mut at = fastrand::u64(..total);
-    part.candidates
-        .iter()
-        .position(|candidate| match at.checked_sub(weight(candidate)) {
-            Some(left) => {
-                at = left;
-                false
-            }
-            None => true,
-        })
+    places.find(|place| match at.checked_sub(weight(place)) {
+        Some(left) => {
+            at = left;
+            false
+        }
+        None => true,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::snapshot::Protocol;
     use crate::snapshot::mesh::Workload;
+    use crate::snapshot::{NO_LINK_FACTORS, Protocol};
 
     use super::*;
 
@@ -246,7 +250,8 @@ mod tests {
         fastrand::seed(7);
         let mut counts = vec![0_u32; set.endpoints.len()];
         for _ in 0..DRAWS {
-            counts[best_of_two(set.whole(), eligible, Instant::now).expect("an endpoint")] += 1;
+            counts[best_of_two(set.whole(NO_LINK_FACTORS), eligible, Instant::now)
+                .expect("an endpoint")] += 1;
         }
         counts
             .iter()
@@ -285,7 +290,14 @@ mod tests {
         let out = Arc::clone(&set.endpoints[2].state);
         let eligible = |state: &Arc<EndpointState>| !Arc::ptr_eq(state, &out);
         assert_shares(&shares(&set, &eligible), &[0.25, 0.75, 0.0]);
-        assert!(best_of_two(set.whole(), &|_: &Arc<EndpointState>| false, Instant::now).is_none());
+        assert!(
+            best_of_two(
+                set.whole(NO_LINK_FACTORS),
+                &|_: &Arc<EndpointState>| false,
+                Instant::now
+            )
+            .is_none()
+        );
     }
 
     #[test]
@@ -295,7 +307,7 @@ mod tests {
         assert_eq!(&**set.endpoints[0].uid(), "1");
         assert!(
             best_of_two(
-                EndpointSet::default().whole(),
+                EndpointSet::default().whole(NO_LINK_FACTORS),
                 &|_: &Arc<EndpointState>| true,
                 Instant::now
             )
@@ -331,7 +343,7 @@ mod tests {
         let mut counts = vec![0_u32; weights.len()];
         let mut tunnels = Vec::new();
         for _ in 0..TUNNELS {
-            let chosen = choose(&set, &[]).expect("an endpoint");
+            let chosen = choose(&set, &[], NO_LINK_FACTORS).expect("an endpoint");
             counts[chosen.uid().parse::<usize>().expect("its place")] += 1;
             tunnels.push(InFlight::new(&chosen.state));
             if tunnels.len() > open {

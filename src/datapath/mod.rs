@@ -62,7 +62,7 @@ use std::sync::Arc;
 
 use crate::lifecycle::Lifecycle;
 use crate::outer::Pool;
-use crate::snapshot::Reader;
+use crate::snapshot::{LinkFactors, Reader};
 use crate::telemetry::Metrics;
 use crate::tls::InboundTls;
 
@@ -111,6 +111,11 @@ impl DataPath {
             admission,
             deny,
         }
+    }
+
+    /// Returns the factors of weights by the links from the cluster of a peer.
+    fn link_factors(&self, peer: &identity::Peer) -> LinkFactors {
+        LinkFactors::of_peer(&self.metrics.reduced_links(), &peer.source.counted_cluster)
     }
 }
 

@@ -179,7 +179,8 @@ pub struct EndpointRow {
     pub group: usize,
     /// Weight of the endpoint.
     pub weight: u32,
-    /// Factor of the weight by what the gateway at the address has advertised; 1 without it.
+    /// Factor of the weight by what the gateway at the address has advertised, by its round trip
+    /// time, and by an exceeded budget of the link to its cluster; 1 without any.
     pub factor: f64,
     /// Number of tunnels in flight.
     pub tunnels: u32,

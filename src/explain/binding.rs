@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::datapath::binding::Binding;
+use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
 use crate::reason::Reason;
 
@@ -84,7 +85,7 @@ fn evaluate(
         answer.notes.push(full);
         return Ok(Outcome::refused(Reason::BindingFull, form));
     }
-    if binding.requires_identity() {
+    let peer = if binding.requires_identity() {
         let peer = match asking.authenticate(Arc::default(), answer)? {
             Ok(peer) => peer,
             Err(refused) => return Ok(refused),
@@ -97,7 +98,10 @@ fn evaluate(
             }
             return Ok(Outcome::refused(Reason::NotForPeer, form));
         }
-    }
+        peer
+    } else {
+        Peer::unauthenticated(question.address(), Arc::default(), None)
+    };
     if !world.has_room {
         return Ok(Outcome::refused(Reason::BuffersFull, form));
     }
@@ -117,7 +121,7 @@ fn evaluate(
         "the gateways decide whether they expose the service to the identity of this one".to_owned()
     });
     let workloads = binding.is_inner_hbone().then_some(&binding.workloads);
-    Ok(endpoints::run_bound(asking, set, workloads, answer))
+    Ok(endpoints::run_bound(asking, &peer, set, workloads, answer))
 }
 
 /// Describes the service of a binding and its clients. `refused` is an address that is none.

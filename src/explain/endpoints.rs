@@ -14,9 +14,10 @@ use crate::outer::{ExpectedWorkloads, Failure};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, ExclusionReason, FACTOR_ONE, MatchedBy, Protocol, Service,
-    exclusion_reason, location_exclusion, pick_probabilities,
+    Endpoint, EndpointSet, Enforcement, ExclusionReason, FACTOR_ONE, LinkFactors, MatchedBy,
+    Protocol, Service, exclusion_reason, location_exclusion, pick_probabilities,
 };
+use crate::status::ReducedLink;
 
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
 use super::question::OWN_HASH;
@@ -74,7 +75,7 @@ pub(super) fn run(
         let first = answer.groups.len();
         let groups = groups(one);
         let by_waypoint = one.waypoint.is_some();
-        let candidates = candidates(world, one, first, |endpoint| {
+        let candidates = candidates((world, peer), one, first, |endpoint| {
             predict(world, (peer, route), endpoint, by_waypoint)
         });
         for outcome in possible_outcomes(&candidates, route.reason_without_endpoint()) {
@@ -90,6 +91,7 @@ pub(super) fn run(
         all.extend(candidates);
     }
     answer.transit = why::transit(route);
+    note_reduced_links((world, peer), &all, answer);
     answer.dropped = balance::drop_probability(route);
     if answer.dropped > 0.0 {
         let dropped = Err(Reason::DropOverload);
@@ -121,6 +123,7 @@ pub(super) fn run(
 /// answer. Without `expected` no workload is verified.
 pub(super) fn run_bound(
     asking: Explainer<'_>,
+    peer: &Peer,
     set: Arc<EndpointSet>,
     expected: Option<&ExpectedWorkloads>,
     answer: &mut Answer,
@@ -131,11 +134,12 @@ pub(super) fn run_bound(
         set,
     };
     let world = asking.world;
-    let candidates = candidates(world, &all, 0, |endpoint| Prediction {
+    let candidates = candidates((world, peer), &all, 0, |endpoint| Prediction {
         failure: dial_failure(world, endpoint, expected),
         audited: None,
     });
     answer.groups = groups(&all);
+    note_reduced_links((world, peer), &candidates, answer);
     let without = Reason::NoEndpoint;
     let outcomes = possible_outcomes(&candidates, without);
     list_endpoints(asking, candidates, expected, answer);
@@ -284,8 +288,29 @@ fn groups(drawn: &WeightedSet) -> Vec<GroupRow> {
     rows.collect()
 }
 
+/// Adds a note for each link of the peer whose exceeded budget reduces the weight of a candidate.
+fn note_reduced_links(
+    (world, peer): (&ExplainState<'_>, &Peer),
+    candidates: &[Candidate<'_>],
+    answer: &mut Answer,
+) {
+    let of_peer = |link: &&ReducedLink| link.is_from(&peer.source.counted_cluster);
+    for link in world.links.iter().filter(of_peer) {
+        let mut remote = candidates
+            .iter()
+            .filter_map(|one| one.endpoint.remote.as_ref());
+        if remote.any(|remote| remote.cluster == link.to) {
+            answer.notes.push(format!(
+                "the budget of the link from {} to {} is exceeded: gateways of {} have {}% of \
+                 their weight",
+                link.from, link.to, link.to, link.weight_percent
+            ));
+        }
+    }
+}
+
 fn candidates<'a>(
-    world: &ExplainState<'_>,
+    (world, peer): (&ExplainState<'_>, &Peer),
     drawn: &'a WeightedSet,
     first: usize,
     predict: impl Fn(&Endpoint) -> Prediction,
@@ -300,9 +325,12 @@ fn candidates<'a>(
     };
     let sizes = sizes.into_iter().enumerate();
     let places = sizes.flat_map(|(place, size)| std::iter::repeat_n(first + place, size));
-    let probability = pick_probabilities(&drawn.set, world.now);
-    let factors = drawn.set.candidates.iter();
-    let factors = factors.map(|one| f64::from(one.factor(|| world.now)) / f64::from(FACTOR_ONE));
+    let links = LinkFactors::of_peer(world.links, &peer.source.counted_cluster);
+    let probability = pick_probabilities(&drawn.set, &links, world.now);
+    let whole = drawn.set.whole(&links);
+    let factors = 0..drawn.set.endpoints.len();
+    let factors = factors.map(|place| whole.factor(place, || world.now));
+    let factors = factors.map(|factor| f64::from(factor) / f64::from(FACTOR_ONE));
     let numbers = probability.into_iter().zip(factors);
     let endpoints = drawn.set.endpoints.iter().zip(numbers).zip(places);
     let candidates = endpoints.map(|((endpoint, (probability, factor)), group)| Candidate {

@@ -30,6 +30,7 @@ use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{ServicePort, Snapshot};
+use crate::status::ReducedLink;
 use crate::tls::{Identity, Issuer};
 use crate::wire::sni::{self, RouteBy};
 use crate::wire::{Authority, HOPS_MAX, SpkiHash, Via};
@@ -58,6 +59,8 @@ pub struct ExplainState<'a> {
     pub bindings: &'a [Arc<Listener>],
     /// Positions of the configuration's entries.
     pub places: &'a ConfigPositions,
+    /// Links whose exceeded budget reduces weights.
+    pub links: &'a [ReducedLink],
     /// True if the budget of buffered bytes admits a new tunnel.
     pub has_room: bool,
     /// Time of the question, which decides which ejections have ended.

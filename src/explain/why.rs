@@ -158,12 +158,18 @@ pub(super) fn other_network(
     let mut endpoints = route.endpoints().endpoints.iter();
     let is_through = |remote: &RemoteGateway| *remote.network == *network;
     let is_reached = endpoints.any(|one| one.remote.as_deref().is_some_and(is_through));
+    let is_subset = matches!(route.means(), MatchedBy::Alias(alias) if alias.subset.is_some());
+    let or = if is_subset {
+        ", or instances outside the subset"
+    } else {
+        ""
+    };
     match route.transit() {
         _ if is_reached => format!("in network {network}, reached through its gateways"),
         Transit::Off => format!("in network {network}, and transit is off"),
         _ => match by_location() {
             Some(why) => format!("in network {network}: {why}"),
-            None => format!("in network {network}, which has no gateway that can be used"),
+            None => format!("in network {network}, which has no gateway that can be used{or}"),
         },
     }
 }

@@ -54,7 +54,7 @@ impl BoundEndpoints {
             states.insert(key, Arc::clone(&state));
             state
         });
-        let entries = Entries::local(std::iter::empty()).with_networks(shares);
+        let entries = Entries::local(std::iter::empty(), None).with_networks(shares);
         let endpoints = entries.list.into_iter().map(|entry| entry.endpoint);
         last.set = Arc::new(EndpointSet::new(endpoints));
         last.version = Some(snapshot.version);

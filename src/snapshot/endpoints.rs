@@ -11,7 +11,7 @@ use super::alias_table::AliasTable;
 use super::mesh::{self, Scope};
 use super::remote_instances::NetworkShare;
 use super::traffic::{Count, Spill};
-use super::{Endpoint, EndpointState, ExclusionReason};
+use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors, Subset};
 
 /// Service and the endpoints that this gateway may dial for it.
 #[derive(Debug)]
@@ -156,6 +156,8 @@ pub(super) struct Found {
 pub(super) struct Entry {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) count: Count,
+    /// Index of the part of a subset that it belongs to.
+    pub(super) part: Option<usize>,
 }
 
 /// Entries of a set. Weights and counts are multiplied by `scale`.
@@ -169,10 +171,14 @@ pub(super) struct Entries {
 
 impl Entries {
     /// Returns the entries of the own network, each endpoint with whether it is ready.
-    pub(super) fn local<'a>(endpoints: impl Iterator<Item = (&'a Arc<Endpoint>, bool)>) -> Self {
+    pub(super) fn local<'a>(
+        endpoints: impl Iterator<Item = (&'a Arc<Endpoint>, bool)>,
+        subset: Option<&Subset>,
+    ) -> Self {
         let entry = |(endpoint, is_ready): (&Arc<Endpoint>, bool)| Entry {
             endpoint: Arc::clone(endpoint),
             count: Count::one(is_ready),
+            part: subset.and_then(|subset| subset.part_of(&endpoint.definition)),
         };
         Self {
             list: endpoints.map(entry).collect(),
@@ -188,7 +194,10 @@ impl Entries {
             return self;
         }
         let scale = common_scale(&self.list, &shares);
-        for Entry { endpoint, count } in self.list.iter_mut().filter(|_| scale > 1) {
+        for Entry {
+            endpoint, count, ..
+        } in self.list.iter_mut().filter(|_| scale > 1)
+        {
             *count = Count {
                 ready: count.ready * scale,
                 all: count.all * scale,
@@ -218,6 +227,7 @@ impl Entries {
                     ..gateway
                 }),
                 count,
+                part: share.part,
             });
             self.list.extend(gateways);
         }
@@ -255,12 +265,15 @@ fn common_scale(local: &[Entry], shares: &[NetworkShare]) -> u32 {
 pub struct Part<'a> {
     /// Candidates of the group.
     pub candidates: &'a [Candidate],
+    /// Endpoints of the group, in the same order.
+    endpoints: &'a [Arc<Endpoint>],
     /// Index of the first candidate in the set.
     pub start: usize,
     /// True if dial latency counts as load.
     pub by_latency: bool,
     /// Indices in the set of its endpoints of other networks.
     remote: &'a [usize],
+    links: &'a LinkFactors,
     table: &'a AliasTable,
 }
 
@@ -340,12 +353,14 @@ impl EndpointSet {
     }
 
     /// Returns all endpoints as one group, for draws.
-    pub fn whole(&self) -> Part<'_> {
+    pub fn whole<'a>(&'a self, links: &'a LinkFactors) -> Part<'a> {
         Part {
             candidates: &self.candidates,
+            endpoints: &self.endpoints,
             start: 0,
             by_latency: false,
             remote: &self.remote,
+            links,
             table: &self.table,
         }
     }
@@ -356,6 +371,7 @@ impl EndpointSet {
         &'a self,
         groups: &'a Groups,
         first: usize,
+        links: &'a LinkFactors,
     ) -> impl Iterator<Item = Part<'a>> + Clone {
         let others = (0..groups.list.len()).filter(move |other| *other != first);
         let order = std::iter::once(first).chain(others);
@@ -367,8 +383,10 @@ impl EndpointSet {
             Part {
                 start: range.start,
                 candidates: self.candidates.get(range).unwrap_or_default(),
+                endpoints: self.of(group),
                 by_latency: groups.by_latency,
                 remote: self.remote.get(start..end).unwrap_or_default(),
+                links,
                 table: &group.table,
             }
         })
@@ -409,10 +427,23 @@ impl Part<'_> {
     pub fn factor_max(&self, now: impl Fn() -> Instant) -> u32 {
         let has_local = self.remote.len() < self.candidates.len();
         let remote = self.remote.iter();
-        let candidates = remote.filter_map(|index| self.candidates.get(index - self.start));
-        let factors = candidates.map(|one| one.factor(&now));
+        let factors = remote.map(|index| self.factor(index - self.start, &now));
         let factors = factors.chain(has_local.then_some(FACTOR_ONE));
         factors.max().unwrap_or(FACTOR_ONE)
+    }
+
+    /// Returns the factor of the weight of an endpoint of the group, in 256ths, with that of its
+    /// link.
+    pub fn factor(&self, place: usize, now: impl Fn() -> Instant) -> u32 {
+        let candidate = self.candidates.get(place);
+        let factor = candidate.map_or(FACTOR_ONE, |one| one.factor(now));
+        self.links.apply(self.endpoints.get(place), factor)
+    }
+
+    /// Returns the weight of an endpoint of the group times [`FACTOR_ONE`], with its factor.
+    pub fn scaled_weight(&self, place: usize, now: impl Fn() -> Instant) -> u64 {
+        let weight = self.candidates.get(place).map_or(0, |one| one.weight);
+        u64::from(weight) * u64::from(self.factor(place, now))
     }
 }
 
@@ -436,11 +467,6 @@ impl Candidate {
             });
         let by_rtt = self.state.share(now).unwrap_or(FACTOR_ONE);
         (by_load * by_rtt / FACTOR_ONE).max(1)
-    }
-
-    /// Returns the weight times [`FACTOR_ONE`], with its factor.
-    pub fn scaled_weight(&self, now: impl Fn() -> Instant) -> u64 {
-        u64::from(self.weight) * u64::from(self.factor(now))
     }
 
     fn of(endpoint: &Arc<Endpoint>) -> Self {

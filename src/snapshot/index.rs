@@ -245,7 +245,7 @@ impl Index {
     }
 
     /// Returns a service with the endpoints that may be dialled: its own, or those of the services
-    /// that an alias leads to. A subset has none in other networks.
+    /// that an alias leads to.
     pub(super) fn service<'r>(
         &self,
         definition: &Arc<mesh::Service>,
@@ -257,6 +257,7 @@ impl Index {
             .iter()
             .map(|(service, port)| self.part(service, *port));
         let parts: Vec<_> = parts.collect();
+        let subset = alias.and_then(|alias| alias.subset.as_ref());
         let local = |port: u16, is_passthrough: bool| {
             let endpoints = parts.iter().flat_map(|part| {
                 let members = part.members.iter();
@@ -270,14 +271,13 @@ impl Index {
                 endpoints.dedup_by(|(one, _), (other, _)| Arc::ptr_eq(one, other));
             }
             endpoints.retain(|(one, _)| alias.is_none_or(|alias| alias.has(&one.definition)));
-            Entries::local(endpoints.into_iter())
+            Entries::local(endpoints.into_iter(), subset)
         };
         let set =
             |port, is_passthrough| Arc::new(ranking(port).build_set(local(port, is_passthrough)));
         let remote = |port: u16| {
-            let region = alias.and_then(|alias| alias.region.as_deref());
-            let shares: Vec<_> = self.shares(&parts, port, region).collect();
-            if shares.is_empty() || alias.is_some_and(|alias| alias.subset.is_some()) {
+            let shares: Vec<_> = self.shares(&parts, port, alias).collect();
+            if shares.is_empty() {
                 return None;
             }
             let entries = local(port, false).with_networks(shares);
@@ -317,18 +317,22 @@ impl Index {
         }
     }
 
-    /// Returns the endpoints of a service port in other networks, in one region or in any.
+    /// Returns the endpoints of a service port in other networks, in the region and the subset of
+    /// an alias.
     fn shares<'a>(
         &'a self,
         parts: &'a [Behind<'_>],
         port: u16,
-        region: Option<&'a str>,
+        alias: Option<&'a Alias>,
     ) -> impl Iterator<Item = NetworkShare> + 'a {
         let rules = (&*self.network, self.hbone_only);
+        let region = alias.and_then(|alias| alias.region.as_deref());
+        let subset = alias.and_then(|alias| alias.subset.as_ref());
         let shares = parts.iter().flat_map(move |part| {
             let service = (part.service, part.name.as_str());
             let port = part.port.unwrap_or(port);
-            self.remote.shares(service, port, &self.networks, rules)
+            self.remote
+                .shares(service, port, &self.networks, rules, subset)
         });
         let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
         shares.filter_map(move |mut share| {

@@ -115,6 +115,9 @@ impl<K: Ord, V, const N: usize> From<[(K, V); N]> for Sorted<K, V> {
     }
 }
 
+/// Labels of pods.
+pub type PodLabels = Sorted<Arc<str>, Arc<str>>;
+
 /// Service port to target port.
 pub type Ports = Sorted<u16, u16>;
 
@@ -300,7 +303,9 @@ pub struct Template {
     pub has_waypoint: bool,
     /// Names, `namespace/name`, of the policies that select it.
     pub policies: Box<[Arc<str>]>,
-    /// Labels of its workloads.
+    /// Labels of its pods, of sources that give them. Subsets select by them.
+    pub pod_labels: PodLabels,
+    /// Labels of its workloads in metrics and logs.
     pub labels: Derived<WorkloadLabels>,
 }
 

@@ -26,6 +26,7 @@ mod exposure;
 mod hosts;
 mod identities;
 mod index;
+mod link_factors;
 mod lookup;
 mod members;
 pub mod mesh;
@@ -59,6 +60,7 @@ pub use exposure::{
     Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility,
 };
 pub use hosts::{Answer, Host, Hosts, RefreshRequests};
+pub use link_factors::{LinkFactors, NO_LINK_FACTORS};
 pub use lookup::{LookupResult, MatchedBy, ServicePort};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
@@ -69,7 +71,7 @@ pub use precedence::Collision;
 pub use remote::RemoteGateway;
 pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
 pub use shards::Shards;
-pub use subset::{Subset, SubsetPart};
+pub use subset::{Subset, SubsetPart, label};
 pub use tiers::{exclusion_reason, location_exclusion};
 pub use trust::{Caller, PeerCluster, TrustSet};
 

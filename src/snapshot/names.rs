@@ -99,7 +99,7 @@ impl Alias {
             && self
                 .subset
                 .as_ref()
-                .is_none_or(|subset| subset.has(workload))
+                .is_none_or(|subset| subset.part_of(workload).is_some())
     }
 
     /// Returns whether the alias still leads to every target of `earlier`. Additional targets are

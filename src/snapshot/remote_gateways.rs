@@ -12,7 +12,7 @@ use super::remote::GATEWAY_RECORD;
 use super::{Endpoint, EndpointState, RemoteGateway};
 
 /// Cluster of records whose source names none (docs/wire-contract.md 3.2).
-const UNNAMED_CLUSTER: &str = "Kubernetes";
+pub(super) const UNNAMED_CLUSTER: &str = "Kubernetes";
 /// Service account of records whose source names none (docs/wire-contract.md 3.2). Gateways that
 /// differ may have it.
 const UNNAMED_ACCOUNT: &str = "default";

@@ -12,7 +12,7 @@ use super::mesh::{self, GatewayAddress, Place, Workload};
 use super::networks::NetworkTable;
 use super::remote::gateway_network;
 use super::remote_gateways::{Gateway, remote_gateway};
-use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards};
+use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards, Subset};
 
 /// Instances and gateways of other networks.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +66,8 @@ type Changes<'a> = BTreeMap<&'a str, Option<&'a Arc<Workload>>>;
 pub(super) struct NetworkShare {
     /// Endpoint of each ready gateway, whose weight is not set yet.
     pub(super) gateways: Vec<Endpoint>,
+    /// Index of the part of a subset that all instances belong to.
+    pub(super) part: Option<usize>,
     /// Capacity of ready instances.
     pub(super) ready: u32,
     /// Capacity of all instances.
@@ -255,13 +257,14 @@ impl RemoteInstances {
     }
 
     /// Returns the endpoints of a port of a service in other networks. A network without a ready
-    /// gateway has none.
+    /// gateway has none, nor has one of which not all instances are in one part of the subset.
     pub(super) fn shares(
         &self,
         service: (&mesh::Service, &str),
         port: u16,
         rules: &NetworkTable,
         (own_network, hbone_only): (&str, bool),
+        subset: Option<&Subset>,
     ) -> Vec<NetworkShare> {
         let Some(known) = self.services.get(service.1) else {
             return Vec::new();
@@ -269,8 +272,15 @@ impl RemoteInstances {
         let networks = self.instances(service, port, (own_network, hbone_only));
         let share = |(network, found): (&str, Found<'_>)| {
             let (ready, all) = capacity(&found.serving);
-            let gateways = self.gateways(network, &found.all, rules).into_iter();
-            let gateways = gateways.filter(Gateway::is_ready).filter_map(|gateway| {
+            let gateways = self.gateways(network, &found.all, rules);
+            let instances = found.serving.iter().map(|(one, _)| &***one);
+            let cluster = common_cluster(&gateways);
+            let part = match subset {
+                Some(subset) => Some(subset.part_of_network(instances, cluster)?),
+                None => None,
+            };
+            let gateways = gateways.into_iter().filter(Gateway::is_ready);
+            let gateways = gateways.filter_map(|gateway| {
                 let key = (Arc::clone(&gateway.remote.network), gateway.address);
                 let state = Arc::clone(known.states.get(&key)?);
                 Some(gateway.endpoint(service, port, (&found.serving, ready), state))
@@ -278,6 +288,7 @@ impl RemoteInstances {
             let gateways: Vec<_> = gateways.collect();
             (all > 0 && !gateways.is_empty()).then_some(NetworkShare {
                 gateways,
+                part,
                 ready,
                 all,
             })
@@ -332,6 +343,7 @@ impl RemoteInstances {
             let gateways: Vec<_> = gateways.collect();
             (ready > 0 && !gateways.is_empty()).then_some(NetworkShare {
                 gateways,
+                part: None,
                 ready,
                 all,
             })
@@ -422,6 +434,17 @@ fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u16)> {
             port,
         }) => Some((ip.to_canonical(), *port)),
         _ => None,
+    }
+}
+
+/// Returns the cluster of all gateways; empty if it is unknown or not the same.
+fn common_cluster(gateways: &[Gateway]) -> &str {
+    let mut clusters = gateways.iter().map(|gateway| &*gateway.remote.cluster);
+    let first = clusters.next().unwrap_or_default();
+    if clusters.all(|other| other == first) {
+        first
+    } else {
+        ""
     }
 }
 

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::mesh::Workload;
-use crate::wire::Label;
+use super::remote_gateways::UNNAMED_CLUSTER;
+use crate::wire::label::{CLUSTER, REGION, ZONE};
 
 /// Subset, or shares of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,38 +22,61 @@ pub struct Subset {
 pub struct SubsetPart {
     /// Name of the subset.
     pub name: Arc<str>,
-    /// Values of all labels that its workloads have.
-    pub labels: Box<[(Label, Box<str>)]>,
+    /// Keys and values of all labels that its workloads have.
+    pub labels: Box<[(Box<str>, Box<str>)]>,
     /// Weight among the parts.
     pub weight: u32,
 }
 
 impl Subset {
-    /// Returns whether a workload belongs to any part.
-    pub(super) fn has(&self, workload: &Workload) -> bool {
-        self.part_of(workload).is_some()
+    /// Returns the index of the part of a workload of the own network.
+    pub(super) fn part_of(&self, workload: &Workload) -> Option<usize> {
+        let has = |part: &SubsetPart| part.has(|key| label(workload, key));
+        self.parts.iter().position(has)
     }
 
-    /// Returns the part of a workload, with its index.
-    pub(super) fn part_of(&self, workload: &Workload) -> Option<(usize, &SubsetPart)> {
-        let mut parts = self.parts.iter().enumerate();
-        parts.find(|(_, part)| part.has(workload))
+    /// Returns the index of the part of all instances behind gateways of a cluster.
+    ///
+    /// A tunnel names the service to the gateway, and not a subset: any of the instances may get
+    /// it. All of them thus need the labels, and these can only be of the location, because one
+    /// record may represent many instances.
+    pub(super) fn part_of_network<'a>(
+        &self,
+        instances: impl Iterator<Item = &'a Workload> + Clone,
+        cluster: &'a str,
+    ) -> Option<usize> {
+        let has = |part: &SubsetPart, one: &'a Workload| {
+            part.has(|key| match key {
+                CLUSTER if [UNNAMED_CLUSTER, ""].contains(&&*one.cluster) => Some(cluster),
+                CLUSTER | REGION | ZONE => label(one, key),
+                _ => None,
+            })
+        };
+        let mut parts = self.parts.iter();
+        parts.position(|part| instances.clone().all(|one| has(part, one)))
     }
 }
 
 impl SubsetPart {
-    fn has(&self, workload: &Workload) -> bool {
-        self.labels.iter().all(|(label, wanted)| {
-            let value = match label {
-                Label::Revision => &workload.canonical_revision,
-                Label::Name => &workload.canonical_name,
-                Label::Cluster => &workload.cluster,
-                Label::Region => &workload.locality.region,
-                Label::Zone => &workload.locality.zone,
-            };
-            **value == **wanted
-        })
+    fn has<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
+        let mut labels = self.labels.iter();
+        labels.all(|(key, wanted)| value(key) == Some(&**wanted))
     }
+}
+
+/// Returns the value of a label of a workload. Sources without labels give those that Istio derives
+/// from them.
+pub fn label<'a>(workload: &'a Workload, key: &str) -> Option<&'a str> {
+    let derived = match key {
+        CLUSTER => return Some(&workload.cluster),
+        REGION => return Some(&workload.locality.region),
+        ZONE => return Some(&workload.locality.zone),
+        "version" | "service.istio.io/canonical-revision" => Some(&workload.canonical_revision),
+        "app" | "service.istio.io/canonical-name" => Some(&workload.canonical_name),
+        _ => None,
+    };
+    let own = workload.pod_labels.get(key).or(derived);
+    own.map(|value| &**value)
 }
 
 impl fmt::Display for Subset {
@@ -60,7 +84,7 @@ impl fmt::Display for Subset {
         f.write_str(&self.name)?;
         for part in &self.parts {
             let labels = part.labels.iter();
-            let labels = labels.map(|(label, value)| format!("{}: {value}", label.key()));
+            let labels = labels.map(|(key, value)| format!("{key}: {value}"));
             let labels: Vec<_> = labels.collect();
             write!(f, " {{{}}} {}", labels.join(", "), part.weight)?;
         }

@@ -4,6 +4,7 @@
 //! Plain structs, each behind a lock of its own. Their owners write them and the admin pages read
 //! them; the data path waits for neither.
 
+mod link;
 mod remote;
 mod workload;
 
@@ -18,6 +19,7 @@ use serde::{Serialize, Serializer};
 
 use crate::labels::labelled;
 
+pub use self::link::{LinkUsage, ReducedLink};
 pub use self::remote::RemoteGatewayStatus;
 pub use self::workload::{PodName, WorkloadLabels};
 

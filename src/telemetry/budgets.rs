@@ -1,8 +1,10 @@
-//! Budgets of bytes between clusters, whose excess raises an alert.
+//! Budgets of bytes between clusters, whose excess raises an alert and may reduce weights.
 
 use std::mem::take;
+use std::sync::Arc;
 use std::time::Instant;
 
+use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -10,6 +12,7 @@ use prometheus_client::registry::Registry;
 use tracing::warn;
 
 use crate::config::{Link, LinkBudget};
+use crate::status::{LinkUsage, ReducedLink};
 
 use super::sets::metric;
 
@@ -22,6 +25,8 @@ type Labels = [(&'static str, String); 2];
 #[derive(Debug)]
 pub(super) struct Budgets {
     usages: Mutex<Vec<Usage>>,
+    /// Links whose budget is exceeded and that then reduce weights, for the data path.
+    reduced: ArcSwap<Vec<ReducedLink>>,
     budget: Family<Labels, Gauge>,
     used: Family<Labels, Gauge>,
 }
@@ -29,8 +34,8 @@ pub(super) struct Budgets {
 /// Bytes of one link in its current period.
 #[derive(Debug)]
 struct Usage {
-    from: String,
-    to: String,
+    from: Arc<str>,
+    to: Arc<str>,
     /// Tunnels of clients without identity count, because they use that of this gateway.
     is_own: bool,
     budget: LinkBudget,
@@ -43,6 +48,7 @@ impl Budgets {
     pub(super) fn register(r: &mut Registry) -> Self {
         Self {
             usages: Mutex::default(),
+            reduced: ArcSwap::default(),
             budget: metric(r, "strait_link_budget_bytes", BUDGET),
             used: metric(r, "strait_link_used_bytes", USED),
         }
@@ -61,27 +67,27 @@ impl Budgets {
             };
             let mut known = earlier.iter();
             let known = known.find(|one| {
-                let is_same = (&one.from, &one.to) == (&link.from, &link.to);
+                let is_same = (&*one.from, &*one.to) == (&*link.from, &*link.to);
                 is_same && one.budget.period == budget.period
             });
             let usage = Usage {
-                from: link.from.clone(),
-                to: link.to.clone(),
+                from: link.from.as_str().into(),
+                to: link.to.as_str().into(),
                 is_own: link.from == own,
                 budget,
                 bytes: known.map_or(0, |known| known.bytes),
                 start: known.map_or(now, |known| known.start),
                 is_logged: known.is_some_and(|known| known.is_logged && known.budget == budget),
             };
-            let bytes = u64::try_from(budget.bytes).unwrap_or(u64::MAX);
             self.budget
                 .get_or_create(&usage.labels())
-                .set(signed(bytes));
+                .set(signed(usage.limit()));
             self.used
                 .get_or_create(&usage.labels())
                 .set(signed(usage.bytes));
             usages.push(usage);
         }
+        self.publish(&usages);
     }
 
     /// Starts the periods that are due.
@@ -100,24 +106,58 @@ impl Budgets {
         let mut usages = self.usages.lock();
         let mut of_link = usages.iter_mut();
         if let Some(usage) = of_link.find(|one| {
-            let is_from = one.from == from || one.is_own && from.is_empty();
-            is_from && one.to == to
+            let is_from = *one.from == *from || one.is_own && from.is_empty();
+            is_from && *one.to == *to
         }) {
             usage.bytes = usage.bytes.saturating_add(bytes);
         }
     }
 
-    /// Exports the usage, and logs each excess once in a period.
+    /// Exports the usage, logs each excess once in a period, and updates the reduced links.
     pub(super) fn report(&self) {
-        for usage in &mut *self.usages.lock() {
+        let mut usages = self.usages.lock();
+        for usage in &mut *usages {
             let (used, budget) = (usage.bytes, usage.budget.bytes);
             self.used.get_or_create(&usage.labels()).set(signed(used));
-            let is_exceeded = usize::try_from(used).map_or(true, |used| used > budget);
-            if is_exceeded && !usage.is_logged {
+            if usage.is_exceeded() && !usage.is_logged {
                 usage.is_logged = true;
                 let (from, to, period) = (&*usage.from, &*usage.to, usage.budget.period);
                 warn!(from, to, used, budget, ?period, "budget of a link exceeded");
             }
+        }
+        self.publish(&usages);
+    }
+
+    /// Returns the links whose excess reduces weights now.
+    pub(super) fn reduced(&self) -> Guard<Arc<Vec<ReducedLink>>> {
+        self.reduced.load()
+    }
+
+    /// Returns the usage of all links with a budget.
+    pub(super) fn usages(&self) -> Vec<LinkUsage> {
+        let usages = self.usages.lock();
+        let usage = |one: &Usage| LinkUsage {
+            from: Arc::clone(&one.from),
+            to: Arc::clone(&one.to),
+            used: one.bytes,
+            budget: one.limit(),
+            weight_percent: one.reduced_percent().unwrap_or(100),
+        };
+        usages.iter().map(usage).collect()
+    }
+
+    fn publish(&self, usages: &[Usage]) {
+        let reduced = usages.iter().filter_map(|usage| {
+            Some(ReducedLink {
+                from: Arc::clone(&usage.from),
+                is_own: usage.is_own,
+                to: Arc::clone(&usage.to),
+                weight_percent: usage.reduced_percent()?,
+            })
+        });
+        let reduced: Vec<_> = reduced.collect();
+        if **self.reduced.load() != reduced {
+            self.reduced.store(Arc::new(reduced));
         }
     }
 }
@@ -125,9 +165,22 @@ impl Budgets {
 impl Usage {
     fn labels(&self) -> Labels {
         [
-            ("source_cluster", self.from.clone()),
-            ("destination_cluster", self.to.clone()),
+            ("source_cluster", self.from.to_string()),
+            ("destination_cluster", self.to.to_string()),
         ]
+    }
+
+    fn limit(&self) -> u64 {
+        u64::try_from(self.budget.bytes).unwrap_or(u64::MAX)
+    }
+
+    fn is_exceeded(&self) -> bool {
+        self.bytes > self.limit()
+    }
+
+    /// Returns the percentage of their weight that gateways have, if an excess reduces it now.
+    fn reduced_percent(&self) -> Option<u8> {
+        self.budget.excess_weight.filter(|_| self.is_exceeded())
     }
 }
 
@@ -149,7 +202,11 @@ mod tests {
             from: "west".to_owned(),
             to: to.to_owned(),
             exposes: Vec::new(),
-            budget: (bytes > 0).then_some(LinkBudget { bytes, period }),
+            budget: (bytes > 0).then_some(LinkBudget {
+                bytes,
+                period,
+                excess_weight: Some(10),
+            }),
         }
     }
 
@@ -194,5 +251,34 @@ mod tests {
         assert_eq!(usage(&budgets).0, 12);
         budgets.set(&[], "east", start);
         assert!(budgets.usages.lock().is_empty());
+    }
+
+    #[test]
+    fn an_excess_reduces_the_weight_until_the_period_ends_and_a_reload_applies_at_once() {
+        let budgets = Budgets::register(&mut Registry::default());
+        let start = Instant::now();
+        let sweep = |bytes, at| {
+            budgets.start_periods(at);
+            budgets.add(("west", "north"), bytes);
+            budgets.report();
+            let reduced = budgets.reduced();
+            let percent = budgets.usages()[0].weight_percent;
+            let of_link = reduced.iter().find(|one| one.is_from("west"));
+            assert_eq!(of_link.map_or(100, |one| one.weight_percent), percent);
+            assert!(!reduced.iter().any(|one| one.is_from("")));
+            percent
+        };
+        budgets.set(&[link("north", 100), link("south", 100)], "east", start);
+        assert_eq!(sweep(100, start), 100);
+        assert_eq!(sweep(1, start), 10);
+        assert_eq!(budgets.reduced().len(), 1);
+        let last = start + PERIOD - Duration::from_nanos(1);
+        assert_eq!(sweep(0, last), 10);
+        assert_eq!(sweep(0, start + PERIOD), 100);
+        assert_eq!(sweep(101, start + PERIOD), 10);
+        budgets.set(&[link("north", 200)], "west", start + PERIOD);
+        assert_eq!(budgets.reduced().len(), 0);
+        budgets.set(&[link("north", 50)], "west", start + PERIOD);
+        assert!(budgets.reduced()[0].is_from(""), "clients of bindings");
     }
 }

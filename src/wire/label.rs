@@ -1,41 +1,33 @@
-//! Labels that select the workloads of a subset.
+//! Labels of pods, by which subsets select workloads.
 
-/// Label of a workload that every source of the mesh gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Label {
-    /// Canonical revision, as a rule the value of `version`.
-    Revision,
-    /// Canonical name, as a rule the value of `app`.
-    Name,
-    /// Cluster.
-    Cluster,
-    /// Region.
-    Region,
-    /// Zone.
-    Zone,
-}
+/// Label with the cluster of a workload.
+pub const CLUSTER: &str = "topology.istio.io/cluster";
+/// Label with the region of a workload.
+pub const REGION: &str = "topology.kubernetes.io/region";
+/// Label with the zone of a workload.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
 
-impl Label {
-    /// All labels with their keys in the configuration. The first key of a label is displayed.
-    pub const NAMES: [(&str, Self); 7] = [
-        ("version", Self::Revision),
-        ("service.istio.io/canonical-revision", Self::Revision),
-        ("app", Self::Name),
-        ("service.istio.io/canonical-name", Self::Name),
-        ("topology.istio.io/cluster", Self::Cluster),
-        ("topology.kubernetes.io/region", Self::Region),
-        ("topology.kubernetes.io/zone", Self::Zone),
-    ];
+/// Labels that every source of the mesh gives: those of the location, and those that Istio derives
+/// the canonical revision and name from.
+pub const KNOWN_LABELS: [&str; 7] = [
+    "version",
+    "service.istio.io/canonical-revision",
+    "app",
+    "service.istio.io/canonical-name",
+    CLUSTER,
+    REGION,
+    ZONE,
+];
 
-    /// Returns the label of a key.
-    pub fn parse(key: &str) -> Option<Self> {
-        let found = Self::NAMES.into_iter().find(|(name, _)| *name == key);
-        found.map(|(_, label)| label)
-    }
+/// Limit of the labels of a pod.
+pub const POD_LABELS_MAX: usize = 64;
+/// Limit of the bytes of a value, and of a key without its prefix, in Kubernetes.
+const NAME_MAX: usize = 63;
+/// Limit of the bytes of a key's prefix, which is a DNS name, in Kubernetes.
+const PREFIX_MAX: usize = 253;
 
-    /// Returns the key.
-    pub fn key(self) -> &'static str {
-        let found = Self::NAMES.into_iter().find(|(_, label)| *label == self);
-        found.map_or("", |(name, _)| name)
-    }
+/// Returns whether the key and the value of a label have the lengths that Kubernetes permits.
+pub fn is_label(key: &str, value: &str) -> bool {
+    let (prefix, name) = key.rsplit_once('/').unwrap_or(("", key));
+    prefix.len() <= PREFIX_MAX && (1..=NAME_MAX).contains(&name.len()) && value.len() <= NAME_MAX
 }

@@ -6,7 +6,7 @@
 pub mod authority;
 pub mod baggage;
 pub mod client_random;
-mod label;
+pub mod label;
 mod load;
 mod region;
 pub mod sni;
@@ -15,7 +15,6 @@ mod transit;
 mod via;
 
 pub use authority::{Authority, AuthorityError, Host};
-pub use label::Label;
 pub use load::{LOAD_HEADER, ServiceLoad};
 pub use region::RegionPattern;
 pub use spki::{SpkiHash, UNKNOWN_CLUSTER};

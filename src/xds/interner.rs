@@ -81,6 +81,7 @@ impl Interner {
             host_network,
             has_waypoint,
             policies,
+            pod_labels,
             labels: _,
         } = &template;
         let strings = [
@@ -96,7 +97,8 @@ impl Interner {
             canonical_revision,
         ];
         let mut hasher = self.state.build_hasher();
-        for text in strings.into_iter().chain(policies.iter()) {
+        let labels = pod_labels.iter().flat_map(|(key, value)| [key, value]);
+        for text in strings.into_iter().chain(policies.iter()).chain(labels) {
             Arc::as_ptr(text).addr().hash(&mut hasher);
         }
         Arc::as_ptr(locality).addr().hash(&mut hasher);
@@ -179,6 +181,7 @@ mod tests {
         let mut shared = |name: &str, port| {
             let template = Template {
                 canonical_name: words.share(name),
+                pod_labels: [(words.share("team"), words.share(name))].into(),
                 locality: words.share_locality("", "", ""),
                 ..Template::default()
             };

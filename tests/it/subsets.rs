@@ -22,7 +22,8 @@ fn settings(net: Net) -> Settings<'static> {
     let mut settings =
         Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
     for version in ["v1", "v2"] {
-        let labelled = format!("canonicalRevision: {version}, workloadName : echo");
+        let labelled =
+            format!("labels: {{version: {version}, team: {version}}}, workloadName : echo");
         settings.mesh = settings.mesh.replacen("workloadName: echo", &labelled, 1);
     }
     settings.mesh = settings
@@ -33,7 +34,7 @@ fn settings(net: Net) -> Settings<'static> {
       to: [{{anyone: true}}]
       subsets:
         - {{name: v1, labels: {{version: v1}}}}
-        - {{name: v2, labels: {{version: v2}}}}
+        - {{name: v2, labels: {{team: v2}}}}
         - {{name: mix, split: [{{subset: v1, weight: 90}}, {{subset: v2, weight: 10}}]}}
 "
     );

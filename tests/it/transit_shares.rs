@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use strait::tools::hbone::Client;
+use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 
@@ -64,9 +64,9 @@ fn plain(hosts: &[u8]) -> Vec<(u8, u32, &'static str)> {
 }
 
 /// Opens tunnels one after another.
-async fn open(client: &Client, count: usize) {
+async fn open(client: &Client, to: &str, count: usize) {
     for _ in 0..count {
-        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        let mut tunnel = client.tunnel(to).await.expect("a tunnel");
         echoes(&mut tunnel).await;
         tunnel.shutdown().await.expect("an open tunnel");
         let end = tunnel.read(&mut [0]).await.expect("a clean end");
@@ -77,10 +77,16 @@ async fn open(client: &Client, count: usize) {
 /// Asserts that each pod has its share of the tunnels, within five standard deviations.
 #[track_caller]
 fn assert_share(pods: &[Endpoint], share: f64) {
+    let counts: Vec<_> = pods.iter().map(Endpoint::accepted).collect();
+    assert_counts(&counts, share);
+}
+
+#[track_caller]
+fn assert_counts(counts: &[usize], share: f64) {
     let all = TUNNELS as f64;
     let bound = 5.0 * (all * share * (1.0 - share)).sqrt();
-    for (at, pod) in pods.iter().enumerate() {
-        let count = pod.accepted() as f64;
+    for (at, count) in counts.iter().enumerate() {
+        let count = *count as f64;
         assert!(
             (count - all * share).abs() <= bound,
             "pod {at} has {count} of {all}, not {share}"
@@ -101,7 +107,7 @@ fn acceptance_1_two_and_two_pods_of_one_network_get_a_quarter_each_directly() {
         let networks = settings.more.find("networks:").expect("networks");
         settings.more.truncate(networks);
         let gateway = Gateway::start(&settings).await;
-        open(&gateway.client(identities()).await, TUNNELS).await;
+        open(&gateway.client(identities()).await, ECHO, TUNNELS).await;
         assert_share(&pods, 0.25);
     });
 }
@@ -117,7 +123,7 @@ fn acceptance_1_the_pods_of_three_remote_zones_all_count() {
         let zones = ["a", "b", "b", "c", "c", "c"];
         let settings = spread(here, &[11, 12], &zones, &[address(there)]);
         let gateway = Gateway::start(&settings).await;
-        open(&gateway.client(identities()).await, TUNNELS).await;
+        open(&gateway.client(identities()).await, ECHO, TUNNELS).await;
         assert_share(&own, 0.125);
         assert_share(&remote, 0.125);
     });
@@ -133,9 +139,90 @@ fn acceptance_2_two_gateways_of_one_network_share_1_to_1() {
         let _second = start_west(&west(second, &plain(&[11]))).await;
         let gateways = [address(first), address(second)];
         let gateway = Gateway::start(&spread(here, &[], &["a", "a", "b"], &gateways)).await;
-        open(&gateway.client(identities()).await, TUNNELS).await;
+        open(&gateway.client(identities()).await, ECHO, TUNNELS).await;
         assert_share(&behind, 0.5);
     });
+}
+
+#[test]
+fn a_split_of_clusters_in_two_networks_shares_10_to_90() {
+    run(async {
+        let (here, there) = (Net::new(), Net::new());
+        let own = pods(here, &[11]).await;
+        let remote = pods(there, &[21]).await;
+        let _west = start_west(&west(there, &plain(&[21]))).await;
+        let mut settings = spread(here, &[11], &["a"], &[address(there)]);
+        let _ = write!(
+            settings.exposure,
+            "      subsets:
+        - {{name: here, labels: {{topology.istio.io/cluster: east}}}}
+        - {{name: there, labels: {{topology.istio.io/cluster: west}}}}
+        - {{name: both, split: [{{subset: here, weight: 10}}, {{subset: there, weight: 90}}]}}
+"
+        );
+        // Tunnels would stay here without the split.
+        settings.more = settings
+            .more
+            .replace("distribution: any", "distribution: network");
+        let _ = writeln!(
+            settings.more,
+            "names: {{aliases: [{{name: \"both.global:80\", to: \
+             \"echo.app.svc.cluster.local:80\", subset: both}}]}}"
+        );
+        let gateway = Gateway::start(&settings).await;
+        open(
+            &gateway.client(identities()).await,
+            "both.global:80",
+            TUNNELS,
+        )
+        .await;
+        assert_share(&own, 0.1);
+        assert_share(&remote, 0.9);
+    });
+}
+
+#[test]
+fn an_exceeded_budget_leaves_a_quarter_of_the_weight() {
+    run(async {
+        let (here, there) = (Net::new(), Net::new());
+        let own = pods(here, &[11]).await;
+        let remote = pods(there, &[21]).await;
+        let _west = start_west(&west(there, &plain(&[21]))).await;
+        let mut settings = spread(here, &[11], &["a"], &[address(there)]);
+        let _ = writeln!(
+            settings.more,
+            "links:
+  - {{from: west, to: east}}
+  - {{from: west, to: west, budget: {{bytes: 1MiB, excess_weight: 25%}}}}"
+        );
+        let gateway = Gateway::start(&settings).await;
+        let client = gateway.client(identities()).await;
+        while remote[0].accepted() == 0 {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            carries(&mut tunnel, 1 << 20).await;
+        }
+        let reduced = async || gateway.run_command(&["status", "peers"]).await.1;
+        until("the weight is reduced", reduced, |page| {
+            page.contains("25%")
+        })
+        .await;
+        let before = [&own[0], &remote[0]].map(Endpoint::accepted);
+        open(&client, ECHO, TUNNELS).await;
+        let counts = [&own[0], &remote[0]].map(Endpoint::accepted);
+        assert_counts(&[counts[0] - before[0]], 0.8);
+        assert_counts(&[counts[1] - before[1]], 0.2);
+    });
+}
+
+/// Sends bytes through a tunnel to an endpoint that echoes them.
+async fn carries(tunnel: &mut Tunnel, bytes: usize) {
+    let (mut read, mut write) = tokio::io::split(tunnel);
+    let sent = vec![7; bytes];
+    let mut received = vec![0; bytes];
+    let (written, read) = tokio::join!(write.write_all(&sent), read.read_exact(&mut received));
+    written.expect("an open tunnel");
+    read.expect("an echo");
+    assert!(received == sent);
 }
 
 #[test]
@@ -268,7 +355,7 @@ async fn assert_arrivals(gateway: &Gateway, pods: &[Endpoint; 4], shares: Shares
         return;
     };
     let before = pods.each_ref().map(Endpoint::accepted);
-    open(&client, CASE_TUNNELS).await;
+    open(&client, ECHO, CASE_TUNNELS).await;
     let all = CASE_TUNNELS as f64;
     for ((pod, before), share) in pods.iter().zip(before).zip(shares) {
         let count = (pod.accepted() - before) as f64;

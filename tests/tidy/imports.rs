@@ -62,7 +62,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "explain",
         &[
-            "wire", "config", "snapshot", "tls", "outer", "datapath", "reason",
+            "wire", "config", "snapshot", "tls", "outer", "datapath", "reason", "status",
         ],
     ),
     (

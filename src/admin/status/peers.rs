@@ -44,6 +44,7 @@ fn page(state: &AdminState) -> Value {
         "cluster": config.gateway.cluster,
         "network": snapshot.network(),
         "links": links(&config, &snapshot, &gateways, &issuers),
+        "budgets": budgets(state),
         "peers": tunnels(&snapshot, &gateways, (state.peer_tunnels)()),
         "gateways": gateways.into_iter().map(gateway_to_json).collect::<Vec<_>>(),
         "loads": loads(&snapshot),
@@ -134,6 +135,21 @@ fn links(
     rows.collect()
 }
 
+/// Returns a row for each link with a budget.
+fn budgets(state: &AdminState) -> Vec<Value> {
+    let rows = state.metrics.link_usages().into_iter();
+    let rows = rows.map(|usage| {
+        json!({
+            "from": usage.from,
+            "to": usage.to,
+            "used": usage.used,
+            "budget": usage.budget,
+            "weight": format!("{}%", usage.weight_percent),
+        })
+    });
+    rows.collect()
+}
+
 /// Open tunnels between this gateway and one identity.
 #[derive(Default)]
 struct Tunnels {
@@ -168,6 +184,23 @@ fn tunnels(
     .collect()
 }
 
+fn write_budgets(text: &mut Text, budgets: &[Value]) {
+    if budgets.is_empty() {
+        return;
+    }
+    text.heading("Budgets of links, in bytes of the current period", "");
+    text.table(
+        budgets,
+        &[
+            ("FROM", &key("from")),
+            ("TO", &key("to")),
+            ("USED", &key("used")),
+            ("BUDGET", &key("budget")),
+            ("WEIGHT", &key("weight")),
+        ],
+    );
+}
+
 fn to_text(page: &Value, color: bool) -> String {
     let mut text = Text::new(color);
     text.heading("Links", "");
@@ -192,6 +225,7 @@ fn to_text(page: &Value, color: bool) -> String {
             ("REFUSED", &key("refused")),
         ],
     );
+    write_budgets(&mut text, list(&page["budgets"]));
     let peers = list(&page["peers"]);
     if !peers.is_empty() {
         text.heading("Tunnels of peer gateways", "");
@@ -236,7 +270,7 @@ mod tests {
     use super::*;
     use crate::admin::admin_router;
     use crate::admin::tests::{ask, fixture};
-    use crate::config::Link;
+    use crate::config::{Link, LinkBudget};
     use crate::snapshot::builder::Change;
     use crate::snapshot::{ServiceVisibility, TrustSet};
 
@@ -315,5 +349,27 @@ mod tests {
             assert!(lines.iter().any(|line| line == want), "{want}\n{text}");
         }
         assert!(!text.contains("/sa/pod"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn budgets_are_listed_with_their_usage() {
+        let fixture = fixture();
+        let budget = LinkBudget {
+            bytes: 1 << 20,
+            period: Duration::from_secs(60),
+            excess_weight: Some(10),
+        };
+        let link = Link {
+            from: "west".to_owned(),
+            to: "north".to_owned(),
+            exposes: Vec::new(),
+            budget: Some(budget),
+        };
+        let metrics = &fixture.state.metrics;
+        metrics.set_link_budgets(Some(&[link]), "east");
+        let (_, text) = ask(admin_router(fixture.state.clone()), "GET", "/peers").await;
+        let words: Vec<_> = text.split_whitespace().collect();
+        let row = "west north 0 1048576 100%";
+        assert!(words.join(" ").contains(row), "{text}");
     }
 }

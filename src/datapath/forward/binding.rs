@@ -271,12 +271,13 @@ async fn pick_and_open(
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let endpoints = binding.endpoints.load(&gateway.reader.load());
     let (mut tried, mut reason) = (Vec::new(), Reason::NoEndpoint);
+    let links = gateway.link_factors(peer);
     if endpoints.endpoints.is_empty() {
         let clusters = binding.clusters();
         record.set_detail(format!("no gateway of {clusters} has an address"));
     }
     while Instant::now() < deadline
-        && let Some(endpoint) = balance::choose(&endpoints, &tried).cloned()
+        && let Some(endpoint) = balance::choose(&endpoints, &tried, &links).cloned()
     {
         if remote::avoid(gateway, &endpoints, &endpoint) {
             continue;

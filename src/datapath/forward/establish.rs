@@ -190,6 +190,7 @@ async fn pick_and_dial(
         return Err(Reason::DropOverload);
     }
     let (mut tried, mut refused) = (Vec::new(), 0);
+    let links = gateway.link_factors(peer);
     let mut reason = permit.route().reason_without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()
         && let Some(why) = permit.route().detail()
@@ -197,7 +198,7 @@ async fn pick_and_dial(
         record.set_detail(why);
     }
     while Instant::now() < deadline {
-        let Ok(pick) = balance::pick(permit, &tried) else {
+        let Ok(pick) = balance::pick(permit, &tried, &links) else {
             break;
         };
         if dial::remote::avoid(gateway, pick.route().endpoints(), pick.endpoint()) {

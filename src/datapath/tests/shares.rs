@@ -12,7 +12,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Assignment, Mesh, Protocol, Scope, Service, Template, Workload};
 use crate::snapshot::tests::locality;
 use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
-use crate::snapshot::{EndpointSet, InFlight, Snapshot, pick_probabilities};
+use crate::snapshot::{EndpointSet, InFlight, NO_LINK_FACTORS, Snapshot, pick_probabilities};
 use crate::wire::RegionPattern;
 
 use super::chi_square::p_value;
@@ -83,7 +83,7 @@ fn set(snapshot: &Snapshot) -> &EndpointSet {
 fn picked(set: &EndpointSet) -> Vec<u32> {
     let mut counts = vec![0; set.endpoints.len()];
     for _ in 0..PICKS {
-        let chosen = choose(set, &[]).expect("an endpoint");
+        let chosen = choose(set, &[], NO_LINK_FACTORS).expect("an endpoint");
         let place = set
             .endpoints
             .iter()
@@ -285,8 +285,8 @@ fn acceptance_14_a_service_has_the_same_probabilities_by_server_name_as_by_autho
         assert_eq!(uids(by_authority), uids(by_name));
         let now = Instant::now();
         assert_eq!(
-            pick_probabilities(by_authority, now),
-            pick_probabilities(by_name, now)
+            pick_probabilities(by_authority, NO_LINK_FACTORS, now),
+            pick_probabilities(by_name, NO_LINK_FACTORS, now)
         );
         let ports = |set: &EndpointSet| set.endpoints[0].address.port();
         assert_eq!((ports(by_authority), ports(by_name)), (15008, 8080));
@@ -363,7 +363,7 @@ async fn the_pick_probabilities_are_those_of_real_picks() {
                 endpoint.state.eject(Instant::now());
             }
         }
-        let probabilities = pick_probabilities(set, Instant::now());
+        let probabilities = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
         let all: f64 = probabilities.iter().sum();
         assert!((all - 1.0).abs() < 1e-9, "seed {seed}: {probabilities:?}");
         let counts = picked(set);

@@ -12,7 +12,7 @@ use crate::datapath::limits::clients::ClientConnection;
 use crate::datapath::tests::{descriptor, gateway_of, tcp_pair};
 use crate::lifecycle::DrainScope;
 use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
-use crate::snapshot::{InFlight, NetworkRule, NetworkTable, Publisher};
+use crate::snapshot::{InFlight, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher};
 
 const WORLDS: u32 = 300;
 const HOST: &str = "echo.app.svc.cluster.local";
@@ -180,6 +180,7 @@ impl Generated {
             deny: &DenyList::new(Vec::new(), Vec::new()),
             listeners: &[],
             bindings: &[Arc::clone(&self.listener)],
+            links: &[],
             has_room: true,
             now: Instant::now(),
         };
@@ -192,7 +193,7 @@ impl Generated {
         let set = known.endpoints.load(&self.publisher.reader().snapshot());
         let mut counts: HashMap<String, u32> = HashMap::new();
         for _ in 0..PICKS {
-            let endpoint = choose(&set, &[]).expect("an endpoint");
+            let endpoint = choose(&set, &[], NO_LINK_FACTORS).expect("an endpoint");
             *counts.entry(endpoint.uid().to_string()).or_default() += 1;
         }
         let bins = answer.endpoints.iter().map(|row| {

@@ -12,17 +12,20 @@ use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
-    Assignment, GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template,
-    Waypoint, Workload,
+    Assignment, GatewayAddress, Locality, Mesh, Place, PodLabels, Protocol, Scope, Service,
+    Template, Waypoint, Workload,
 };
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, NameTable, Snapshot, TrustSet,
+    Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, LinkFactors, NameTable, Snapshot,
+    Subset, SubsetPart, TrustSet,
 };
+use crate::status::ReducedLink;
 use crate::tls::Identity;
+use crate::wire::label::CLUSTER;
 use crate::wire::{Authority, HOPS_MAX, RegionPattern, Transit};
 
-use super::super::Question;
+use super::super::{Answer, Question};
 
 const ECHO: &str = "echo.app.svc.cluster.local";
 const TWIN: &str = "twin.app.svc.cluster.local";
@@ -48,6 +51,8 @@ pub(super) struct Generated {
     pub(super) question: Question,
     /// Limit of transit of the listener.
     pub(super) transit: Transit,
+    /// Links whose budget is exceeded.
+    pub(super) links: Vec<ReducedLink>,
     peer: [&'static str; 3],
     _tunnels: Vec<InFlight>,
 }
@@ -90,6 +95,7 @@ impl Generated {
         Self {
             // Half of the listeners do not limit transit.
             transit: Transit::ALL[2 - rng.usize(..4) % 3],
+            links: links(&mut rng),
             peer,
             question: Question {
                 from: Some(uri(peer)),
@@ -111,6 +117,15 @@ impl Generated {
             via_gateway: self.question.via.is_some(),
             forwarded: self.question.forwarded().expect("gateways").map(Box::new),
         }
+    }
+
+    pub(super) fn explained(&self) -> Answer {
+        let rules = (self.transit, &*self.links);
+        super::explained(&self.snapshot, &self.question, rules, Instant::now())
+    }
+
+    pub(super) fn link_factors(&self) -> LinkFactors {
+        LinkFactors::of_peer(&self.links, &self.peer().source.counted_cluster)
     }
 
     pub(super) fn peer(&self) -> Peer {
@@ -141,16 +156,30 @@ fn one_in(rng: &mut Rng, of: u8) -> bool {
 }
 
 fn target(rng: &mut Rng, count: u8) -> String {
-    match rng.u8(..12) {
+    match rng.u8(..14) {
         0 => "echo.app.global:80".to_owned(),
         1 => "exposed.example:80".to_owned(),
         2 => "plain.example:80".to_owned(),
         3 => "both.example:80".to_owned(),
         4 => "regional.example:80".to_owned(),
         5 => "240.0.0.1:80".to_owned(),
-        6 => format!("10.0.0.{}:8080", rng.u8(1..=count)),
+        6 | 7 => "subset.example:80".to_owned(),
+        8 => format!("10.0.0.{}:8080", rng.u8(1..=count)),
         _ => format!("{ECHO}:80"),
     }
+}
+
+fn links(rng: &mut Rng) -> Vec<ReducedLink> {
+    // Half of the meshes have none.
+    let count = rng.usize(..7).saturating_sub(3);
+    let link = |(from, to): (&str, &str)| ReducedLink {
+        from: from.into(),
+        is_own: false,
+        to: to.into(),
+        weight_percent: rng.u8(1..100),
+    };
+    let links = [("west", "other"), ("east", "far"), ("west", "far")];
+    links.into_iter().take(count).map(link).collect()
 }
 
 /// Returns gateways that a tunnel has passed, seldom this one or too many.
@@ -224,6 +253,13 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
     };
     let ports = || [(80, 8080), (15008, 15008)].into();
     let plain = !is_waypoint && one_in(rng, 3);
+    let network = if one_in(rng, 4) { "west" } else { "east" };
+    // Most instances behind the gateways are of one cluster.
+    let is_other = if network == "west" {
+        !one_in(rng, 12)
+    } else {
+        rng.bool()
+    };
     Workload {
         uid: format!("uid-{at:02}").into(),
         addresses: [[10, 0, 0, at].into()].into(),
@@ -233,8 +269,13 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
         services: served.into_iter().map(|of| (key(of), ports())).collect(),
         template: Template {
             namespace: "app".into(),
-            cluster: if rng.bool() { "east" } else { "other" }.into(),
-            network: if one_in(rng, 4) { "west" } else { "east" }.into(),
+            cluster: if is_other { "other" } else { "east" }.into(),
+            network: network.into(),
+            pod_labels: if rng.bool() {
+                [("team".into(), "a".into())].into()
+            } else {
+                PodLabels::default()
+            },
             locality: locality(rng).into(),
             protocol: if plain {
                 Protocol::Tcp
@@ -257,6 +298,7 @@ fn gateway(rng: &mut Rng, at: u8) -> Workload {
         capacity: 1,
         template: Template {
             network: "west".into(),
+            cluster: (*rng.choice(&["", "other", "far"]).expect("a cluster")).into(),
             locality: locality(rng).into(),
             ..Template::default()
         }
@@ -331,12 +373,35 @@ fn names(rng: &mut Rng) -> NameTable {
     let plain = Alias::new("plain.example", None, vec![(ECHO.into(), None)], None, None);
     let several = Alias::new("both.example", Some(80), both(), consumers(), None);
     let regional = Alias::new("regional.example", None, both(), None, Some(region));
+    let part = |name: &str, labels: &[(&str, &str)], weight| SubsetPart {
+        name: name.into(),
+        labels: labels
+            .iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()))
+            .collect(),
+        weight,
+    };
+    let far: &[_] = match rng.u8(..3) {
+        0 => &[(CLUSTER, "other"), ("team", "a")],
+        _ => &[(CLUSTER, "other")],
+    };
+    let mut parts = vec![part("far", far, rng.u32(1..100))];
+    if !one_in(rng, 3) {
+        parts.push(part("near", &[(CLUSTER, "east")], rng.u32(1..100)));
+    }
+    let subset = Subset {
+        name: "mix".into(),
+        parts: parts.into(),
+    };
+    let echo = || vec![(ECHO.into(), None)];
+    let of_subset = Alias::new("subset.example", None, echo(), None, None).with_subset(subset);
     NameTable::new(
         ["svc.cluster.local", "global"],
         [
             ("plain.example", plain),
             ("both.example", several),
             ("regional.example", regional),
+            ("subset.example", of_subset),
         ],
     )
 }

@@ -40,7 +40,12 @@ enum Fault {
     Swapped,
 }
 
-fn explained(snapshot: &Snapshot, question: &Question, transit: Transit, now: Instant) -> Answer {
+fn explained(
+    snapshot: &Snapshot,
+    question: &Question,
+    (transit, links): (Transit, &[ReducedLink]),
+    now: Instant,
+) -> Answer {
     let deny = DenyList::new(Vec::new(), Vec::new());
     let rules = ListenerRules::with_transit(transit);
     let listeners = [("cross-network".to_owned(), rules)];
@@ -50,6 +55,7 @@ fn explained(snapshot: &Snapshot, question: &Question, transit: Transit, now: In
         deny: &deny,
         listeners: &listeners,
         bindings: &[],
+        links,
         has_room: true,
         now,
     };
@@ -94,6 +100,7 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
         let transit = transit::evaluate(&of.snapshot, &peer, &route);
         Ok::<_, Reason>(route.permit_transit(transit))
     };
+    let links = of.link_factors();
     let mut counts: HashMap<*const Endpoint, (Arc<Endpoint>, u32)> = HashMap::new();
     let Ok(mut kept) = route() else {
         return HashMap::new();
@@ -102,7 +109,7 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
         if kept.is_by_waypoint() {
             kept = route().expect("a route");
         }
-        if let Some(endpoint) = choose(kept.endpoints(), &[]) {
+        if let Some(endpoint) = choose(kept.endpoints(), &[], &links) {
             let key = Arc::as_ptr(endpoint);
             counts
                 .entry(key)
@@ -120,7 +127,7 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
 /// Returns the p-value of a mesh's picks; none if nothing is picked.
 fn fit(seed: u64, fault: Fault) -> Option<f64> {
     let of = Generated::new(seed);
-    let mut answer = explained(&of.snapshot, &of.question, of.transit, Instant::now());
+    let mut answer = of.explained();
     fastrand::seed(seed);
     let counts = picked(&of);
     if answer.endpoints.is_empty() {
@@ -173,9 +180,9 @@ fn the_probabilities_fit_the_picks_of_a_thousand_meshes() {
 #[test]
 fn probabilities_that_are_wrong_are_caught() {
     for fault in [Fault::Even, Fault::ByWeight, Fault::Swapped] {
-        let caught = (0..20).filter_map(|seed| fit(seed, fault));
+        let caught = (0..40).filter_map(|seed| fit(seed, fault));
         let caught = caught.filter(|p| *p <= P_MIN).count();
-        assert!(caught >= 5, "{fault:?} is caught in {caught} of 20 meshes");
+        assert!(caught >= 5, "{fault:?} is caught in {caught} of 40 meshes");
     }
 }
 
@@ -209,7 +216,12 @@ fn the_issuers_of_a_domain_refuse_others() {
             cluster: cluster.map(str::to_owned),
             ..Question::default()
         };
-        let answer = explained(&snapshot, &question, Transit::default(), Instant::now());
+        let answer = explained(
+            &snapshot,
+            &question,
+            (Transit::default(), &[]),
+            Instant::now(),
+        );
         let refusal = HandshakeRefusal::UntrustedIssuer.label();
         let is_label = answer.outcome.reason.as_deref() == Some(refusal);
         let description = &answer.peer.description;

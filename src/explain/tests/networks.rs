@@ -8,6 +8,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Service, Template, Workload};
 use crate::snapshot::traffic::Override;
 use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use crate::status::ReducedLink;
 use crate::wire::{RegionPattern, Transit};
 
 const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
@@ -22,6 +23,7 @@ fn workload(uid: &str, last: u8) -> Workload {
         capacity: 1,
         template: Template {
             network: "west".into(),
+            cluster: "north".into(),
             protocol: Protocol::Hbone,
             locality: Arc::new(Locality {
                 region: "us-west-2".into(),
@@ -41,7 +43,7 @@ fn explained(transit: Transit, has_gateway: bool) -> Answer {
 
 /// As [`explained`], with more of the question.
 fn explained_with(transit: Transit, has_gateway: bool, question: Question) -> Answer {
-    explained_in(&snapshot(transit, has_gateway), question)
+    explained_in(&snapshot(transit, has_gateway), &[], question)
 }
 
 fn snapshot(transit: Transit, has_gateway: bool) -> Snapshot {
@@ -76,7 +78,8 @@ fn snapshot(transit: Transit, has_gateway: bool) -> Snapshot {
     build(&Snapshot::default(), change)
 }
 
-fn explained_in(snapshot: &Snapshot, question: Question) -> Answer {
+/// Explains a tunnel by this snapshot, under exceeded budgets of links.
+fn explained_in(snapshot: &Snapshot, links: &[ReducedLink], question: Question) -> Answer {
     let listeners = [("cross-network".to_owned(), ListenerRules::default())];
     let world = ExplainState {
         snapshot,
@@ -84,6 +87,7 @@ fn explained_in(snapshot: &Snapshot, question: Question) -> Answer {
         deny: &DenyList::new(Vec::new(), Vec::new()),
         listeners: &listeners,
         bindings: &[],
+        links,
         has_room: true,
         now: Instant::now(),
     };
@@ -125,7 +129,7 @@ fn an_instance_of_an_evacuated_region_names_the_evacuation() {
         ..Change::default()
     };
     let evacuated = build(&snapshot(Transit::Failover, true), change);
-    let answer = explained_in(&evacuated, Question::default());
+    let answer = explained_in(&evacuated, &[], Question::default());
     let unused: Vec<_> = answer.unused.iter().map(|row| &*row.why).collect();
     let why = "in network west: region us-west-2 is evacuated (`strait drain region`)";
     assert_eq!(unused, [why, why]);
@@ -157,7 +161,7 @@ fn rejection(of: &Generated) -> Option<Reason> {
     let route = looped.and_then(|()| route::resolve(&of.snapshot, &peer, target));
     match route.and_then(|route| policy::run(&of.snapshot, &peer, route)) {
         Err(reason) => Some(reason),
-        Ok(permit) => match balance::pick(permit, &[]) {
+        Ok(permit) => match balance::pick(permit, &[], &of.link_factors()) {
             Err(permit) => Some(permit.route().reason_without_endpoint()),
             Ok(pick) if pick.endpoint().remote.is_some() => {
                 let via = remote::extend_via(own(), pick.route().forwarded());
@@ -172,9 +176,10 @@ fn rejection(of: &Generated) -> Option<Reason> {
 #[test]
 fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunnels() {
     let (mut compared, mut rejected, mut drained, mut looped) = (0, 0, 0, 0);
+    let (mut reduced, mut subsets) = (0, 0);
     for seed in 100_000.. {
         let of = Generated::new(seed);
-        let answer = super::explained(&of.snapshot, &of.question, of.transit, Instant::now());
+        let answer = of.explained();
         let reason = rejection(&of).map(|reason| reason.label().to_owned());
         looped += usize::from(reason.as_deref() == Some("gateway_loop"));
         let is_predicted = answer.outcome.all().any(|one| one.reason == reason);
@@ -188,6 +193,9 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
             let p = fit(seed, Fault::Nothing).expect("an endpoint");
             assert!(p > P_MIN, "seed {seed}: p is {p}");
             drained += usize::from(!of.snapshot.balancing.evacuated.is_empty());
+            reduced += usize::from(answer.notes.iter().any(|note| note.contains("budget")));
+            let to = of.question.to.as_deref();
+            subsets += usize::from(to == Some("subset.example:80"));
             compared += 1;
         }
         if compared == 300 {
@@ -200,6 +208,33 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
     );
     assert!(drained > 10, "{drained} have a drained region");
     assert!(looped > 30, "{looped} end as a gateway loop");
+    assert!(
+        reduced > 30,
+        "{reduced} have a link with an exceeded budget"
+    );
+    assert!(subsets > 20, "{subsets} are for a subset");
+}
+
+#[test]
+fn an_exceeded_budget_of_the_peers_link_is_a_factor_and_a_note() {
+    let link = |from: &str| ReducedLink {
+        from: from.into(),
+        is_own: false,
+        to: "north".into(),
+        weight_percent: 25,
+    };
+    let question = Question::default();
+    for (from, factor, notes) in [("west", 0.25, 1), ("east", 1.0, 0)] {
+        let links = [link(from)];
+        let answer = explained_in(&snapshot(Transit::Always, true), &links, question.clone());
+        assert!((answer.endpoints[0].factor - factor).abs() < 1e-9, "{from}");
+        let of_budget = answer.notes.iter().filter(|note| note.contains("budget"));
+        let of_budget: Vec<_> = of_budget.collect();
+        assert_eq!(of_budget.len(), notes, "{of_budget:?}");
+        let want = "the budget of the link from west to north is exceeded: gateways of north have \
+                    25% of their weight";
+        assert!(of_budget.iter().all(|note| **note == want), "{of_budget:?}");
+    }
 }
 
 #[test]

@@ -4,10 +4,10 @@
 //! Each balancing key comes from the first source that sets it. Sources are the configuration for
 //! the service, its definition in the mesh, and the configuration for every service.
 
+mod shares;
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
@@ -33,8 +33,10 @@ pub(super) struct Ranking<'a> {
     strict: bool,
     /// Present if the tiers are the priorities of an Envoy assignment.
     assignment: Option<&'a Assignment>,
-    /// Parts that share the load of each tier, before places share it.
+    /// Parts that share the load, before the tiers of each part share it.
     split: Option<&'a Subset>,
+    /// True if other networks only take what the own network cannot, whatever the parts are.
+    is_failover: bool,
     places: Places<'a>,
     spill: Spill,
     by_latency: bool,
@@ -64,26 +66,33 @@ struct Placement {
     weight: u32,
 }
 
+/// Key of a part of a split subset, which has tiers of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct PartKey {
+    /// True for endpoints of other networks that only take what the own network cannot.
+    is_failover: bool,
+    /// Index of the part; `None` if nothing is split.
+    part: Option<usize>,
+}
+
+/// Key of a tier of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct TierKey {
+    part: PartKey,
+    order: u32,
+}
+
 /// Key of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKey {
-    order: u32,
-    part: Option<usize>,
+    tier: TierKey,
     place: Option<usize>,
-}
-
-/// Part of a split subset in one tier.
-#[derive(Debug, Default)]
-struct Part {
-    count: Count,
-    weight: u32,
-    /// Sum of the capacities of its groups.
-    sum: u128,
 }
 
 /// Endpoints of one spot.
 #[derive(Debug)]
 struct Group {
+    tier: TierKey,
     spot: Placement,
     count: Count,
     ready: Vec<Arc<Endpoint>>,
@@ -94,13 +103,6 @@ const DEGRADED_FROM: u32 = 1 << 16;
 
 /// Offset of the tiers of other networks, if the own network comes first.
 const OTHER_NETWORKS_FROM: u32 = 1 << 20;
-
-/// Load of a tier that takes everything: shares are whole percents, as Envoy's are.
-const FULL_LOAD_PERCENT: u64 = 100;
-
-/// Resolution at which the share of a tier is divided among its places. All parts together are at
-/// most 100 × 2²⁴, which fits 32 bits.
-const SHARE_RESOLUTION: u64 = 1 << 24;
 
 impl<'a> Ranking<'a> {
     /// Returns the ranking of a service port for a gateway in `network`. `host` is the service's
@@ -150,6 +152,7 @@ impl<'a> Ranking<'a> {
             strict: service.strict && configured_preferences.is_none(),
             assignment: by_priority,
             split: None,
+            is_failover: false,
             places,
             spill: spill.unwrap_or_default(),
             by_latency: own.and_then(|own| own.by_latency).or(every.by_latency) == Some(true),
@@ -169,13 +172,15 @@ impl<'a> Ranking<'a> {
     pub(super) fn with_own_network_first(self) -> Self {
         Self {
             is_own_network_first: true,
+            is_failover: true,
             ..self
         }
     }
 
-    /// Returns whether other networks are used for failover only.
+    /// Returns whether other networks are used for failover only, by the rules of the service. The
+    /// parts of a split subset come before them.
     pub(super) fn is_own_network_first(&self) -> bool {
-        self.is_own_network_first
+        self.is_own_network_first && self.split.is_none()
     }
 
     /// Returns whether all endpoints form one group without a tier, place or special rule.
@@ -191,7 +196,7 @@ impl<'a> Ranking<'a> {
 
     /// Returns the reason for which the location of a workload excludes it, if it does.
     pub(super) fn exclusion(&self, workload: &Workload) -> Option<ExclusionReason> {
-        match self.placement(workload) {
+        match self.placement(workload, None) {
             Ok(spot) => (!spot.has_weight()).then_some(ExclusionReason::NoLocality),
             Err(why) => Some(why),
         }
@@ -204,13 +209,17 @@ impl<'a> Ranking<'a> {
             return EndpointSet::new(ready.map(|one| one.endpoint));
         }
         let ranks_networks = self.is_own_network_first && entries.has_remote;
-        let scale = entries.scale.max(1);
-        let mut tiers: BTreeMap<u32, Count> = BTreeMap::new();
+        let mut tiers: BTreeMap<TierKey, Count> = BTreeMap::new();
         let mut groups: BTreeMap<GroupKey, Group> = BTreeMap::new();
         let mut left_out = BTreeSet::new();
-        for Entry { endpoint, count } in entries.list {
+        for Entry {
+            endpoint,
+            count,
+            part,
+        } in entries.list
+        {
             let is_ready = count.ready > 0;
-            let spot = match self.placement(&endpoint.definition) {
+            let spot = match self.placement(&endpoint.definition, part) {
                 Ok(spot) if ranks_networks && spot.tier == Tier::Any => Placement {
                     tier: Tier::Same(Scope::Network),
                     ..spot
@@ -221,18 +230,16 @@ impl<'a> Ranking<'a> {
                     continue;
                 }
             };
-            tiers.entry(spot.order).or_default().add(count);
+            let tier = self.tier_key(&spot);
+            tiers.entry(tier).or_default().add(count);
             if !spot.has_weight() {
                 left_out.extend(is_ready.then_some(ExclusionReason::NoLocality));
                 continue;
             }
-            let Placement { part, place, .. } = spot;
-            let group = groups.entry(GroupKey {
-                order: spot.order,
-                part,
-                place,
-            });
+            let place = spot.place;
+            let group = groups.entry(GroupKey { tier, place });
             let group = group.or_insert_with(|| Group {
+                tier,
                 spot,
                 count: Count::default(),
                 ready: Vec::new(),
@@ -241,17 +248,21 @@ impl<'a> Ranking<'a> {
             group.ready.extend(is_ready.then_some(endpoint));
         }
         if self.assignment.is_some() {
-            merge_degraded_counts(&mut tiers, |order| degraded_order(*order), |count| count);
+            let degraded = |tier: &TierKey| TierKey {
+                order: degraded_order(tier.order),
+                ..*tier
+            };
+            merge_degraded_counts(&mut tiers, degraded, |count| count);
             merge_degraded_counts(
                 &mut groups,
                 |key| GroupKey {
-                    order: degraded_order(key.order),
+                    tier: degraded(&key.tier),
                     ..*key
                 },
                 |group| &mut group.count,
             );
         }
-        let found = self.distribute(&tiers, groups.into_values(), scale);
+        let found = self.distribute(&tiers, groups.into_values(), entries.scale.max(1));
         match &found[..] {
             [one] if left_out.is_empty() && !self.by_latency && one.is_plain() => {
                 EndpointSet::new(one.endpoints.iter().cloned())
@@ -261,63 +272,6 @@ impl<'a> Ranking<'a> {
                 EndpointSet::grouped(found, self.spill, self.by_latency, left_out)
             }
         }
-    }
-
-    /// Returns the groups with their shares. The load of a tier is divided by the weights of its
-    /// parts, and that of a part by the weights of its groups. Each weight is reduced by the ratio
-    /// of ready endpoints.
-    fn distribute(
-        &self,
-        tiers: &BTreeMap<u32, Count>,
-        groups: impl Iterator<Item = Group>,
-        scale: u32,
-    ) -> Vec<Found> {
-        let loads = tier_loads(self.spill, tiers.values().copied());
-        let loads: BTreeMap<_, _> = tiers.keys().copied().zip(loads).collect();
-        let capacity = |count: Count, weight: u32| {
-            let able = self.spill.capacity(SHARE_RESOLUTION, count);
-            u128::from(able) * u128::from(weight)
-        };
-        let able = |group: &Group| capacity(group.count, group.spot.weight);
-        let groups: Vec<_> = groups.map(|group| (able(&group), group)).collect();
-        let mut parts: BTreeMap<(u32, Option<usize>), Part> = BTreeMap::new();
-        for (able, group) in &groups {
-            let part = parts
-                .entry((group.spot.order, group.spot.part))
-                .or_default();
-            part.count.add(group.count);
-            part.weight = group.spot.part_weight;
-            part.sum += able;
-        }
-        let mut sums: BTreeMap<u32, u128> = BTreeMap::new();
-        for ((order, _), part) in &parts {
-            *sums.entry(*order).or_default() += capacity(part.count, part.weight);
-        }
-        let divide = |load: u128, part: u128, sum: u128| (load * part).checked_div(sum);
-        let found = groups.into_iter().map(|(able, group)| {
-            let order = group.spot.order;
-            let load = loads
-                .get(&order)
-                .map_or(0, |load| u128::from(load * SHARE_RESOLUTION));
-            let part = parts.get(&(order, group.spot.part));
-            let load = part.and_then(|part| {
-                let of_tier = sums.get(&order).copied().unwrap_or(0);
-                let load = divide(load, capacity(part.count, part.weight), of_tier)?;
-                divide(load, able, part.sum)
-            });
-            let parts = u32::try_from(load.unwrap_or(0)).unwrap_or(u32::MAX);
-            (order, Reverse(parts), self.build_group(group, parts, scale))
-        });
-        let mut found: Vec<_> = found.collect();
-        found.sort_by_key(|(order, parts, _)| (*order, *parts));
-        let mut found: Vec<_> = found.into_iter().map(|(.., group)| group).collect();
-        if found.iter().all(|group| group.parts == 0) {
-            // So few are ready that no share is above 0. The first group with a ready endpoint
-            // takes all.
-            let first = found.iter_mut().find(|group| !group.endpoints.is_empty());
-            first.into_iter().for_each(|group| group.parts = 1);
-        }
-        found
     }
 
     fn build_group(&self, group: Group, parts: u32, scale: u32) -> Found {
@@ -334,11 +288,26 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// Returns the tier and place of a workload.
+    fn tier_key(&self, spot: &Placement) -> TierKey {
+        let is_last = spot.order >= OTHER_NETWORKS_FROM;
+        TierKey {
+            part: PartKey {
+                is_failover: self.split.is_some() && self.is_failover && is_last,
+                part: spot.part,
+            },
+            order: spot.order,
+        }
+    }
+
+    /// Returns the tier and place of a workload, which belongs to `part` of a subset.
     ///
     /// # Errors
     /// Returns the reason for which it is neither used nor counted.
-    fn placement(&self, workload: &Workload) -> Result<Placement, ExclusionReason> {
+    fn placement(
+        &self,
+        workload: &Workload,
+        part: Option<usize>,
+    ) -> Result<Placement, ExclusionReason> {
         let locality = &workload.locality;
         let mut evacuated = self.balancing.evacuated.iter();
         if let Some(region) = evacuated.find(|region| matches_locality(region, locality)) {
@@ -367,11 +336,11 @@ impl<'a> Ranking<'a> {
                 }
             }
         };
-        let (part, part_weight) = match self.split.map(|split| split.part_of(workload)) {
-            None => (None, 1),
-            Some(None) => (None, 0),
-            Some(Some((part, of))) => (Some(part), of.weight),
-        };
+        let part = self.split.and(part);
+        let part_weight = self.split.map_or(1, |split| {
+            let part = part.and_then(|part| split.parts.get(part));
+            part.map_or(0, |part| part.weight)
+        });
         Ok(Placement {
             order,
             tier,
@@ -545,27 +514,4 @@ impl Found {
     fn is_plain(&self) -> bool {
         matches!(self.tier, Tier::Any | Tier::Priority(0)) && self.place.is_none()
     }
-}
-
-/// Returns the load of each tier in percent, by Envoy's algorithm. A tier takes what its ratio of
-/// ready endpoints allows, or what the tiers before it have left if this is less. If all together
-/// cannot take 100 %, the loads are scaled up in proportion. The rounding remainder goes to the
-/// first tier that can take anything.
-fn tier_loads(spill: Spill, tiers: impl Iterator<Item = Count>) -> Vec<u64> {
-    let able: Vec<_> = tiers
-        .map(|count| spill.capacity(FULL_LOAD_PERCENT, count))
-        .collect();
-    let total = able.iter().sum::<u64>().clamp(1, FULL_LOAD_PERCENT);
-    let mut left = FULL_LOAD_PERCENT;
-    let take = |able: &u64| {
-        let load = (able * FULL_LOAD_PERCENT / total).min(left);
-        left -= load;
-        load
-    };
-    let mut loads: Vec<_> = able.iter().map(take).collect();
-    let first = able.iter().position(|able| *able > 0);
-    if let Some(first) = first.and_then(|first| loads.get_mut(first)) {
-        *first += left;
-    }
-    loads
 }

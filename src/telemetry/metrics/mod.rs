@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use arc_swap::Guard;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -27,7 +28,7 @@ use super::{WorkloadLabels, exposition};
 use crate::config::{Access, Link};
 use crate::labels::labelled;
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::status::{ReloadSource, RemoteGatewayStatus};
+use crate::status::{LinkUsage, ReducedLink, ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
 
 /// Limit of log lines about authorization policies per second.
@@ -373,6 +374,16 @@ impl Metrics {
     pub fn set_link_budgets(&self, links: Option<&[Link]>, own: &str) {
         let links = links.unwrap_or_default();
         self.budgets.set(links, own, Instant::now());
+    }
+
+    /// Returns the links whose excess reduces weights now.
+    pub fn reduced_links(&self) -> Guard<Arc<Vec<ReducedLink>>> {
+        self.budgets.reduced()
+    }
+
+    /// Returns the usage of all links with a budget.
+    pub fn link_usages(&self) -> Vec<LinkUsage> {
+        self.budgets.usages()
     }
 
     /// Applies `log.access`.

@@ -86,6 +86,7 @@ fn bytes_to_other_networks_count_for_the_budget_of_their_link_and_local_ones_do_
     let budget = LinkBudget {
         bytes: 1 << 20,
         period: Duration::from_secs(60),
+        excess_weight: None,
     };
     let link = Link {
         from: "west".to_owned(),

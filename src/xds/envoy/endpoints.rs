@@ -7,8 +7,8 @@
 //!
 //! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones only if no other is, others never.
 //! Endpoints have weight 1 by default, localities none. Metadata
-//! `envoy.transport_socket_match: {tunnel: http}` means HBONE; [`original_destination`] and
-//! [`set_names`] read the rest.
+//! `envoy.transport_socket_match: {tunnel: http}` means HBONE; [`original_destination`],
+//! [`set_names`] and [`pod_labels`] read the rest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +24,10 @@ use crate::grpc::endpoint::cluster_load_assignment::{Policy, policy::DropOverloa
 use crate::grpc::endpoint::lb_endpoint::HostIdentifier;
 use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
 use crate::grpc::number::fractional_percent::DenominatorType;
-use crate::snapshot::mesh::{GatewayAddress, Locality, Place, Protocol, Template, Workload};
+use crate::snapshot::mesh::{
+    GatewayAddress, Locality, Place, PodLabels, Protocol, Template, Workload,
+};
+use crate::wire::label::{POD_LABELS_MAX, is_label};
 use crate::wire::{Authority, Host};
 use crate::xds::convert::{At as _, check_length, each, shown};
 use crate::xds::interner::Interner;
@@ -273,6 +276,14 @@ impl Endpoints {
             self.note_unused(format!("{address}: duplicate"));
             return Ok(());
         }
+        let (labels, left_out) = pod_labels(metadata, words);
+        workload.pod_labels = labels;
+        if left_out > 0 {
+            self.note_unused(format!(
+                "{address}: {left_out} labels of envoy.lb are unused, above {POD_LABELS_MAX} or \
+                 too long"
+            ));
+        }
         workload.template = words.share_template(Arc::unwrap_or_clone(workload.template));
         self.list.push((address, workload, port));
         Ok(())
@@ -375,6 +386,25 @@ fn metadata_string<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Optio
         Kind::StringValue(text) => Some(text),
         _ => None,
     }
+}
+
+/// Returns the labels of an endpoint, the text values of `envoy.lb`, by which Envoy selects
+/// subsets, and the number of those beyond [`POD_LABELS_MAX`] or the lengths of Kubernetes. No
+/// subset by these has the endpoint.
+fn pod_labels(metadata: &Metadata, words: &mut Interner) -> (PodLabels, usize) {
+    let fields = metadata.filter_metadata.get("envoy.lb");
+    let fields = fields.into_iter().flat_map(|filter| &filter.fields);
+    let texts = fields.filter_map(|(key, value)| match value.kind.as_ref()? {
+        Kind::StringValue(text) => Some((key, text)),
+        _ => None,
+    });
+    let labels = texts.clone().filter(|(key, text)| is_label(key, text));
+    let labels = labels.take(POD_LABELS_MAX);
+    let labels: PodLabels = labels
+        .map(|(key, text)| (words.share(key), words.share(text)))
+        .collect();
+    let left_out = texts.count() - labels.len();
+    (labels, left_out)
 }
 
 /// Returns the destination of the HBONE tunnel to an internal listener, as Istio sets it:

@@ -18,8 +18,10 @@ use std::sync::Arc;
 use super::convert::{normal_hostname, unicast};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
-    Derived, Locality, Mesh, Ports, Protocol, Service, Services, Sorted, Template, Workload,
+    Derived, Locality, Mesh, PodLabels, Ports, Protocol, Service, Services, Sorted, Template,
+    Workload,
 };
+use crate::wire::label::{POD_LABELS_MAX, is_label};
 use crate::yaml::{Document, Fields, Findings, Report, Value};
 
 /// Service with its position in the file.
@@ -123,6 +125,7 @@ fn workload_fields(fields: &mut Fields<'_>, services: Sorted<Arc<str>, Ports>) -
             .into(),
         has_waypoint,
         policies,
+        pod_labels: fields.optional("labels", PodLabels::default(), pod_labels),
         labels: Derived::default(),
     };
     let gateway = fields.optional("networkGateway", None, |v| {
@@ -162,6 +165,35 @@ fn read_policies_and_ignored_keys(fields: &mut Fields<'_>) -> (Box<[Arc<str>]>, 
         tunnel.finish();
     }
     (policies.into(), waypoint.is_some())
+}
+
+/// Reads `{KEY: VALUE}`.
+fn pod_labels(value: Value<'_>) -> Option<PodLabels> {
+    let twice = |key: &Arc<str>| (format!("has the label `{key}` twice"), "each label once");
+    let labels = data_map(
+        value,
+        "is not a map",
+        "`{team: shop}`",
+        twice,
+        |key, value| {
+            let text = value.text_or_empty()?;
+            if !is_label(key, text) {
+                let what = format!("is the label `{key}: {text}`");
+                value.error(
+                    what,
+                    "a key and a value of at most 63 characters, as in Kubernetes",
+                );
+                return None;
+            }
+            Some((Arc::from(key), Arc::from(text)))
+        },
+    )?;
+    if labels.len() > POD_LABELS_MAX {
+        let what = format!("has {} labels", labels.len());
+        value.error(what, format!("at most {POD_LABELS_MAX}"));
+        return None;
+    }
+    Some(labels.into_iter().collect())
 }
 
 /// Reads `{"namespace/hostname": {servicePort: targetPort}}`.

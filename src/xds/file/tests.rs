@@ -91,6 +91,7 @@ workloads:
   nativeTunnel: false
   applicationTunnel: {protocol: PROXY, port: 1}
   authorizationPolicies: [a/p]
+  labels: {team: x, example.com/tier: 2, empty: ""}
 services:
 - name: b
   namespace: a
@@ -145,6 +146,9 @@ fn every_key_of_the_shape_is_read() {
         Some(&gateway("a/gw.c"))
     );
     assert_eq!(*workload.policies, ["a/p".into()]);
+    let labels =
+        ["example.com/tier", "empty", "team"].map(|key| &**workload.pod_labels.get(key).unwrap());
+    assert_eq!(labels, ["2", "", "x"]);
     assert_eq!(&*workload.locality.subzone, "s");
     assert_eq!(&*service.hostname, "b.c");
     assert_eq!(
@@ -217,6 +221,38 @@ fn unknown_keys_are_refused_wherever_they_stand() {
     let policy = "policies: [{name: p, namespace: a, scope: Global, action: Allow, \
                   rules: [[[{ports: [80]}]]]}]";
     assert!(refusal(policy).contains("unknown key `ports` in `policies[].rules[][][]`"));
+}
+
+#[test]
+fn labels_are_bounded() {
+    let many = |count: usize| {
+        let labels = (0..count).map(|at| format!("k{at}: v"));
+        let labels: Vec<_> = labels.collect();
+        workload_with(&format!("labels: {{{}}}", labels.join(", ")))
+    };
+    assert!(read(&many(64)).is_ok());
+    let long = "x".repeat(64);
+    for (file, want) in [
+        (
+            many(65),
+            "3: error: `workloads[].labels` has 65 labels; write at most 64",
+        ),
+        (
+            workload_with("labels: [a]"),
+            "`workloads[].labels` is not a map; write `{team: shop}`",
+        ),
+        (
+            workload_with(&format!("labels: {{a: {long}}}")),
+            "write a key and a value of at most 63 characters",
+        ),
+        (
+            workload_with(&format!("labels: {{{long}: a}}")),
+            "write a key and a value of at most 63 characters",
+        ),
+    ] {
+        let findings = refusal(&file);
+        assert!(findings.contains(want), "{findings}");
+    }
 }
 
 #[test]
@@ -462,7 +498,7 @@ fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
                  `authorizationPolicies`, `applicationTunnel`, `serviceAccount`, `trustDomain`, \
                  `clusterId`, `network`, `workloadName`, `workloadType`, `canonicalName`, \
                  `canonicalRevision`, `namespace`, `hostname`, `protocol`, `networkMode`, \
-                 `locality`, `networkGateway`, `name`, `node`, `workloadIps`, `status`, \
+                 `locality`, `labels`, `networkGateway`, `name`, `node`, `workloadIps`, `status`, \
                  `capacity`"
             ),
             format!(

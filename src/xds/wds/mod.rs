@@ -37,8 +37,8 @@ use crate::grpc::workload::gateway_address::Destination;
 use crate::grpc::workload::load_balancing;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{
-    Derived, GatewayAddress, Place, Protocol, Scope, Service, Services, Template, Waypoint,
-    Workload,
+    Derived, GatewayAddress, Place, PodLabels, Protocol, Scope, Service, Services, Template,
+    Waypoint, Workload,
 };
 
 /// Limit of the ports of a service, and of the ports of a workload per service.
@@ -193,6 +193,8 @@ pub(super) fn workload(
             .map(|name| or(name, ""))
             .collect(),
         locality,
+        // WDS has no labels.
+        pod_labels: PodLabels::default(),
         labels: Derived::default(),
     };
     Ok(Workload {

@@ -71,6 +71,7 @@ fn sampled(metrics: &Arc<Metrics>) {
             budget: Some(LinkBudget {
                 bytes: 1 << 30,
                 period: Duration::from_secs(60),
+                excess_weight: None,
             }),
         }]),
         "east",

@@ -36,7 +36,7 @@ use crate::datapath::{DataPath, authorize, balance, policy, route};
 use crate::reason::Reason;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{Mesh, Service, Template, Workload};
-use crate::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
+use crate::snapshot::{Audience, Exposure, ExposureTable, NO_LINK_FACTORS, Publisher, TrustSet};
 use crate::telemetry::Record;
 use crate::tls::record::RecordLayer;
 use crate::wire::Authority;
@@ -273,7 +273,7 @@ impl Rig {
         let snapshot = gateway.reader.load();
         let route = route::resolve(&snapshot, peer, target).expect("a route");
         let permit = policy::run(&snapshot, peer, route).expect("a permit");
-        let pick = balance::pick(permit, &[]).expect("a pick");
+        let pick = balance::pick(permit, &[], NO_LINK_FACTORS).expect("a pick");
         let pick = authorize::run(gateway, peer, pick).expect("a grant");
         let descriptor = peer.holders.as_ref().map(|holders| holders.upstream());
         let descriptor = descriptor.expect("a holders").expect("a descriptor");

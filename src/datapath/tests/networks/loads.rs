@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::{EndpointSet, InFlight, pick_probabilities};
+use crate::snapshot::{EndpointSet, InFlight, NO_LINK_FACTORS, pick_probabilities};
 use crate::wire::{ServiceLoad, Transit};
 
 use super::{always, assert_shares, exposure, gateway, pods, spread};
@@ -25,7 +25,7 @@ fn advertise(set: &EndpointSet, at: u8, ready: u32, free_percent: u32) {
 
 /// Returns the predicted share of the gateway as a multiple of that of the own network's pod.
 fn ratio(set: &EndpointSet) -> f64 {
-    let shares = pick_probabilities(set, Instant::now());
+    let shares = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
     shares[1] / shares[0]
 }
 

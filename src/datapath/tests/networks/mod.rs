@@ -1,9 +1,11 @@
 //! Shares of endpoints in several networks. The numbers in the test names refer to the acceptance
 //! list of the features that Strait was planned with.
 
+mod budgets;
 mod first_peer;
 mod gateways;
 mod loads;
+mod subsets;
 mod transit;
 
 use std::sync::Arc;
@@ -16,8 +18,8 @@ use crate::snapshot::mesh::{
 use crate::snapshot::tests::echo as service;
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Audience, EndpointSet, Exposure, ExposureTable, NetworkRule, NetworkTable, Snapshot, TrustSet,
-    pick_probabilities,
+    Audience, EndpointSet, Exposure, ExposureTable, LinkFactors, NO_LINK_FACTORS, NetworkRule,
+    NetworkTable, Snapshot, TrustSet, pick_probabilities,
 };
 use crate::wire::{RegionPattern, Transit};
 
@@ -172,9 +174,15 @@ fn failover(snapshot: &Snapshot) -> &Arc<EndpointSet> {
 /// Asserts that the predicted shares are exactly `want`, by address, and that 100,000 picks fit.
 #[track_caller]
 fn assert_shares(set: &EndpointSet, want: &[(&str, f64)]) {
+    assert_shares_with(set, NO_LINK_FACTORS, want);
+}
+
+/// As [`assert_shares`], with the factors of links.
+#[track_caller]
+fn assert_shares_with(set: &EndpointSet, links: &LinkFactors, want: &[(&str, f64)]) {
     fastrand::seed(17);
     let now = tokio::time::Instant::now();
-    let predicted = pick_probabilities(set, now);
+    let predicted = pick_probabilities(set, links, now);
     let mut got: Vec<_> = set.endpoints.iter().zip(predicted).collect();
     got.retain(|(_, share)| *share > 0.0);
     got.sort_by_key(|(one, _)| one.address);
@@ -189,7 +197,7 @@ fn assert_shares(set: &EndpointSet, want: &[(&str, f64)]) {
     assert!(shown.iter().zip(want).all(is_equal), "{shown:?}");
     let mut counts = vec![0_u32; got.len()];
     for _ in 0..PICKS {
-        let chosen = choose(set, &[]).expect("an endpoint");
+        let chosen = choose(set, &[], links).expect("an endpoint");
         let place = got.iter().position(|(one, _)| Arc::ptr_eq(one, chosen));
         counts[place.expect("one with a share")] += 1;
     }
@@ -290,7 +298,7 @@ fn each_instance_of_random_networks_has_the_same_share() {
         let part = 1.0 / f64::from(u32::try_from(here + all).expect("few"));
         let snapshot = spread(workloads);
         let set = always(&snapshot);
-        let predicted = pick_probabilities(set, tokio::time::Instant::now());
+        let predicted = pick_probabilities(set, NO_LINK_FACTORS, tokio::time::Instant::now());
         for (endpoint, share) in set.endpoints.iter().zip(predicted) {
             let remote = endpoint.remote.as_ref();
             let of = remote.and_then(|remote| {
@@ -351,7 +359,8 @@ fn acceptance_7_regions_share_10_to_90_between_networks_and_0_evacuates() {
 fn shares_by_network(set: &EndpointSet) -> [f64; 3] {
     let now = tokio::time::Instant::now();
     let mut shares = [0.0; 3];
-    for (endpoint, share) in set.endpoints.iter().zip(pick_probabilities(set, now)) {
+    let predicted = pick_probabilities(set, NO_LINK_FACTORS, now);
+    for (endpoint, share) in set.endpoints.iter().zip(predicted) {
         let place = match endpoint.remote.as_ref().map(|remote| &*remote.network) {
             None => 0,
             Some("west") => 1,

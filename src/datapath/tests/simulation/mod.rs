@@ -26,7 +26,7 @@ use crate::datapath::route;
 use crate::outer::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX, MinRtt, Ranks, Target};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
-use crate::snapshot::{Endpoint, Publisher, TrustSet};
+use crate::snapshot::{Endpoint, NO_LINK_FACTORS, Publisher, TrustSet};
 use crate::wire::Authority;
 
 use super::chi_square::p_value;
@@ -236,7 +236,7 @@ impl Simulation {
     /// Picks and dials, as `forward::establish` does.
     fn forward(&mut self, mut permit: Permit, tunnel: Tunnel) {
         while Instant::now() < tunnel.deadline {
-            let Ok(pick) = balance::pick(permit, &tunnel.tried) else {
+            let Ok(pick) = balance::pick(permit, &tunnel.tried, NO_LINK_FACTORS) else {
                 break;
             };
             if remote::avoid(&self.gateway, pick.route().endpoints(), pick.endpoint()) {

@@ -7,10 +7,11 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::traffic::{Regions, Traffic, TrafficRule};
 use crate::snapshot::{
-    ServiceLimits, ServiceVisibility, Snapshot, Subset, SubsetPart, pick_probabilities,
+    NO_LINK_FACTORS, ServiceLimits, ServiceVisibility, Snapshot, Subset, SubsetPart,
+    pick_probabilities,
 };
+use crate::wire::RegionPattern;
 use crate::wire::sni::{self, SniPattern};
-use crate::wire::{Label, RegionPattern};
 
 const ECHO: &str = "echo.app.svc.cluster.local";
 const CART: &str = "cart.shop.svc.cluster.local";
@@ -163,7 +164,7 @@ fn of_version(last: u8, version: &str) -> Workload {
 fn part(version: &str, weight: u32) -> SubsetPart {
     SubsetPart {
         name: version.into(),
-        labels: [(Label::Revision, version.into())].into(),
+        labels: [("version".into(), version.into())].into(),
         weight,
     }
 }
@@ -219,7 +220,7 @@ fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions
         .find(caller("west.local"), &asked)
         .expect("a service");
     let set = snapshot.endpoints(&found, false);
-    let shares = pick_probabilities(&set, tokio::time::Instant::now());
+    let shares = pick_probabilities(&set, NO_LINK_FACTORS, tokio::time::Instant::now());
     let mut shares: Vec<_> = set
         .endpoints
         .iter()

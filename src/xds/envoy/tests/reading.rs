@@ -124,6 +124,51 @@ fn an_endpoint_of_another_network_is_its_gateway() {
 }
 
 #[test]
+fn labels_are_the_texts_of_envoy_lb_within_their_limits() {
+    let mut of = metadata("envoy.lb", "version", "v2");
+    let fields = &mut of
+        .filter_metadata
+        .get_mut("envoy.lb")
+        .expect("a filter")
+        .fields;
+    let number = Value {
+        kind: Some(Kind::NumberValue(1.0)),
+    };
+    fields.insert("number".to_owned(), number);
+    let text = |text: &str| Value {
+        kind: Some(Kind::StringValue(text.to_owned())),
+    };
+    fields.insert("long".to_owned(), text(&"x".repeat(64)));
+    let labels = |of: &Metadata| {
+        let of = of.clone();
+        let read = read_one(|one| one.metadata = Some(of)).expect("an assignment");
+        let labels = read.list[0].1.pod_labels.iter();
+        let labels: Vec<_> = labels
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        (labels, read.unused)
+    };
+    let unused =
+        |count| format!("10.0.0.1:80: {count} labels of envoy.lb are unused, above 64 or too long");
+    assert_eq!(
+        labels(&of),
+        (vec!["version=v2".to_owned()], vec![unused(1)])
+    );
+    let fields = &mut of
+        .filter_metadata
+        .get_mut("envoy.lb")
+        .expect("a filter")
+        .fields;
+    fields.extend((0..100).map(|at| (format!("k{at}"), text("v"))));
+    let (many, left_out) = labels(&of);
+    assert_eq!((many.len(), left_out), (64, vec![unused(38)]));
+    assert_eq!(
+        labels(&metadata("other", "version", "v2")),
+        (vec![], vec![])
+    );
+}
+
+#[test]
 fn hbone_is_what_the_metadata_says() {
     let tunnel = metadata("envoy.transport_socket_match", "tunnel", "http");
     let tunnelled = read_one(|one| one.metadata = Some(tunnel)).expect("an assignment");

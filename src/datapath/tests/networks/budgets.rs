@@ -1,0 +1,68 @@
+//! Weights of gateways by exceeded budgets of links.
+
+use crate::snapshot::{InFlight, LinkFactors};
+use crate::status::ReducedLink;
+
+use super::{always, assert_shares_with, gateway, pods, spread};
+
+fn reduced(from: &str, to: &str, weight_percent: u8) -> ReducedLink {
+    ReducedLink {
+        from: from.into(),
+        is_own: from == "east",
+        to: to.into(),
+        weight_percent,
+    }
+}
+
+#[test]
+fn an_exceeded_budget_leaves_a_part_of_the_weight_for_peers_of_its_link_alone() {
+    let mut workloads = [pods("east", 2), pods("west", 4), pods("north", 2)].concat();
+    workloads.extend([gateway("west", 1), gateway("west", 2), gateway("north", 3)]);
+    let snapshot = spread(workloads);
+    let set = always(&snapshot);
+    let links = [reduced("south", "west", 25), reduced("east", "north", 50)];
+    let assert_shares = |from: &str, west: f64, north: f64| {
+        let sum = 2.0 + 2.0 * west + north;
+        let want = [
+            ("10.0.0.1:15008", 1.0 / sum),
+            ("10.0.0.2:15008", 1.0 / sum),
+            ("192.0.2.1:15008", west / sum),
+            ("192.0.2.2:15008", west / sum),
+            ("192.0.2.3:15008", north / sum),
+        ];
+        assert_shares_with(set, &LinkFactors::of_peer(&links, from), &want);
+    };
+    assert_shares("south", 0.5, 2.0);
+    assert_shares("north", 2.0, 2.0);
+    assert_shares("east", 2.0, 1.0);
+    // Clients of bindings without an identity use that of this gateway.
+    assert_shares("", 2.0, 1.0);
+}
+
+#[test]
+fn tunnels_in_flight_are_compared_by_the_reduced_weight() {
+    let mut workloads = [pods("east", 1), pods("west", 4)].concat();
+    workloads.push(gateway("west", 1));
+    let snapshot = spread(workloads);
+    let set = always(&snapshot);
+    let links = LinkFactors::of_peer(&[reduced("south", "west", 25)], "south");
+    let half = [("10.0.0.1:15008", 0.5), ("192.0.2.1:15008", 0.5)];
+    let _open: Vec<_> = set
+        .endpoints
+        .iter()
+        .map(|one| InFlight::new(&one.state))
+        .collect();
+    assert_shares_with(set, &links, &half);
+    let _more = InFlight::new(&set.endpoints[1].state);
+    let less = [("10.0.0.1:15008", 0.75), ("192.0.2.1:15008", 0.25)];
+    assert_shares_with(set, &links, &less);
+}
+
+#[test]
+fn a_budget_of_the_only_network_leaves_the_service_available() {
+    let mut workloads = pods("west", 2);
+    workloads.push(gateway("west", 1));
+    let snapshot = spread(workloads);
+    let links = LinkFactors::of_peer(&[reduced("south", "west", 1)], "south");
+    assert_shares_with(always(&snapshot), &links, &[("192.0.2.1:15008", 1.0)]);
+}

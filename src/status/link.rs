@@ -1,0 +1,38 @@
+//! State of the budgets of links.
+
+use std::sync::Arc;
+
+/// Link whose budget is exceeded, while that reduces weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReducedLink {
+    /// Cluster of the peers.
+    pub from: Arc<str>,
+    /// True if clients without identity count, because they use that of this gateway.
+    pub is_own: bool,
+    /// Cluster of the gateways.
+    pub to: Arc<str>,
+    /// Percentage of their weight that the gateways have.
+    pub weight_percent: u8,
+}
+
+impl ReducedLink {
+    /// Returns whether tunnels of peers of a cluster count for the link.
+    pub fn is_from(&self, cluster: &str) -> bool {
+        *self.from == *cluster || self.is_own && cluster.is_empty()
+    }
+}
+
+/// Usage of a link with a budget, in the current period.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkUsage {
+    /// Cluster of the peers.
+    pub from: Arc<str>,
+    /// Cluster of the gateways.
+    pub to: Arc<str>,
+    /// Bytes so far.
+    pub used: u64,
+    /// Budget in bytes.
+    pub budget: u64,
+    /// Percentage of their weight that the gateways have for the peers.
+    pub weight_percent: u8,
+}
