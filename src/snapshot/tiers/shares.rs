@@ -85,9 +85,9 @@ impl Ranking<'_> {
 }
 
 /// Returns the load of each tier in percent, by Envoy's algorithm. A tier takes what its ratio of
-/// ready endpoints allows, of what the tiers before it have left. If all together cannot take 100
-/// %, the loads are scaled up in proportion. The rounding remainder goes to the first tier that can
-/// take anything.
+/// ready endpoints allows, or what the tiers before it have left if this is less. If all together
+/// cannot take 100 %, the loads are scaled up in proportion. The rounding remainder goes to the
+/// first tier that can take anything.
 fn tier_loads(spill: Spill, tiers: impl Iterator<Item = Count>) -> Vec<u64> {
     let able: Vec<_> = tiers
         .map(|count| spill.capacity(FULL_LOAD_PERCENT, count))
