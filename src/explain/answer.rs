@@ -20,7 +20,8 @@ pub struct Answer {
     pub peer: PeerRow,
     /// Lookups with their policy evaluation, in order. One as a rule; two if the server name of
     /// the TLS inside a tunnel decides, the authority first.
-    pub legs: Vec<LookupRow>,
+    #[serde(rename = "legs")]
+    pub lookups: Vec<LookupRow>,
     /// Groups of endpoints with their shares of the picks; empty if nothing would be picked.
     pub groups: Vec<GroupRow>,
     /// Fraction of ready endpoints below which a tier gives some of its share to the next tier;
