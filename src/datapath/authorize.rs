@@ -42,7 +42,6 @@ impl Authorized {
 ///
 /// # Errors
 /// Under `enforce`, returns the pick, so that another endpoint can be tried, and the refusal.
-#[expect(clippy::result_large_err, reason = "both variants hold the pick")]
 pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = gateway.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
