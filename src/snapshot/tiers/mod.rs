@@ -16,7 +16,7 @@ use super::endpoints::{Entries, Entry, Found, Tier};
 use super::exclusion::{
     remote_network, service_exclusion, speaks_hbone, target_port, workload_exclusion,
 };
-use super::mesh::{Assignment, Locality, LocalityWeight, Scope, Service, Workload};
+use super::mesh::{Assignment, LocalityWeight, Scope, Service, Workload};
 use super::traffic::{Balancing, Count, Regions, Spill, matches_locality};
 use super::{Endpoint, EndpointSet, ExclusionReason, Snapshot, Subset};
 
