@@ -284,3 +284,17 @@ pub(super) fn consumer(
         None => format!("remove `consumers` from {place}"),
     }
 }
+
+/// Returns the remedy if `exposure` gives a name to a service that the mesh does not have.
+pub(super) fn missing_service(
+    snapshot: &Snapshot,
+    places: &ConfigPositions,
+    asked: &Authority,
+    host: &str,
+) -> String {
+    let entry = snapshot.exposure.entries_with_alias(asked).next();
+    let place = entry.map_or_else(String::new, |entry| {
+        format!(", or correct `service` of {}", places.service(entry.index))
+    });
+    format!("add {host} to the mesh{place}")
+}

@@ -15,7 +15,7 @@ use crate::wire::{Authority, Host, Transit};
 
 use super::ExplainState;
 use super::answer::{LookupRow, PeerRow, RouteRow, RuleRow};
-use super::change::{self, ConfigPositions};
+use super::change;
 
 /// Returns the mode in which Istio's policies are evaluated.
 pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
@@ -334,7 +334,7 @@ fn unknown_name(state: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: 
             Some(service) => without_port(service, port),
             None => refusal(
                 format!("`exposure` maps the name to {host}, which is not in the mesh"),
-                missing_service_remedy(snapshot, places, asked, host),
+                change::missing_service(snapshot, places, asked, host),
             ),
         }
     } else if let Some(alias) = alias {
@@ -361,20 +361,6 @@ fn unknown_name(state: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: 
             change::name(snapshot, places, asked, name),
         )
     }
-}
-
-/// Returns the remedy if `exposure` gives a name to a service that the mesh does not have.
-fn missing_service_remedy(
-    snapshot: &Snapshot,
-    places: &ConfigPositions,
-    asked: &Authority,
-    host: &str,
-) -> String {
-    let entry = snapshot.exposure.entries_with_alias(asked).next();
-    let place = entry.map_or_else(String::new, |entry| {
-        format!(", or correct `service` of {}", places.service(entry.index))
-    });
-    format!("add {host} to the mesh{place}")
 }
 
 fn without_port(service: &Service, port: u16) -> RuleRow {
