@@ -3,7 +3,7 @@
 //! Policies apply to a workload and not to a service, so they are evaluated after the pick. This
 //! gateway has less information than the destination. For an HBONE endpoint, only the inner
 //! CONNECT names the port, and the destination sees a source other than the outer peer. The
-//! endpoint may also be a waypoint. This stage therefore refuses only what the destination refuses
+//! endpoint may also be a waypoint. This stage therefore rejects only what the destination rejects
 //! for any port and source. The destination evaluates the rest.
 //!
 //! The destination sees the peer inside the tunnel. Behind a gateway of another network that is the
@@ -37,11 +37,11 @@ impl Authorized {
     }
 }
 
-/// Evaluates the policies that cover the workload of the picked endpoint. Logs and counts refusals
-/// that are only audited.
+/// Evaluates the policies that cover the workload of the picked endpoint. Logs and counts
+/// rejections that are only audited.
 ///
 /// # Errors
-/// Under `enforce`, returns the pick, so that another endpoint can be tried, and the refusal.
+/// Under `enforce`, returns the pick, so that another endpoint can be tried, and the rejection.
 pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = gateway.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
@@ -172,7 +172,7 @@ fn record_outcome(
         let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());
         info!(
             peer,
-            endpoint, outcome, error, "authorization policies refuse a tunnel"
+            endpoint, outcome, error, "authorization policies reject a tunnel"
         );
     }
 }

@@ -195,9 +195,9 @@ pub struct EndpointRow {
     /// Certificate that the workload behind the gateway has to present; none if it is not
     /// verified.
     pub workload_certificate: Option<String>,
-    /// Reason for which the endpoint would be refused after a pick, if any.
+    /// Reason for which the endpoint would be rejected after a pick, if any.
     pub refused: Option<String>,
-    /// Refusal by a policy that only logs, if any.
+    /// Rejection by a policy that only logs, if any.
     pub audited: Option<String>,
 }
 

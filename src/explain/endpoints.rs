@@ -45,7 +45,7 @@ struct Candidate<'a> {
 struct Prediction {
     /// Failure, if it is known.
     failure: Option<Failure>,
-    /// Refusal by a policy that only logs.
+    /// Rejection by a policy that only logs.
     audited: Option<String>,
 }
 
@@ -347,7 +347,7 @@ fn candidates<'a>(
 }
 
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
-/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] refusals or a gateway loop.
+/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] rejections or a gateway loop.
 fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Result<(), Reason>> {
     let has = |is_in: &dyn Fn(&Candidate<'_>) -> bool, reason: Option<Reason>| {
         let mut among = candidates.iter().filter(|one| is_in(one));

@@ -81,7 +81,7 @@ pub(super) fn identity(
     }
 }
 
-/// Returns a rule that refuses a tunnel, with the remedy.
+/// Returns a rule that rejects a tunnel, with the remedy.
 fn refusal(description: impl Into<String>, change: impl Into<String>) -> RuleRow {
     RuleRow {
         description: description.into(),
@@ -414,7 +414,7 @@ pub(super) fn rule(
     rule
 }
 
-/// Returns the rule that refuses the first peer of a tunnel whose gateway is permitted.
+/// Returns the rule that rejects the first peer of a tunnel whose gateway is permitted.
 pub(super) fn first_peer_rule(
     state: &ExplainState<'_>,
     first: &Peer,

@@ -41,7 +41,7 @@ const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// Deadline for a GOAWAY to be written.
 const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
-/// Time from a GOAWAY to the first tunnel that is refused: two round trips between far regions,
+/// Time from a GOAWAY to the first tunnel that is rejected: two round trips between far regions,
 /// and the peer's own time. Without it, a peer that acknowledges no PING would open tunnels
 /// through the whole drain.
 const GOAWAY_GRACE: Duration = Duration::from_secs(1);

@@ -18,9 +18,9 @@ use crate::wire::sni::RouteBy;
 
 use super::open::{Open, StreamGuards};
 
-/// Number of endpoints whose policies may refuse one tunnel before the tunnel is rejected.
+/// Number of endpoints whose policies may reject one tunnel before the tunnel is rejected.
 ///
-/// Policies usually apply to a whole service and refuse at each of its endpoints. More tries
+/// Policies usually apply to a whole service and reject at each of its endpoints. More tries
 /// would only be work that a peer can cause. Policies that apply to some endpoints, such as a
 /// canary, are likely to leave others.
 pub const POLICY_REFUSALS_MAX: usize = 3;
