@@ -63,7 +63,8 @@ struct Placement {
     /// Index of the region or locality in the list of weights; `None` if it has no weight of its
     /// own.
     place: Option<usize>,
-    /// Weight of that region or locality. An endpoint of weight 0 counts in its tier but gets no tunnels.
+    /// Weight of that region or locality. An endpoint of weight 0 counts in its tier but gets no
+    /// tunnels.
     weight: u32,
 }
 
