@@ -295,7 +295,7 @@ async fn records_without_bytes_use_the_credit_up() {
 async fn an_error_after_the_last_goaway_is_sent_too() {
     let mut rig = Rig::established(&TestGateway::new()).await;
     let _far = rig.tunnel(1).await;
-    rig.turns()
+    rig.connection()
         .unwrap()
         .downstream
         .server
