@@ -109,7 +109,13 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
         }
         let mut reset = 0;
         while let Some(code) = late_tasks.join_next().await {
-            assert_eq!(code.expect("an end"), Some(Reason::INTERNAL_ERROR));
+            // A busy client may read the reset too late: the process ends, and the kernel answers
+            // the client's unread bytes by RST.
+            let code = code.expect("an end");
+            assert!(
+                code.is_none_or(|code| code == Reason::INTERNAL_ERROR),
+                "{code:?}"
+            );
             reset += 1;
         }
         assert_eq!(reset, 66);
