@@ -236,7 +236,7 @@ impl BenchEnvironment {
         let mut settings = Settings::new(net, identities());
         let exposed =
             |name| format!("    - {{service: \"{name}.bench:80\", to: [{{cluster: west}}]}}\n");
-        settings.exposure = SERVICES.map(exposed).concat() + &apart_as_echo("west");
+        settings.exposure = SERVICES.map(exposed).concat() + &apart_as_echo();
         let route = |name| format!("{{sni: [{name}.bench], to: \"{name}.bench:443\"}}");
         settings.listeners = format!(
             "  - {{name: sni, bind: \"{}\", protocol: tls,\n     routes: [{}]}}\n",
@@ -270,7 +270,7 @@ impl BenchEnvironment {
         };
         let [here, there] = self.hops;
         let mut next = settings(there, "to: [{cluster: east}, {cluster: west}]");
-        next.exposure += &apart_as_echo("east");
+        next.exposure += &apart_as_echo();
         let next_address = |port| there.address(last_byte(Kind::TwoStraits), port);
         for port in APART_PORTS {
             let address = next_address(port);
@@ -456,9 +456,9 @@ impl BenchEnvironment {
 }
 
 /// Returns the entry that exposes service `echo` by the name of [`APART`].
-fn apart_as_echo(to: &str) -> String {
-    let names = format!("names: [\"{APART}:80\"]");
-    format!("    - {{service: \"echo.bench:80\", to: [{{cluster: {to}}}], {names}}}\n")
+fn apart_as_echo() -> String {
+    let to = "to: [{cluster: east}, {cluster: west}]";
+    format!("    - {{service: \"echo.bench:80\", {to}, names: [\"{APART}:80\"]}}\n")
 }
 
 /// Returns a mesh with service [`APART`] in a network of its own. Its workload is never dialled.
@@ -561,8 +561,9 @@ impl Running {
 
     /// Returns the number of sockets that the gateway needs for tunnels: one for each, unless a
     /// second gateway shares connections between them.
-    pub fn sockets(&self, held: Held) -> u32 {
+    pub fn sockets(&self, held: Held, row: &Row) -> u32 {
         let upstream = match self.next {
+            Some(_) if APART.starts_with(row.endpoint) => held.tunnels() * 9 / 10,
             Some(_) => held.tunnels().div_ceil(STREAMS),
             None => held.tunnels(),
         };

@@ -132,6 +132,18 @@ const PASSED: [Held; 2] = [
     },
 ];
 
+/// Connections to a binding. Fewer than may wait for a pooled connection at once.
+const BOUND: [Held; 2] = [
+    Held {
+        connections: 100,
+        streams: 1,
+    },
+    Held {
+        connections: 900,
+        streams: 1,
+    },
+];
+
 /// ztunnel has no TLS passthrough, and was not measured in some rows.
 const ZTUNNEL_UNKNOWN: &str = "–";
 
@@ -361,7 +373,7 @@ pub const ROWS: [Row; 32] = [
         way: Transport::Sni,
         ..two_hops(
             ("binding, idle connection", "echo", "idle"),
-            Measurement::Memory(&PASSED),
+            Measurement::Memory(&BOUND),
             &[(Kind::Strait, Limit::None)],
         )
     },

@@ -159,7 +159,7 @@ pub async fn memory(world: &BenchEnvironment, row: &Row, held: &[Held], kind: Ki
             connections,
             streams,
         } = held;
-        let sockets = gateway.sockets(*held);
+        let sockets = gateway.sockets(*held, row);
         // The load is killed after the measurement.
         let more = format!("--connections {connections} --streams {streams} --seconds 60");
         let load = gateway.load(row);
