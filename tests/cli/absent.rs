@@ -59,7 +59,7 @@ fn review_19_explain_answers_without_certificates_with_one_warning() {
         let asked = [&args[..], &["--to", "echo.global:80"]].concat();
         let answer = run_command(folder.path(), &asked).await;
         assert_eq!(answer.code, Some(0), "{answer:?}");
-        assert!(answer.stdout.contains("  75.0%  127.0.1.2:15008"));
+        assert!(answer.stdout.contains("  75.0%        127.0.1.2:15008"));
         let place = format!(
             "deploy/local/strait.yaml:{}: warning: ",
             line_of_chain(folder.path())

@@ -39,8 +39,8 @@ fn a_tunnel_that_would_be_opened_is_explained_by_its_rule_and_its_probabilities(
             "of cluster west, by its trust domain west.local",
             "Allowed   exposure.services[0] admits the peer",
             "cluster west, namespace shop",
-            "  75.0%  127.0.1.2:15008",
-            "  25.0%  127.0.1.1:15008",
+            "  75.0%        127.0.1.2:15008",
+            "  25.0%        127.0.1.1:15008",
             "Outcome   opened, if the endpoint answers: 200",
         ] {
             assert!(text.stdout.contains(part), "{part}: {}", text.stdout);

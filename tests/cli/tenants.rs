@@ -174,7 +174,7 @@ fn a_distribution_that_the_mesh_contradicts_is_an_error_and_is_ignored() {
             assert!(is_wanted, "{want}: {checked:?}");
             let explained = run_command(folder.path(), &explain).await;
             assert!(
-                explained.stdout.contains("100.0%  10.0.0.1:15008"),
+                explained.stdout.contains("100.0%       10.0.0.1:15008"),
                 "{explained:?}"
             );
         }

@@ -272,7 +272,7 @@ impl Drop for HolderCount {
 
 impl ListenerReserve {
     /// Returns whether a connection could be accepted from a source that holds less than
-    /// [`SHARE_MIN`].
+    /// `SHARE_MIN`.
     pub fn has_free_descriptor(&self) -> bool {
         self.free() > 0
     }
