@@ -15,6 +15,7 @@ use crate::status::RemoteGatewayStatus;
 use crate::tls::{InboundTls, OutboundTls};
 
 use super::connection::{self, Connection, Slot};
+use super::rtt::MinRtt;
 use super::{Failure, Target};
 
 /// Limit of connections to one gateway: 6,400 tunnels with the limit of one connection.
@@ -37,6 +38,8 @@ type Connecting = watch::Receiver<Option<Result<(), Failure>>>;
 #[derive(Debug)]
 pub(super) struct Gateway {
     pub(super) target: Target,
+    /// Least round trip time, of all connections.
+    pub(super) rtt: Arc<Mutex<MinRtt>>,
     connections: Mutex<Connections>,
 }
 
@@ -93,6 +96,7 @@ impl Gateway {
     pub(super) fn new(target: Target) -> Self {
         Self {
             target,
+            rtt: Arc::default(),
             connections: Mutex::default(),
         }
     }
@@ -169,7 +173,8 @@ impl Gateway {
         connections.connecting = Some(connecting.clone());
         let (gateway, context) = (Arc::clone(self), context.clone());
         tokio::spawn(async move {
-            let opened = connection::open(&gateway.target, &context.tls, &context.reader);
+            let of = (&gateway.target, Arc::clone(&gateway.rtt));
+            let opened = connection::open(of, &context.tls, &context.reader);
             let opened = timeout(CONNECT_DEADLINE, opened).await;
             let opened = opened.unwrap_or_else(|_| {
                 let address = gateway.target.address;
@@ -272,12 +277,12 @@ impl Gateway {
             && !connections.health.is_ejected(Instant::now())
     }
 
-    /// Returns the least round trip time of its connections, if it has one.
+    /// Returns the least round trip time, if it has a usable connection.
     pub(super) fn rtt(&self) -> Option<Duration> {
         let connections = self.connections.lock();
-        let usable = connections.open.iter();
-        let usable = usable.filter(|one| !one.state.is_unusable());
-        usable.map(|one| one.state.rtt()).min()
+        let mut open = connections.open.iter();
+        let is_usable = open.any(|one| !one.state.is_unusable());
+        is_usable.then(|| self.rtt.lock().least())
     }
 
     /// Returns the state for the status page, with the factor of its weights.
@@ -300,7 +305,7 @@ impl Gateway {
             state,
             connections: connections.open.len(),
             streams: streams.sum(),
-            rtt: newest.map(|state| state.rtt()),
+            rtt: newest.map(|_| self.rtt.lock().least()),
             share_percent: weight_factor * 100 / FACTOR_ONE,
             ejections: connections.ejections,
             last_error: connections.last_error.clone(),

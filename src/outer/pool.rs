@@ -112,7 +112,7 @@ impl Pool {
         self.0.gateways.lock().ranks.compare(&times);
     }
 
-    fn gateway(&self, target: &Target) -> Arc<Gateway> {
+    pub(super) fn gateway(&self, target: &Target) -> Arc<Gateway> {
         let mut gateways = self.0.gateways.lock();
         if let Some(known) = gateways.by_target.get(target) {
             return Arc::clone(known);
