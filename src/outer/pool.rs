@@ -21,7 +21,8 @@ use super::{Failure, Target};
 
 /// Limit of connections that one tunnel tries at one gateway.
 const CONNECTIONS_TRIED: usize = 3;
-/// Minimum number of gateways before those without connections are forgotten.
+/// Minimum number of gateways before those without connections that have left the mesh are
+/// forgotten.
 const PRUNE_ENTRIES_MIN: usize = 64;
 
 /// Pool, shared by all workers. A lock is held only to look up a gateway or to take a place.
@@ -104,7 +105,7 @@ impl Pool {
     fn rank(&self, time: impl Fn(&Gateway) -> Option<Duration>) {
         let gateways = self.0.gateways.lock();
         let known = gateways.by_target.iter();
-        let times = known.filter_map(|(target, gateway)| Some((target.clone(), time(gateway)?)));
+        let times = known.map(|(target, gateway)| (target.clone(), time(gateway)));
         let mut times: Vec<_> = times.collect();
         drop(gateways);
         let snapshot = self.0.context.reader.load();
@@ -118,7 +119,10 @@ impl Pool {
             return Arc::clone(known);
         }
         if gateways.by_target.len() >= gateways.prune_at.max(PRUNE_ENTRIES_MIN) {
-            gateways.by_target.retain(|_, one| !one.is_unused());
+            let snapshot = self.0.context.reader.load();
+            gateways.by_target.retain(|known, one| {
+                !one.is_unused() || snapshot.has_gateway(&known.gateway, known.address)
+            });
             gateways.prune_at = 2 * gateways.by_target.len();
         }
         let new = Arc::new(Gateway::new(target.clone()));
