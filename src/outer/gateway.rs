@@ -1,6 +1,7 @@
 //! Connections to one gateway, and its ejection.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -40,6 +41,8 @@ pub(super) struct Gateway {
     pub(super) target: Target,
     /// Least round trip time, of all connections.
     pub(super) rtt: Arc<Mutex<MinRtt>>,
+    /// Factor of its weights, in units of [`FACTOR_ONE`].
+    weight_factor: AtomicU32,
     connections: Mutex<Connections>,
 }
 
@@ -97,6 +100,7 @@ impl Gateway {
         Self {
             target,
             rtt: Arc::default(),
+            weight_factor: FACTOR_ONE.into(),
             connections: Mutex::default(),
         }
     }
@@ -285,8 +289,17 @@ impl Gateway {
         is_usable.then(|| self.rtt.lock().least())
     }
 
-    /// Returns the state for the status page, with the factor of its weights.
-    pub(super) fn status(&self, weight_factor: u32) -> RemoteGatewayStatus {
+    /// Returns the factor of its weights, in units of [`FACTOR_ONE`].
+    pub(super) fn weight_factor(&self) -> u32 {
+        self.weight_factor.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_weight_factor(&self, weight_factor: u32) {
+        self.weight_factor.store(weight_factor, Ordering::Relaxed);
+    }
+
+    /// Returns the state for the status page.
+    pub(super) fn status(&self) -> RemoteGatewayStatus {
         let connections = self.connections.lock();
         let newest = connections.open.last().map(|one| &one.state);
         let streams = connections.open.iter().map(|one| one.state.streams());
@@ -306,7 +319,7 @@ impl Gateway {
             connections: connections.open.len(),
             streams: streams.sum(),
             rtt: newest.map(|_| self.rtt.lock().least()),
-            share_percent: weight_factor * 100 / FACTOR_ONE,
+            share_percent: self.weight_factor() * 100 / FACTOR_ONE,
             ejections: connections.ejections,
             last_error: connections.last_error.clone(),
             identity: newest.map(|state| Arc::clone(&state.peer.identity.uri)),

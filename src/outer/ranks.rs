@@ -7,15 +7,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tracing::info;
 
 use crate::snapshot::FACTOR_ONE;
 
 use super::Target;
 
-/// Pause between two comparisons, as between PINGs.
-const PAUSE: Duration = Duration::from_secs(10);
 /// Number of comparisons in sequence that change the state of a gateway.
 const COMPARISONS: u32 = 3;
 /// Divisor of the share of a slow gateway.
@@ -27,7 +24,6 @@ const TOLERANCE: Duration = Duration::from_millis(5);
 #[derive(Debug, Default)]
 pub(crate) struct Ranks {
     by_gateway: HashMap<Target, Rank>,
-    next: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,15 +36,6 @@ struct Rank {
 }
 
 impl Ranks {
-    /// Returns true once for each pause.
-    pub(super) fn is_due(&mut self, now: Instant) -> bool {
-        let is_due = self.next.is_none_or(|next| next <= now);
-        if is_due {
-            self.next = Some(now + PAUSE);
-        }
-        is_due
-    }
-
     /// Compares gateways with those of the same network, by their round trip times. One without a
     /// time keeps the rank that it has. Others are forgotten.
     pub(crate) fn compare(&mut self, gateways: &[(Target, Option<Duration>)]) {
@@ -63,8 +50,7 @@ impl Ranks {
             let ranked = gateways.into_iter().filter_map(|(target, time)| {
                 let mut rank = earlier.get(target).copied();
                 if let (Some(time), Some(best)) = (*time, best) {
-                    rank.get_or_insert_default()
-                        .compare(target, (time, best));
+                    rank.get_or_insert_default().compare(target, (time, best));
                 }
                 Some((target.clone(), rank?))
             });
