@@ -90,7 +90,8 @@ pub(super) struct State {
     answered_ms: AtomicU64,
     /// Milliseconds after `epoch` at which the last tunnel has ended.
     emptied_ms: AtomicU64,
-    rtt: Mutex<MinRtt>,
+    /// Least round trip time of the gateway, of all its connections.
+    rtt: Arc<Mutex<MinRtt>>,
     /// Configuration of its handshake.
     tls: Arc<OutboundTls>,
     /// Gateway at the other end.
@@ -111,7 +112,7 @@ pub(super) struct Slot(Arc<Connection>);
 /// Opens a connection. It is usable: the gateway has accepted our certificate and sent its
 /// SETTINGS, as it has acknowledged a PING.
 pub(super) async fn open(
-    target: &Target,
+    (target, rtt): (&Target, Arc<Mutex<MinRtt>>),
     tls: &InboundTls,
     reader: &Reader,
 ) -> Result<(Arc<Connection>, Driver), Failure> {
@@ -144,7 +145,7 @@ pub(super) async fn open(
         let detail = format!("{}: {detail}", target.address);
         Failure::new(Reason::GatewayUntrusted, detail)
     })?;
-    establish(stream, own, verified)
+    establish(stream, own, (verified, rtt))
         .await
         .map_err(|error| unreachable(error.to_string()))
 }
@@ -214,7 +215,7 @@ async fn connect_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
 async fn establish(
     stream: TlsStream<TcpStream>,
     tls: Arc<OutboundTls>,
-    verified: Verified,
+    (verified, rtt): (Verified, Arc<Mutex<MinRtt>>),
 ) -> Result<(Arc<Connection>, Driver), h2::Error> {
     let mut settings = Builder::new();
     settings
@@ -245,7 +246,7 @@ async fn establish(
         epoch: Instant::now(),
         answered_ms: AtomicU64::new(0),
         emptied_ms: AtomicU64::new(0),
-        rtt: Mutex::default(),
+        rtt,
         tls,
         peer: verified,
     });
@@ -333,11 +334,6 @@ impl State {
     /// Returns the configuration of its handshake.
     pub(super) fn tls(&self) -> &Arc<OutboundTls> {
         &self.tls
-    }
-
-    /// Returns the least round trip time of the PINGs of the last minutes.
-    pub(super) fn rtt(&self) -> Duration {
-        self.rtt.lock().least()
     }
 
     /// Returns the number of tunnels.

@@ -1,6 +1,7 @@
 //! Connections to one gateway, and its ejection.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ use crate::status::RemoteGatewayStatus;
 use crate::tls::{InboundTls, OutboundTls};
 
 use super::connection::{self, Connection, Slot};
+use super::rtt::MinRtt;
 use super::{Failure, Target};
 
 /// Limit of connections to one gateway: 6,400 tunnels with the limit of one connection.
@@ -37,6 +39,10 @@ type Connecting = watch::Receiver<Option<Result<(), Failure>>>;
 #[derive(Debug)]
 pub(super) struct Gateway {
     pub(super) target: Target,
+    /// Least round trip time, of all connections.
+    pub(super) rtt: Arc<Mutex<MinRtt>>,
+    /// Factor of its weights, in units of [`FACTOR_ONE`].
+    weight_factor: AtomicU32,
     connections: Mutex<Connections>,
 }
 
@@ -93,6 +99,8 @@ impl Gateway {
     pub(super) fn new(target: Target) -> Self {
         Self {
             target,
+            rtt: Arc::default(),
+            weight_factor: FACTOR_ONE.into(),
             connections: Mutex::default(),
         }
     }
@@ -169,7 +177,8 @@ impl Gateway {
         connections.connecting = Some(connecting.clone());
         let (gateway, context) = (Arc::clone(self), context.clone());
         tokio::spawn(async move {
-            let opened = connection::open(&gateway.target, &context.tls, &context.reader);
+            let of = (&gateway.target, Arc::clone(&gateway.rtt));
+            let opened = connection::open(of, &context.tls, &context.reader);
             let opened = timeout(CONNECT_DEADLINE, opened).await;
             let opened = opened.unwrap_or_else(|_| {
                 let address = gateway.target.address;
@@ -272,16 +281,25 @@ impl Gateway {
             && !connections.health.is_ejected(Instant::now())
     }
 
-    /// Returns the least round trip time of its connections, if it has one.
+    /// Returns the least round trip time, if it has a usable connection.
     pub(super) fn rtt(&self) -> Option<Duration> {
         let connections = self.connections.lock();
-        let usable = connections.open.iter();
-        let usable = usable.filter(|one| !one.state.is_unusable());
-        usable.map(|one| one.state.rtt()).min()
+        let mut open = connections.open.iter();
+        let is_usable = open.any(|one| !one.state.is_unusable());
+        is_usable.then(|| self.rtt.lock().least())
     }
 
-    /// Returns the state for the status page, with the factor of its weights.
-    pub(super) fn status(&self, weight_factor: u32) -> RemoteGatewayStatus {
+    /// Returns the factor of its weights, in units of [`FACTOR_ONE`].
+    pub(super) fn weight_factor(&self) -> u32 {
+        self.weight_factor.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_weight_factor(&self, weight_factor: u32) {
+        self.weight_factor.store(weight_factor, Ordering::Relaxed);
+    }
+
+    /// Returns the state for the status page.
+    pub(super) fn status(&self) -> RemoteGatewayStatus {
         let connections = self.connections.lock();
         let newest = connections.open.last().map(|one| &one.state);
         let streams = connections.open.iter().map(|one| one.state.streams());
@@ -300,8 +318,8 @@ impl Gateway {
             state,
             connections: connections.open.len(),
             streams: streams.sum(),
-            rtt: newest.map(|state| state.rtt()),
-            share_percent: weight_factor * 100 / FACTOR_ONE,
+            rtt: newest.map(|_| self.rtt.lock().least()),
+            share_percent: self.weight_factor() * 100 / FACTOR_ONE,
             ejections: connections.ejections,
             last_error: connections.last_error.clone(),
             identity: newest.map(|state| Arc::clone(&state.peer.identity.uri)),

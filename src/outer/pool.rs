@@ -21,8 +21,11 @@ use super::{Failure, Target};
 
 /// Limit of connections that one tunnel tries at one gateway.
 const CONNECTIONS_TRIED: usize = 3;
-/// Minimum number of gateways before those without connections are forgotten.
+/// Minimum number of gateways before those without connections that have left the mesh are
+/// forgotten.
 const PRUNE_ENTRIES_MIN: usize = 64;
+/// Pause between two comparisons of gateways, as between PINGs.
+const COMPARISON_PAUSE: Duration = Duration::from_secs(10);
 
 /// Pool, shared by all workers. A lock is held only to look up a gateway or to take a place.
 #[derive(Clone, Debug)]
@@ -32,13 +35,15 @@ pub struct Pool(Arc<Shared>);
 struct Shared {
     context: Context,
     gateways: Mutex<Gateways>,
+    /// Locked only by comparisons.
+    ranks: Mutex<Ranks>,
 }
 
 #[derive(Debug, Default)]
 struct Gateways {
     by_target: HashMap<Target, Arc<Gateway>>,
     prune_at: usize,
-    ranks: Ranks,
+    next_comparison: Option<Instant>,
 }
 
 impl Pool {
@@ -53,6 +58,7 @@ impl Pool {
         Self(Arc::new(Shared {
             context,
             gateways: Mutex::default(),
+            ranks: Mutex::default(),
         }))
     }
 
@@ -67,7 +73,8 @@ impl Pool {
         request: &Request,
         deadline: Instant,
     ) -> Result<Answer, Failure> {
-        let (gateway, weight_factor) = self.ranked(target);
+        let gateway = self.ranked(target);
+        let weight_factor = gateway.weight_factor();
         let mut tries = 0;
         loop {
             let slot = gateway.take(&self.0.context, deadline).await?;
@@ -88,42 +95,41 @@ impl Pool {
         }
     }
 
-    /// Returns a gateway with the factor of its weights, which is computed again from time to time.
-    fn ranked(&self, target: &Target) -> (Arc<Gateway>, u32) {
-        let gateway = self.gateway(target);
-        let is_due = self.0.gateways.lock().ranks.is_due(Instant::now());
+    /// Returns a gateway. The factors of the weights of all are computed again from time to time.
+    fn ranked(&self, target: &Target) -> Arc<Gateway> {
+        let mut gateways = self.0.gateways.lock();
+        let gateway = gateways.get_or_insert(target, &self.0.context.reader);
+        let is_due = gateways.is_comparison_due(Instant::now());
+        drop(gateways);
         if is_due {
             self.rank(Gateway::rtt);
         }
-        let weight_factor = self.0.gateways.lock().ranks.weight_factor(target);
-        (gateway, weight_factor)
+        gateway
     }
 
     /// Compares the gateways of the current snapshot by their round trip times. Connections to
     /// earlier ones may still be open.
     fn rank(&self, time: impl Fn(&Gateway) -> Option<Duration>) {
-        let gateways = self.0.gateways.lock();
-        let known = gateways.by_target.iter();
-        let times = known.filter_map(|(target, gateway)| Some((target.clone(), time(gateway)?)));
-        let mut times: Vec<_> = times.collect();
-        drop(gateways);
+        let all = self.all();
         let snapshot = self.0.context.reader.load();
-        times.retain(|(target, _)| snapshot.has_gateway(&target.gateway, target.address));
-        self.0.gateways.lock().ranks.compare(&times);
+        let is_current = |target: &Target| snapshot.has_gateway(&target.gateway, target.address);
+        let current = all.iter().filter(|one| is_current(&one.target));
+        let times: Vec<_> = current.map(|one| (one.target.clone(), time(one))).collect();
+        let mut ranks = self.0.ranks.lock();
+        ranks.compare(&times);
+        for one in &all {
+            one.set_weight_factor(ranks.weight_factor(&one.target));
+        }
     }
 
-    fn gateway(&self, target: &Target) -> Arc<Gateway> {
+    pub(super) fn gateway(&self, target: &Target) -> Arc<Gateway> {
         let mut gateways = self.0.gateways.lock();
-        if let Some(known) = gateways.by_target.get(target) {
-            return Arc::clone(known);
-        }
-        if gateways.by_target.len() >= gateways.prune_at.max(PRUNE_ENTRIES_MIN) {
-            gateways.by_target.retain(|_, one| !one.is_unused());
-            gateways.prune_at = 2 * gateways.by_target.len();
-        }
-        let new = Arc::new(Gateway::new(target.clone()));
-        gateways.by_target.insert(target.clone(), Arc::clone(&new));
-        new
+        gateways.get_or_insert(target, &self.0.context.reader)
+    }
+
+    fn all(&self) -> Vec<Arc<Gateway>> {
+        let gateways = self.0.gateways.lock();
+        gateways.by_target.values().cloned().collect()
     }
 
     /// Returns true if connections to the gateway have failed and it is ejected.
@@ -163,16 +169,7 @@ impl Pool {
 
     /// Returns the state of all gateways, in the order of their addresses.
     pub fn status(&self) -> Vec<RemoteGatewayStatus> {
-        let gateways = self.0.gateways.lock();
-        let known = gateways.by_target.iter();
-        let ranked =
-            known.map(|(target, one)| (Arc::clone(one), gateways.ranks.weight_factor(target)));
-        let ranked: Vec<_> = ranked.collect();
-        drop(gateways);
-        let mut rows: Vec<_> = ranked
-            .iter()
-            .map(|(one, weight_factor)| one.status(*weight_factor))
-            .collect();
+        let mut rows: Vec<_> = self.all().iter().map(|one| one.status()).collect();
         rows.sort_by_key(|row| row.address);
         rows
     }
@@ -189,5 +186,32 @@ impl Pool {
         let mut hash = [0; 8];
         hash.copy_from_slice(digest.finish().as_ref().get(..8)?);
         Some(GatewayHash::new(hash))
+    }
+}
+
+impl Gateways {
+    fn get_or_insert(&mut self, target: &Target, reader: &Reader) -> Arc<Gateway> {
+        if let Some(known) = self.by_target.get(target) {
+            return Arc::clone(known);
+        }
+        if self.by_target.len() >= self.prune_at.max(PRUNE_ENTRIES_MIN) {
+            let snapshot = reader.load();
+            self.by_target.retain(|known, one| {
+                !one.is_unused() || snapshot.has_gateway(&known.gateway, known.address)
+            });
+            self.prune_at = 2 * self.by_target.len();
+        }
+        let new = Arc::new(Gateway::new(target.clone()));
+        self.by_target.insert(target.clone(), Arc::clone(&new));
+        new
+    }
+
+    /// Returns true once for each pause.
+    fn is_comparison_due(&mut self, now: Instant) -> bool {
+        let is_due = self.next_comparison.is_none_or(|next| next <= now);
+        if is_due {
+            self.next_comparison = Some(now + COMPARISON_PAUSE);
+        }
+        is_due
     }
 }

@@ -7,15 +7,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tracing::info;
 
 use crate::snapshot::FACTOR_ONE;
 
 use super::Target;
 
-/// Pause between two comparisons, as between PINGs.
-const PAUSE: Duration = Duration::from_secs(10);
 /// Number of comparisons in sequence that change the state of a gateway.
 const COMPARISONS: u32 = 3;
 /// Divisor of the share of a slow gateway.
@@ -27,7 +24,6 @@ const TOLERANCE: Duration = Duration::from_millis(5);
 #[derive(Debug, Default)]
 pub(crate) struct Ranks {
     by_gateway: HashMap<Target, Rank>,
-    next: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,30 +36,23 @@ struct Rank {
 }
 
 impl Ranks {
-    /// Returns true once for each pause.
-    pub(super) fn is_due(&mut self, now: Instant) -> bool {
-        let is_due = self.next.is_none_or(|next| next <= now);
-        if is_due {
-            self.next = Some(now + PAUSE);
-        }
-        is_due
-    }
-
-    /// Compares gateways with those of the same network, by their round trip times. Others are
-    /// forgotten.
-    pub(crate) fn compare(&mut self, times: &[(Target, Duration)]) {
-        let mut networks: HashMap<&str, Vec<&(Target, Duration)>> = HashMap::new();
-        for one in times {
+    /// Compares gateways with those of the same network, by their round trip times. One without a
+    /// time keeps the rank that it has. Others are forgotten.
+    pub(crate) fn compare(&mut self, gateways: &[(Target, Option<Duration>)]) {
+        let mut networks: HashMap<&str, Vec<&(Target, Option<Duration>)>> = HashMap::new();
+        for one in gateways {
             let network = &*one.0.gateway.network;
             networks.entry(network).or_default().push(one);
         }
         let earlier = std::mem::take(&mut self.by_gateway);
         for gateways in networks.into_values() {
-            let best = gateways.iter().map(|(_, time)| *time).min();
-            let ranked = gateways.into_iter().map(|(target, time)| {
-                let mut rank = earlier.get(target).copied().unwrap_or_default();
-                rank.compare(target, (*time, best.unwrap_or(*time)));
-                (target.clone(), rank)
+            let best = gateways.iter().filter_map(|(_, time)| *time).min();
+            let ranked = gateways.into_iter().filter_map(|(target, time)| {
+                let mut rank = earlier.get(target).copied();
+                if let (Some(time), Some(best)) = (*time, best) {
+                    rank.get_or_insert_default().compare(target, (time, best));
+                }
+                Some((target.clone(), rank?))
             });
             let mut ranked: Vec<_> = ranked.collect();
             distribute_share(&mut ranked);
@@ -144,15 +133,20 @@ mod tests {
         }
     }
 
+    /// Time of a gateway without a usable connection.
+    const NONE: u64 = u64::MAX;
+
     /// Compares gateways of network west with these times in milliseconds, and returns their
     /// shares in percent.
     fn compare<const N: usize>(ranks: &mut Ranks, millis: [u64; N]) -> [u32; N] {
         let last = |at: usize| u8::try_from(at).expect("few");
         let times = millis.iter().enumerate();
-        let times =
-            times.map(|(at, time)| (target("west", last(at)), Duration::from_millis(*time)));
+        let times = times.map(|(at, time)| {
+            let time = (*time != NONE).then(|| Duration::from_millis(*time));
+            (target("west", last(at)), time)
+        });
         let mut times: Vec<_> = times.collect();
-        times.push((target("north", 9), Duration::from_micros(1)));
+        times.push((target("north", 9), Some(Duration::from_micros(1))));
         ranks.compare(&times);
         assert_eq!(ranks.weight_factor(&target("north", 9)), FACTOR_ONE);
         std::array::from_fn(|at| ranks.weight_factor(&target("west", last(at))) * 100 / FACTOR_ONE)
@@ -198,5 +192,23 @@ mod tests {
             compare(&mut ranks, [60, 60, 60]);
         }
         assert_eq!(compare(&mut ranks, [60, 60, 60]), [100, 100, 100]);
+    }
+
+    #[test]
+    fn a_gateway_without_a_usable_connection_keeps_its_rank() {
+        let mut ranks = Ranks::default();
+        for _ in 0..3 {
+            compare(&mut ranks, [20, 100]);
+        }
+        assert_eq!(compare(&mut ranks, [20, NONE]), [159, 39]);
+        assert_eq!(compare(&mut ranks, [NONE, NONE]), [159, 39]);
+        for _ in 0..2 {
+            assert_eq!(compare(&mut ranks, [20, 32]), [159, 39]);
+            assert_eq!(compare(&mut ranks, [20, NONE]), [159, 39]);
+        }
+        assert_eq!(compare(&mut ranks, [20, 32]), [159, 39]);
+        assert_eq!(compare(&mut ranks, [20, 32]), [100, 100]);
+        // One that never had a connection has no part of the network.
+        assert_eq!(compare(&mut Ranks::default(), [20, NONE]), [100, 100]);
     }
 }

@@ -1,4 +1,4 @@
-//! Least round trip time of a connection.
+//! Least round trip time of a gateway.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -21,6 +21,8 @@ pub(super) struct RemoteInstances {
     gateways: Shards<Arc<str>, Arc<[Gateway]>>,
     /// Instances by `namespace/hostname` of their service.
     services: Shards<Arc<str>, Arc<Instances>>,
+    /// Gateways without a record, each with the number of services whose instances name it.
+    unrecorded: Shards<Key, usize>,
 }
 
 /// Instances of one service.
@@ -29,10 +31,13 @@ struct Instances {
     /// Instances by uid.
     list: Box<[Arc<Workload>]>,
     /// State of the service behind each gateway.
-    states: States,
+    states: HashMap<Key, Arc<EndpointState>>,
+    /// Gateways of `states` without a record.
+    unrecorded: Box<[Key]>,
 }
 
-type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
+/// Network and address of a gateway.
+type Key = (Arc<str>, SocketAddr);
 
 /// Instances of a service in one network.
 #[derive(Default)]
@@ -144,16 +149,14 @@ impl RemoteInstances {
             let changes = edits.services.get(name).unwrap_or(&none);
             let list = merge(old.list.iter().cloned(), changes);
             let earlier = previous.services.get(name);
-            let known = |key: &(Arc<str>, SocketAddr)| {
+            let known = |key: &Key| {
                 let earlier = earlier.and_then(|of| of.states.get(key));
                 old.states.get(key).or(earlier).cloned()
             };
-            let states = self.states(&list, rules, own_network, known);
-            let list = list.into();
-            let instances = Arc::new(Instances { list, states });
-            let is_used = !instances.list.is_empty();
-            self.services
-                .set(Arc::clone(name), is_used.then_some(instances));
+            let new = Arc::new(self.with_gateways(list, rules, own_network, known));
+            self.count_unrecorded(&old, &new);
+            let is_used = !new.list.is_empty();
+            self.services.set(Arc::clone(name), is_used.then_some(new));
         }
         Applied {
             services: touched,
@@ -175,8 +178,7 @@ impl RemoteInstances {
         )
     }
 
-    /// Returns whether a gateway is one of those with an address, in the same form. Looks at all
-    /// services only if it has no record.
+    /// Returns whether a gateway is one of those with an address, in the same form.
     pub(super) fn contains(
         &self,
         known: &RemoteGateway,
@@ -187,9 +189,7 @@ impl RemoteInstances {
             return *gateway.remote == *known;
         }
         let key = (Arc::clone(&known.network), address);
-        let is_named = |of: &Arc<Instances>| of.states.contains_key(&key);
-        *known == remote_gateway(&known.network, None, rules)
-            && self.services.values().any(is_named)
+        self.unrecorded.contains_key(&key) && *known == remote_gateway(&known.network, None, rules)
     }
 
     /// Returns the gateway at an address that has a record.
@@ -198,25 +198,53 @@ impl RemoteInstances {
         recorded.find(|gateway| gateway.has_address(address))
     }
 
-    fn states(
+    /// Returns instances with the gateways in front of them. `known` has earlier states.
+    fn with_gateways(
         &self,
-        instances: &[Arc<Workload>],
+        list: Vec<Arc<Workload>>,
         rules: &NetworkTable,
         own_network: &str,
-        known: impl Fn(&(Arc<str>, SocketAddr)) -> Option<Arc<EndpointState>>,
-    ) -> States {
+        known: impl Fn(&Key) -> Option<Arc<EndpointState>>,
+    ) -> Instances {
         let mut networks: BTreeMap<&str, Vec<&Arc<Workload>>> = BTreeMap::new();
-        for one in instances {
+        for one in &list {
             if let Some(network) = remote_network(one, own_network) {
                 networks.entry(network).or_default().push(one);
             }
         }
-        let keys = networks.into_iter().flat_map(|(network, instances)| {
-            let gateways = self.gateways(network, &instances, rules).into_iter();
-            gateways.map(|gateway| (Arc::clone(&gateway.remote.network), gateway.address))
-        });
-        let state = |key| known(&key).unwrap_or_default();
-        keys.map(|key| (key.clone(), state(key))).collect()
+        let (mut states, mut unrecorded) = (HashMap::new(), Vec::new());
+        for (network, instances) in networks {
+            for gateway in self.gateways(network, &instances, rules) {
+                let key = (Arc::clone(&gateway.remote.network), gateway.address);
+                if gateway.record.is_none() {
+                    unrecorded.push(key.clone());
+                }
+                let state = known(&key).unwrap_or_default();
+                states.insert(key, state);
+            }
+        }
+        Instances {
+            list: list.into(),
+            states,
+            unrecorded: unrecorded.into(),
+        }
+    }
+
+    /// Counts the gateways without a record of a new version of a service instead of those of the
+    /// old one.
+    fn count_unrecorded(&mut self, old: &Instances, new: &Instances) {
+        if old.unrecorded == new.unrecorded {
+            return;
+        }
+        for key in &new.unrecorded {
+            let count = self.unrecorded.get(key).map_or(1, |count| count + 1);
+            self.unrecorded.insert(key.clone(), count);
+        }
+        for key in &old.unrecorded {
+            let count = self.unrecorded.get(key).map(|count| count - 1);
+            let count = count.filter(|count| *count > 0);
+            self.unrecorded.set(key.clone(), count);
+        }
     }
 
     /// Returns the gateways of a network that have an address: those with a record, then those
@@ -308,7 +336,7 @@ impl RemoteInstances {
                 .entry(key)
                 .or_insert_with(|| Arc::clone(&gateway.remote));
         }
-        for (network, address) in self.services.values().flat_map(|of| of.states.keys()) {
+        for (network, address) in self.unrecorded.keys() {
             let key = (*address, Arc::clone(network));
             known
                 .entry(key)

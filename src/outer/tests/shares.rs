@@ -79,3 +79,29 @@ async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
     assert_eq!(shares().await, [409, 102]);
     assert_eq!(world.pool.status().len(), 3);
 }
+
+#[tokio::test]
+async fn a_new_connection_keeps_the_least_round_trip_time_of_its_gateway() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let mut tunnels = vec![world.open(&gateway).await.expect("a tunnel")];
+    let row = || world.pool.status().remove(0);
+    let least = Duration::from_nanos(1);
+    assert!(row().rtt > Some(least), "the first PING counts");
+    let target = Target {
+        address: gateway.address,
+        gateway: Arc::new(remote("west", &[])),
+    };
+    let known = world.pool.gateway(&target);
+    known.rtt.lock().record(least, Instant::now());
+    world.renew();
+    let replaced = async {
+        while row().streams == tunnels.len() {
+            let mut stream = world.open(&gateway).await.expect("a tunnel");
+            echoes(&mut stream, b"hello").await;
+            tunnels.push(stream);
+        }
+    };
+    timeout(SOON, replaced).await.expect("a second connection");
+    assert_eq!(row().rtt, Some(least));
+}

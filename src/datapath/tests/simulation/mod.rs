@@ -92,7 +92,7 @@ struct Simulation {
     broken: HashSet<Target>,
     waiting: Vec<Waiting>,
     ranks: Ranks,
-    /// Round trip times as connections keep them.
+    /// Round trip times as gateways keep them.
     rtts: HashMap<Target, MinRtt>,
     /// Gateways that tunnels have used.
     used: HashSet<Target>,

@@ -14,6 +14,8 @@ const RTT: Duration = Duration::from_millis(20);
 pub(super) const COMPARISON: usize = 10;
 /// Part of the time in which a gateway with an even share has a queue.
 const BUSY: f64 = 0.6;
+/// Part of the comparisons at which a gateway has no usable connection.
+const UNUSABLE: f64 = 0.05;
 /// Seconds until the shares follow a longer path: those of the window of [`MinRtt`], three
 /// comparisons, and a rest.
 ///
@@ -38,7 +40,8 @@ fn busy(target: &Target, last: &Window) -> f64 {
 }
 
 impl Simulation {
-    /// Sends a PING to the gateways that tunnels have used, and compares them.
+    /// Sends a PING to the gateways that tunnels have used, and compares them. Some have no usable
+    /// connection meanwhile.
     pub(super) fn compare_gateways(&mut self) {
         let (now, end) = (Instant::now(), self.windows.len());
         let last = self.sum(end.saturating_sub(COMPARISON)..end);
@@ -48,7 +51,8 @@ impl Simulation {
             let sample = self.sample(&target, &last);
             let rtt = self.rtts.entry(target.clone()).or_default();
             rtt.record(sample, now);
-            times.push((target, rtt.least()));
+            let is_usable = fastrand::f64() >= UNUSABLE;
+            times.push((target, is_usable.then(|| rtt.least())));
         }
         let shares = |simulation: &Self| -> Vec<_> {
             let used = times.iter();
