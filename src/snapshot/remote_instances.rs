@@ -21,8 +21,6 @@ pub(super) struct RemoteInstances {
     gateways: Shards<Arc<str>, Arc<[Gateway]>>,
     /// Instances by `namespace/hostname` of their service.
     services: Shards<Arc<str>, Arc<Instances>>,
-    /// Gateways without a record, each with the number of services whose instances name it.
-    unrecorded: Shards<Key, usize>,
 }
 
 /// Instances of one service.
@@ -31,13 +29,10 @@ struct Instances {
     /// Instances by uid.
     list: Box<[Arc<Workload>]>,
     /// State of the service behind each gateway.
-    states: HashMap<Key, Arc<EndpointState>>,
-    /// Gateways of `states` without a record.
-    unrecorded: Box<[Key]>,
+    states: States,
 }
 
-/// Network and address of a gateway.
-type Key = (Arc<str>, SocketAddr);
+type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
 
 /// Instances of a service in one network.
 #[derive(Default)]
@@ -149,14 +144,16 @@ impl RemoteInstances {
             let changes = edits.services.get(name).unwrap_or(&none);
             let list = merge(old.list.iter().cloned(), changes);
             let earlier = previous.services.get(name);
-            let known = |key: &Key| {
+            let known = |key: &(Arc<str>, SocketAddr)| {
                 let earlier = earlier.and_then(|of| of.states.get(key));
                 old.states.get(key).or(earlier).cloned()
             };
-            let new = Arc::new(self.with_gateways(list, rules, own_network, known));
-            self.count_unrecorded(&old, &new);
-            let is_used = !new.list.is_empty();
-            self.services.set(Arc::clone(name), is_used.then_some(new));
+            let states = self.states(&list, rules, own_network, known);
+            let list = list.into();
+            let instances = Arc::new(Instances { list, states });
+            let is_used = !instances.list.is_empty();
+            self.services
+                .set(Arc::clone(name), is_used.then_some(instances));
         }
         Applied {
             services: touched,
@@ -178,7 +175,8 @@ impl RemoteInstances {
         )
     }
 
-    /// Returns whether a gateway is one of those with an address, in the same form.
+    /// Returns whether a gateway is one of those with an address, in the same form. Looks at all
+    /// services only if it has no record.
     pub(super) fn contains(
         &self,
         known: &RemoteGateway,
@@ -189,7 +187,9 @@ impl RemoteInstances {
             return *gateway.remote == *known;
         }
         let key = (Arc::clone(&known.network), address);
-        self.unrecorded.contains_key(&key) && *known == remote_gateway(&known.network, None, rules)
+        let is_named = |of: &Arc<Instances>| of.states.contains_key(&key);
+        *known == remote_gateway(&known.network, None, rules)
+            && self.services.values().any(is_named)
     }
 
     /// Returns the gateway at an address that has a record.
@@ -198,53 +198,25 @@ impl RemoteInstances {
         recorded.find(|gateway| gateway.has_address(address))
     }
 
-    /// Returns instances with the gateways in front of them. `known` has earlier states.
-    fn with_gateways(
+    fn states(
         &self,
-        list: Vec<Arc<Workload>>,
+        instances: &[Arc<Workload>],
         rules: &NetworkTable,
         own_network: &str,
-        known: impl Fn(&Key) -> Option<Arc<EndpointState>>,
-    ) -> Instances {
+        known: impl Fn(&(Arc<str>, SocketAddr)) -> Option<Arc<EndpointState>>,
+    ) -> States {
         let mut networks: BTreeMap<&str, Vec<&Arc<Workload>>> = BTreeMap::new();
-        for one in &list {
+        for one in instances {
             if let Some(network) = remote_network(one, own_network) {
                 networks.entry(network).or_default().push(one);
             }
         }
-        let (mut states, mut unrecorded) = (HashMap::new(), Vec::new());
-        for (network, instances) in networks {
-            for gateway in self.gateways(network, &instances, rules) {
-                let key = (Arc::clone(&gateway.remote.network), gateway.address);
-                if gateway.record.is_none() {
-                    unrecorded.push(key.clone());
-                }
-                let state = known(&key).unwrap_or_default();
-                states.insert(key, state);
-            }
-        }
-        Instances {
-            list: list.into(),
-            states,
-            unrecorded: unrecorded.into(),
-        }
-    }
-
-    /// Counts the gateways without a record of a new version of a service instead of those of the
-    /// old one.
-    fn count_unrecorded(&mut self, old: &Instances, new: &Instances) {
-        if old.unrecorded == new.unrecorded {
-            return;
-        }
-        for key in &new.unrecorded {
-            let count = self.unrecorded.get(key).map_or(1, |count| count + 1);
-            self.unrecorded.insert(key.clone(), count);
-        }
-        for key in &old.unrecorded {
-            let count = self.unrecorded.get(key).map(|count| count - 1);
-            let count = count.filter(|count| *count > 0);
-            self.unrecorded.set(key.clone(), count);
-        }
+        let keys = networks.into_iter().flat_map(|(network, instances)| {
+            let gateways = self.gateways(network, &instances, rules).into_iter();
+            gateways.map(|gateway| (Arc::clone(&gateway.remote.network), gateway.address))
+        });
+        let state = |key| known(&key).unwrap_or_default();
+        keys.map(|key| (key.clone(), state(key))).collect()
     }
 
     /// Returns the gateways of a network that have an address: those with a record, then those
@@ -336,7 +308,7 @@ impl RemoteInstances {
                 .entry(key)
                 .or_insert_with(|| Arc::clone(&gateway.remote));
         }
-        for (network, address) in self.unrecorded.keys() {
+        for (network, address) in self.services.values().flat_map(|of| of.states.keys()) {
             let key = (*address, Arc::clone(network));
             known
                 .entry(key)

@@ -260,29 +260,3 @@ fn the_generation_moves_with_a_new_gateway_and_a_new_identity_of_a_gateway() {
     // Without a record, only the configuration of the network is left.
     assert_eq!(identities(&updated(&first, pods("west", 2))), "");
 }
-
-#[test]
-fn a_gateway_without_a_record_is_known_while_an_instance_names_it() {
-    let instance = |service: &str| Workload {
-        uid: format!("west/SplitHorizonWorkload/edge/gw/192.0.2.1/{service}").into(),
-        services: [(service.into(), [(80, 8080)].into())].into(),
-        ..super::record("west", 1, 1)
-    };
-    let both = || ["app/echo.app", "app/other.app"].map(instance).to_vec();
-    let first = spread(both());
-    let endpoint = &always(&first).endpoints[0];
-    let remote = endpoint.remote.as_ref().expect("a gateway");
-    let known = |snapshot: &Snapshot| {
-        let all = snapshot.remote_gateways().count();
-        (all, snapshot.has_gateway(remote, endpoint.address))
-    };
-    assert_eq!(known(&first), (1, true));
-    // A record gives it an identity, and thus another form.
-    let recorded = updated(&first, [both(), vec![gateway("west", 1)]].concat());
-    assert_eq!(known(&recorded), (1, false));
-    let again = updated(&recorded, both());
-    assert_eq!(known(&again), (1, true));
-    let one = updated(&again, vec![instance("app/other.app")]);
-    assert_eq!(known(&one), (1, true));
-    assert_eq!(known(&updated(&one, Vec::new())), (0, false));
-}
