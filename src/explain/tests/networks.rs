@@ -163,10 +163,6 @@ fn rejection(of: &Generated) -> Option<Reason> {
         Err(reason) => Some(reason),
         Ok(permit) => match balance::pick(permit, &[], &of.link_factors()) {
             Err(permit) => Some(permit.route().reason_without_endpoint()),
-            Ok(pick) if pick.endpoint().remote.is_some() => {
-                let via = remote::extend_via(own(), pick.route().forwarded());
-                via.is_err().then_some(Reason::GatewayLoop)
-            }
             Ok(_) => None,
         },
     }
