@@ -296,7 +296,7 @@ async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
     let snapshot = world.publisher.reader().snapshot();
     for (wanted, why) in [
         (remote("west", &[WEST]), None),
-        (remote("", &[]), None),
+        (remote("", &[]), Some("neither the cluster")),
         (remote("north", &[]), Some("belongs to cluster west")),
         (
             remote("west", &["spiffe://west.local/ns/a/sa/b"]),
@@ -358,7 +358,7 @@ async fn an_open_connection_is_checked_against_the_workloads_of_now() {
     assert!(error.contains("belongs to cluster north"), "{error}");
     // A tunnel that ends at the gateway has no workload.
     let outer = world
-        .open_at(workload.address, remote("", &[]))
+        .open_at(workload.address, remote("north", &[]))
         .await
         .expect("a tunnel");
     let checked = outer.servers().check_workload(&any, "west", &snapshot);
