@@ -224,7 +224,7 @@ fn change() -> Change {
             ("north.local", "north"),
         ])),
         exposure: Some(table),
-        direct: Some(true),
+        has_passthrough: Some(true),
         ..Change::default()
     }
 }

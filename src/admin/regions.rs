@@ -84,7 +84,7 @@ impl DrainRequest {
             overrides: Some(overrides),
             ..Change::default()
         };
-        let judge = |before: &Snapshot, next: &Snapshot| {
+        let check = |before: &Snapshot, next: &Snapshot| {
             if self.undo {
                 self.undo(before)
             } else {
@@ -93,18 +93,18 @@ impl DrainRequest {
         };
         if !self.is_execution {
             let before = state.reader.snapshot();
-            return match judge(&before, &builder::build(&before, change)) {
+            return match check(&before, &builder::build(&before, change)) {
                 Ok(text) => (StatusCode::OK, format!("{text}nothing was changed\n")),
                 Err(refused) => refused,
             };
         }
-        match state.publisher.update_if(change, judge) {
+        match state.publisher.update_if(change, check) {
             Ok(text) => {
                 let region = &self.region;
-                match (self.undo, self.force) {
-                    (true, _) => tracing::info!(%region, "evacuation undone by /drain/region"),
-                    (_, false) => tracing::info!(%region, "evacuated by /drain/region"),
-                    (_, true) => tracing::info!(%region, "evacuated by /drain/region, by force"),
+                if self.undo {
+                    tracing::info!(%region, "evacuation of a region undone");
+                } else {
+                    tracing::info!(%region, force = self.force, "region evacuated");
                 }
                 (StatusCode::OK, text)
             }
@@ -141,7 +141,7 @@ impl DrainRequest {
              or a restart\n{there} of {all} workloads are there\n"
         );
         if !lost.is_empty() {
-            text += &format!("no endpoint {is} left, and tunnels are refused: {names}\n");
+            text += &format!("no endpoint {is} left, and tunnels are rejected: {names}\n");
         }
         Ok(text)
     }
@@ -399,7 +399,7 @@ mod tests {
         let (status, text) = asked(&fixture, "POST", order).await;
         let want = "us-east-2 is evacuated: new tunnels avoid it, open ones go on; it ends with \
                     --undo or a restart\n1 of 1 workloads are there\nno endpoint is left, and \
-                    tunnels are refused: app/echo.app\n";
+                    tunnels are rejected: app/echo.app\n";
         assert_eq!((status, &*text), (StatusCode::OK, want));
         let (_, text) = asked(&fixture, "GET", "/status").await;
         assert!(text.contains("\n  us-east-2 is evacuated; "), "{text}");
@@ -470,7 +470,7 @@ mod tests {
         let (status, text) = asked(&fixture, "GET", &forced).await;
         let want = "us-east-2 would be evacuated: new tunnels avoid it, open ones go on; it ends \
                     with --undo or a restart\n1 of 1 workloads are there\nno endpoint would be \
-                    left, and tunnels are refused: app/echo.app\nnothing was changed\n";
+                    left, and tunnels are rejected: app/echo.app\nnothing was changed\n";
         assert_eq!((status, &*text), (StatusCode::OK, want));
         assert!(fixture.state.reader.load().balancing.evacuated.is_empty());
         let (status, _) = asked(&fixture, "POST", &forced).await;

@@ -72,8 +72,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time for answers in flight when the process closes.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
-/// Serves the router until [`Phase::Closing`], so that a drain can be observed to its end.
+/// Serves the router of port `name` until [`Phase::Closing`], so that a drain can be observed to
+/// its end.
 pub async fn serve(
+    name: &str,
     limits: Limits,
     listener: TcpListener,
     router: Router,
@@ -94,7 +96,7 @@ pub async fn serve(
                 connections.add(connection(limits, stream, router.clone()));
             }
             Err(error) => {
-                tracing::warn!(%error, "accept failed on an admin port");
+                tracing::warn!(port = name, %error, "cannot accept connections on an HTTP port");
                 sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -183,7 +185,7 @@ mod tests {
             .route("/large", get(async || vec![0_u8; LARGE]))
             .route("/stuck", get(std::future::pending::<&'static str>));
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve(limits, listener, router, phases));
+        tasks.spawn(serve("test", limits, listener, router, phases));
         (address, phase, tasks)
     }
 

@@ -114,9 +114,9 @@ pub(super) async fn recheck(gateway: Arc<DataPath>, publisher: Arc<Publisher>) {
         let rechecked = spawn_blocking(move || {
             gateway.tls.recheck(|batch| {
                 for lost in batch {
-                    let (reason, why) = (lost.refusal.label(), &lost.cause);
+                    let (reason, error) = (lost.refusal.label(), &lost.cause);
                     warn!(
-                        peer = %lost.identity, reason, %why,
+                        peer = %lost.identity, reason, %error,
                         "open connections are no longer trusted"
                     );
                 }
@@ -213,7 +213,7 @@ impl Certificates {
         match news {
             CertificateEvent::Issued(material) => self.issued(material),
             CertificateEvent::Restored(material) => self.restored(material),
-            CertificateEvent::Failed(why) => self.failed(why),
+            CertificateEvent::Failed(error) => self.failed(error),
         }
     }
 
@@ -255,17 +255,17 @@ impl Certificates {
         }
     }
 
-    fn failed(&mut self, why: String) {
+    fn failed(&mut self, error: String) {
         self.gateway.metrics.certificate_fetched(false);
-        let rest = match &self.material {
+        let current = match &self.material {
             Some(material) => {
                 let end = humantime::Timestamp::from(material.identity.not_after);
-                format!("the current one expires at {end}")
+                format!("expires at {end}")
             }
-            None => "there is none yet".to_owned(),
+            None => "none".to_owned(),
         };
-        warn!(identity = self.identity, %why, rest, "no new certificate");
-        self.failure = Some(why);
+        warn!(identity = self.identity, %error, current, "cannot obtain a new certificate");
+        self.failure = Some(error);
         self.update_status();
     }
 

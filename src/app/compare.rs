@@ -76,7 +76,7 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snaps
         names: Some(name_table(config)),
         scope: Some(scope.clone()),
         networks: Some(traffic::networks(config)),
-        direct: Some(config.listeners.iter().any(Listener::is_tls)),
+        has_passthrough: Some(config.listeners.iter().any(Listener::is_tls)),
         ..Change::default()
     };
     builder::build(&Snapshot::default(), change)

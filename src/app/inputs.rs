@@ -99,7 +99,7 @@ impl Inputs {
             scope: Some(self.scope.clone()),
             exports: None,
             answers: Vec::new(),
-            direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
+            has_passthrough: Some(self.config.listeners.iter().any(Listener::is_tls)),
             listeners: false,
             position: Some(traffic::position(&self.config, None)),
             traffic: Some(traffic::traffic_rules(&self.config)),

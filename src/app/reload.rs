@@ -290,7 +290,7 @@ impl Reloader {
         certificates.replace_trust(trust, served);
         drop(certificates);
         let change = Change {
-            direct: Some(new.listeners.iter().any(Listener::is_tls)),
+            has_passthrough: Some(new.listeners.iter().any(Listener::is_tls)),
             trust: Some(set),
             names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),

@@ -119,7 +119,7 @@ pub(super) fn with_bind_context<T>(
 /// # Errors
 /// The system lacks threads or descriptors.
 pub(super) fn spawn(
-    name: &str,
+    name: &'static str,
     socket: TcpListener,
     router: Router,
     limits: Limits,
@@ -128,8 +128,8 @@ pub(super) fn spawn(
     let phases = lifecycle.phases();
     spawn_thread(name, async move {
         match tokio::net::TcpListener::from_std(socket) {
-            Ok(listener) => admin::serve(limits, listener, router, phases).await,
-            Err(error) => error!(%error, "cannot listen"),
+            Ok(listener) => admin::serve(name, limits, listener, router, phases).await,
+            Err(error) => error!(port = name, %error, "cannot serve an HTTP port"),
         }
     })?;
     Ok(())

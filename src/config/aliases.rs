@@ -22,9 +22,10 @@ section! {
     /// Names of services besides their hostnames.
     pub struct Names at "names" or default, check(check) {
         /// Suffixes of families: `NAME.NAMESPACE.SUFFIX` is one service under all of these. A
-        /// service with the exact name wins, then the order of this list. A service outside
-        /// NAMESPACE has no such name if one of NAMESPACE has any of them. Exposure of one name of
-        /// a family holds for its service, unless its hostname has an exposure of its own.
+        /// service with the exact name wins, then the order of this list. If a service of NAMESPACE
+        /// has the name under any suffix, services of other namespaces have it under none. Exposure
+        /// of one name of a family holds for its service, unless its hostname has an exposure of
+        /// its own.
         suffixes: Vec<String> as Vec<Hostname> = default(SUFFIXES.map(str::to_owned).into());
         /// Further names of services.
         aliases: Vec<Alias> = default(Vec::new());

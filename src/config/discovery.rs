@@ -221,7 +221,7 @@ impl Type for Discovery {
 /// Reader of the keys of one kind.
 pub(super) type ReadKeys<T> = fn(&mut Fields<'_>) -> Option<T>;
 
-/// Reads the keys of the kind that a map names. The keys of an unknown kind are not judged.
+/// Reads the keys of the kind that a map names. The keys of an unknown kind are not checked.
 pub(super) fn read_kind<T>(
     mut fields: Fields<'_>,
     example: &str,

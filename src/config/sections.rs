@@ -34,7 +34,8 @@ section! {
         /// Cluster of the gateway. With `trust.clusters` it cannot be `unknown`, the cluster of
         /// peers whose issuer has no entry.
         cluster: String = required("east");
-        /// Network of the gateway. Only endpoints of this network are dialled.
+        /// Network of the gateway. Endpoints of this network are dialled directly, those of other
+        /// networks through their gateways.
         network: String = default(cluster.clone(), "the value of `gateway.cluster`");
         /// Locality, with which `traffic` and the preferences of services compare endpoints.
         /// `strait status` names the source of the locality in force.

@@ -82,7 +82,7 @@ impl Type for SubsetLabels {
 fn check_subset(subset: ServiceSubset, value: Value<'_>) -> Option<ServiceSubset> {
     if subset.labels.is_empty() == subset.split.is_empty() {
         let how = "`labels: {version: v1}`, or `split: [{subset: v1, weight: 90}]`";
-        value.error("has not one of `labels` and `split`", how);
+        value.error("needs exactly one of `labels` and `split`", how);
         return None;
     }
     Some(subset)
@@ -143,7 +143,7 @@ mod tests {
         assert!(split(["v1", "v4"]).contains("share of `v4`, which has no `labels`"));
         assert!(split(["v1", "mix"]).contains("share of `mix`, which has no `labels`"));
         for (bad, want) in [
-            ("{name: v1}", "has not one of `labels` and `split`"),
+            ("{name: v1}", "needs exactly one of `labels` and `split`"),
             (
                 "{name: V1, labels: {app: a}}",
                 "write lower-case letters, digits and `-`",

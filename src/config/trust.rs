@@ -41,7 +41,7 @@ section! {
         waypoints: Vec<String> as Vec<WorkloadId> = default(Vec::new());
         /// Identities (`spiffe://…`) of the gateways of other networks that forward tunnels to this
         /// one. Their `x-strait-source` is trusted: the first peer of a tunnel has to be permitted
-        /// besides the gateway. They learn why a tunnel is rejected (`x-strait-outcome`).
+        /// besides the gateway. They receive the reason for a rejection (`x-strait-outcome`).
         gateways: Vec<String> as Vec<WorkloadId> = default(Vec::new());
     }
 }
@@ -173,7 +173,7 @@ impl Issuer {
     }
 }
 
-/// Judges keys together. Issuers without an entry need entries, and only `skip_validation` makes
+/// Checks keys together. Issuers without an entry need entries, and only `skip_validation` makes
 /// up for missing domains.
 fn check(trust: Trust, value: Value<'_>) -> Option<Trust> {
     if let Some(given) = value.child("trust", "unknown_issuers")

@@ -3,7 +3,7 @@
 //! Policies apply to a workload and not to a service, so they are evaluated after the pick. This
 //! gateway has less information than the destination. For an HBONE endpoint, only the inner
 //! CONNECT names the port, and the destination sees a source other than the outer peer. The
-//! endpoint may also be a waypoint. This stage therefore refuses only what the destination refuses
+//! endpoint may also be a waypoint. This stage therefore rejects only what the destination rejects
 //! for any port and source. The destination evaluates the rest.
 //!
 //! The destination sees the peer inside the tunnel. Behind a gateway of another network that is the
@@ -37,12 +37,11 @@ impl Authorized {
     }
 }
 
-/// Evaluates the policies that cover the workload of the picked endpoint. Logs and counts refusals
-/// that are only audited.
+/// Evaluates the policies that cover the workload of the picked endpoint. Logs and counts
+/// rejections that are only audited.
 ///
 /// # Errors
-/// Under `enforce`, returns the pick, so that another endpoint can be tried, and the refusal.
-#[expect(clippy::result_large_err, reason = "both variants hold the pick")]
+/// Under `enforce`, returns the pick, so that another endpoint can be tried, and the rejection.
 pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = gateway.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
@@ -67,9 +66,8 @@ pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (P
 }
 
 /// Evaluates the grant of an open tunnel again: exposure with its limits, then the current
-/// policies. Counts only
-/// refusals: audited outcomes were counted when the tunnel opened, and are not counted again with
-/// every change.
+/// policies. Counts only rejections: audited outcomes were counted when the tunnel opened, and are
+/// not counted again with every change.
 ///
 /// # Errors
 /// Returns the change that revokes the grant.
@@ -138,7 +136,7 @@ fn evaluate_policies(
 
 /// Returns the workload of the endpoint. Its selection by policies may have changed since the
 /// pick, and its uid in the mesh may have changed with the number of its addresses. A workload that
-/// is gone is judged by its definition at the pick.
+/// is gone is evaluated by its definition at the pick.
 fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload {
     let now = snapshot.mesh.workloads.get(endpoint.uid());
     let now = now.map(|now| &**now);
@@ -170,11 +168,11 @@ fn record_outcome(
 ) {
     gateway.metrics.policy_refused(outcome);
     if gateway.metrics.admit_policy_line() {
-        let (peer, why) = (&*peer.source.principal, refusal.to_string());
+        let (peer, error) = (&*peer.source.principal, refusal.to_string());
         let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());
         info!(
             peer,
-            endpoint, outcome, why, "authorization policies refuse a tunnel"
+            endpoint, outcome, error, "authorization policies reject a tunnel"
         );
     }
 }

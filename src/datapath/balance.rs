@@ -1,4 +1,4 @@
-//! Stage 7: the choice of an endpoint by weight, live load and passive health.
+//! Stage 7: the pick of an endpoint by weight, live load and passive health.
 
 use std::cell::LazyCell;
 use std::cmp::Ordering;
@@ -100,7 +100,7 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.
 /// [`pick_probabilities`](crate::snapshot::pick_probabilities) computes the probabilities of this
-/// choice.
+/// pick.
 pub fn choose<'a>(
     set: &'a EndpointSet,
     tried: &[Arc<Endpoint>],

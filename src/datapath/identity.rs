@@ -13,7 +13,7 @@ use crate::tls::{Chain, Identity, InboundTls, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
 use super::DataPath;
-use super::limits::pool::{Descriptor, Holder};
+use super::limits::pool::{Descriptor, Holders};
 use super::listener::Listener;
 
 /// A downstream, usually with a verified certificate.
@@ -27,9 +27,9 @@ pub struct Peer {
     pub listener: Arc<Listener>,
     /// Server name in its ClientHello on a TLS listener, if there was one.
     pub server_name: Option<Arc<str>>,
-    /// Holder that its tunnels are counted for. `None` for a peer of an explain query: it cannot
+    /// Holders that its tunnels are counted for. `None` for a peer of an explain query: it cannot
     /// dial.
-    pub holder: Option<Holder>,
+    pub holders: Option<Holders>,
     /// Issuer of its certificate, which may determine its cluster.
     pub issuer: Option<Arc<Issuer>>,
     /// Chain that it presented, which may lose trust. `None` if nothing was verified.
@@ -58,7 +58,7 @@ impl Peer {
             not_after: SystemTime::UNIX_EPOCH,
             listener,
             server_name,
-            holder: None,
+            holders: None,
             issuer: None,
             chain: None,
         }
@@ -100,7 +100,7 @@ impl Peer {
             not_after: identity.not_after,
             listener,
             server_name: None,
-            holder: None,
+            holders: None,
             issuer,
             chain: None,
         })
@@ -118,9 +118,9 @@ impl Peer {
         if (&name, &counted) == (&source.cluster, &source.counted_cluster) {
             return None;
         }
-        let holder = self.holder.as_ref();
+        let holders = self.holders.as_ref();
         Some(Self {
-            holder: holder.map(|holder| holder.for_identity(&counted, &source.principal)),
+            holders: holders.map(|holders| holders.for_identity(&counted, &source.principal)),
             source: Arc::new(Source {
                 cluster: name,
                 counted_cluster: counted,
@@ -175,13 +175,13 @@ pub fn admit(
     let mut peer = run(certificates, address, listener, &gateway.tls, &snapshot)
         .map_err(|refusal| (refusal, refusal.to_string()))?;
     let source = &peer.source;
-    let holder = descriptor.holder();
-    let holder = holder.for_identity(&source.counted_cluster, &source.principal);
-    descriptor.move_to(&holder).map_err(|full| {
+    let holders = descriptor.holders();
+    let holders = holders.for_identity(&source.counted_cluster, &source.principal);
+    descriptor.move_to(&holders).map_err(|full| {
         let detail = format!("{full}: {}", source.principal);
         (HandshakeRefusal::OverShare, detail)
     })?;
-    peer.holder = Some(holder);
+    peer.holders = Some(holders);
     Ok(peer)
 }
 

@@ -54,7 +54,7 @@ async fn read_client_hello(
     let (listener, descriptor) = (accepted.listener, &accepted.resources.descriptor);
     let sni: Option<Arc<str>> = hello.sni.as_deref().map(Into::into);
     let peer = Arc::new(Peer {
-        holder: Some(descriptor.holder().clone()),
+        holders: Some(descriptor.holders().clone()),
         ..Peer::unauthenticated(accepted.address, Arc::clone(&listener), sni.clone())
     });
     let record = Record::for_client_hello(&gateway.metrics, &peer.source, sni);

@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_connection_stays_small() {
-        // Excludes `Turns`, the connection after its handshake, which is boxed.
+        // Excludes `HboneConnection`, the connection after its handshake, which is boxed.
         let size = future_size(serve_hbone);
         // A task adds a header of 152 bytes, and is rounded up to a multiple of 128.
         assert!(size <= 2128, "{size}");

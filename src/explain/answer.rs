@@ -18,9 +18,10 @@ pub struct Answer {
     pub listener: ListenerRow,
     /// Peer that opens the tunnel.
     pub peer: PeerRow,
-    /// Look-ups with their policy evaluation, in order. One as a rule; two if the server name of
+    /// Lookups with their policy evaluation, in order. One as a rule; two if the server name of
     /// the TLS inside a tunnel decides, the authority first.
-    pub legs: Vec<LookupRow>,
+    #[serde(rename = "legs")]
+    pub lookups: Vec<LookupRow>,
     /// Groups of endpoints with their shares of the picks; empty if nothing would be picked.
     pub groups: Vec<GroupRow>,
     /// Fraction of ready endpoints below which a tier gives some of its share to the next tier;
@@ -73,7 +74,7 @@ pub struct PeerRow {
     pub description: String,
 }
 
-/// One look-up and its policy evaluation.
+/// One lookup and its policy evaluation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LookupRow {
@@ -87,7 +88,7 @@ pub struct LookupRow {
     pub rule: RuleRow,
 }
 
-/// Service port of a look-up.
+/// Service port of a lookup.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteRow {
@@ -194,9 +195,9 @@ pub struct EndpointRow {
     /// Certificate that the workload behind the gateway has to present; none if it is not
     /// verified.
     pub workload_certificate: Option<String>,
-    /// Reason for which the endpoint would be refused after a pick, if any.
+    /// Reason for which the endpoint would be rejected after a pick, if any.
     pub refused: Option<String>,
-    /// Refusal by a policy that only logs, if any.
+    /// Rejection by a policy that only logs, if any.
     pub audited: Option<String>,
 }
 
@@ -289,7 +290,7 @@ impl Outcome {
             }
             RejectionForm::Connection => "the connection is reset".to_owned(),
         };
-        outcome.description = format!("refused: {what} ({reason})");
+        outcome.description = format!("rejected: {what} ({reason})");
         outcome
     }
 
@@ -297,7 +298,7 @@ impl Outcome {
     pub fn handshake_rejected(refusal: HandshakeRefusal) -> Self {
         Self {
             reason: Some(refusal.label().to_owned()),
-            description: format!("refused in the handshake, by a TLS alert ({refusal})"),
+            description: format!("rejected in the handshake, by a TLS alert ({refusal})"),
             ..Self::default()
         }
     }

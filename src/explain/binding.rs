@@ -18,11 +18,11 @@ use super::{ExplainState, Explainer, Question, endpoints};
 ///
 /// # Errors
 /// The defect of the question, with the remedy.
-pub(super) fn run(asking: Explainer<'_>, wanted: &str) -> Result<Answer, String> {
+pub(super) fn run(explainer: Explainer<'_>, wanted: &str) -> Result<Answer, String> {
     let Explainer {
-        world, question, ..
-    } = asking;
-    let (listener, binding) = select(world, wanted)?;
+        state, question, ..
+    } = explainer;
+    let (listener, binding) = select(state, wanted)?;
     let has_identity = binding.requires_identity();
     let own = Question {
         binding: question.binding.clone(),
@@ -40,7 +40,7 @@ pub(super) fn run(asking: Explainer<'_>, wanted: &str) -> Result<Answer, String>
     }
     let at = question.address;
     let mut answer = Answer {
-        snapshot: world.snapshot.version,
+        snapshot: state.snapshot.version,
         listener: ListenerRow {
             name: format!("binding {}", binding.authority),
             protocol: "binding".to_owned(),
@@ -56,23 +56,23 @@ pub(super) fn run(asking: Explainer<'_>, wanted: &str) -> Result<Answer, String>
         policies: "off".to_owned(),
         ..Answer::default()
     };
-    answer.outcome = evaluate(asking, (listener, &binding), &mut answer)?;
+    answer.outcome = evaluate(explainer, (listener, &binding), &mut answer)?;
     Ok(answer)
 }
 
 /// Returns the outcome. The order of the checks is that of real connections.
 fn evaluate(
-    asking: Explainer<'_>,
+    explainer: Explainer<'_>,
     (listener, binding): (&Listener, &Binding),
     answer: &mut Answer,
 ) -> Result<Outcome, String> {
     let Explainer {
-        world, question, ..
-    } = asking;
+        state, question, ..
+    } = explainer;
     let form = RejectionForm::Connection;
     let admits = |address: &IpAddr| listener.rules().admits(*address);
     let refused = question.address.filter(|address| !admits(address));
-    answer.legs.push(lookup(binding, refused));
+    answer.lookups.push(lookup(binding, refused));
     if refused.is_some() {
         return Ok(Outcome::not_in_sources());
     }
@@ -86,15 +86,15 @@ fn evaluate(
         return Ok(Outcome::refused(Reason::BindingFull, form));
     }
     let peer = if binding.requires_identity() {
-        let peer = match asking.authenticate(Arc::default(), answer)? {
+        let peer = match explainer.authenticate(Arc::default(), answer)? {
             Ok(peer) => peer,
             Err(refused) => return Ok(refused),
         };
-        if !binding.admits(peer.policy_source(), world.snapshot) {
+        if !binding.admits(peer.policy_source(), state.snapshot) {
             let change = "add the client to `to` of the binding";
-            if let Some(leg) = answer.legs.last_mut() {
-                leg.rule.allowed = false;
-                leg.rule.change = Some(change.to_owned());
+            if let Some(lookup) = answer.lookups.last_mut() {
+                lookup.rule.allowed = false;
+                lookup.rule.change = Some(change.to_owned());
             }
             return Ok(Outcome::refused(Reason::NotForPeer, form));
         }
@@ -102,11 +102,11 @@ fn evaluate(
     } else {
         Peer::unauthenticated(question.address(), Arc::default(), None)
     };
-    if !world.has_room {
+    if !state.has_room {
         return Ok(Outcome::refused(Reason::BuffersFull, form));
     }
-    let set = binding.endpoints.load(world.snapshot);
-    let unused = binding.endpoints.unused(world.snapshot);
+    let set = binding.endpoints.load(state.snapshot);
+    let unused = binding.endpoints.unused(state.snapshot);
     let rows = unused.into_iter().map(|(gateway, why)| UnusedRow {
         workload: gateway.into(),
         why: why.to_owned(),
@@ -121,7 +121,9 @@ fn evaluate(
         "the gateways decide whether they expose the service to the identity of this one".to_owned()
     });
     let workloads = binding.is_inner_hbone().then_some(&binding.workloads);
-    Ok(endpoints::run_bound(asking, &peer, set, workloads, answer))
+    Ok(endpoints::run_bound(
+        explainer, &peer, set, workloads, answer,
+    ))
 }
 
 /// Describes the service of a binding and its clients. `refused` is an address that is none.
@@ -148,10 +150,10 @@ fn lookup(binding: &Binding, refused: Option<IpAddr>) -> LookupRow {
 
 /// Returns the binding with this service, `listen` address or name.
 fn select<'a>(
-    world: &ExplainState<'a>,
+    state: &ExplainState<'a>,
     wanted: &str,
 ) -> Result<(&'a Listener, Arc<Binding>), String> {
-    let all = world.bindings.iter();
+    let all = state.bindings.iter();
     let all = all.filter_map(|listener| Some((&**listener, listener.binding()?)));
     let (mut found, others): (Vec<_>, Vec<_>) = all.partition(|(_, binding)| {
         let config = binding.config();

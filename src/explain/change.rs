@@ -123,8 +123,8 @@ pub(super) fn hello(
 }
 
 /// Returns the remedy for an address that matches no service.
-pub(super) fn address(world: &ExplainState<'_>, peer: &Peer, ip: IpAddr, port: u16) -> String {
-    let snapshot = world.snapshot;
+pub(super) fn address(state: &ExplainState<'_>, peer: &Peer, ip: IpAddr, port: u16) -> String {
+    let snapshot = state.snapshot;
     let workloads = snapshot.mesh.workloads.values();
     let mut there = workloads.filter(|one| one.addresses.iter().any(|at| at.to_canonical() == ip));
     let served = there.find_map(|workload| {
@@ -145,7 +145,7 @@ pub(super) fn address(world: &ExplainState<'_>, peer: &Peer, ip: IpAddr, port: u
             let entries = snapshot.exposure.entries(&entry).iter();
             match entries.clone().find(|entry| entry.applies_to(of)) {
                 Some(entry) => {
-                    let place = world.places.service(entry.index);
+                    let place = state.places.service(entry.index);
                     format!("add `workloads: true` to {place}")
                 }
                 None => new_entry(host, of, peer, true),
@@ -283,4 +283,18 @@ pub(super) fn consumer(
         Some(cluster) => format!("add {cluster} to `consumers` of {place}"),
         None => format!("remove `consumers` from {place}"),
     }
+}
+
+/// Returns the remedy if `exposure` gives a name to a service that the mesh does not have.
+pub(super) fn missing_service(
+    snapshot: &Snapshot,
+    places: &ConfigPositions,
+    asked: &Authority,
+    host: &str,
+) -> String {
+    let entry = snapshot.exposure.entries_with_alias(asked).next();
+    let place = entry.map_or_else(String::new, |entry| {
+        format!(", or correct `service` of {}", places.service(entry.index))
+    });
+    format!("add {host} to the mesh{place}")
 }

@@ -43,7 +43,7 @@ struct Candidate<'a> {
 struct Prediction {
     /// Failure, if it is known.
     failure: Option<Failure>,
-    /// Refusal by a policy that only logs.
+    /// Rejection by a policy that only logs.
     audited: Option<String>,
 }
 
@@ -59,22 +59,22 @@ impl Candidate<'_> {
 /// Adds the endpoints of this permit, with the possible outcomes of a tunnel to them, to the
 /// answer.
 pub(super) fn run(
-    asking: Explainer<'_>,
+    explainer: Explainer<'_>,
     peer: &Peer,
     permit: &Permit,
     form: RejectionForm,
     answer: &mut Answer,
 ) -> Outcome {
-    let (world, route) = (asking.world, permit.route());
-    let drawn = weighted_sets(world, route);
+    let (state, route) = (explainer.state, permit.route());
+    let drawn = weighted_sets(state, route);
     let mut all = Vec::new();
     let mut outcomes = Vec::new();
     for one in &drawn {
         let first = answer.groups.len();
         let groups = groups(one);
         let by_waypoint = one.waypoint.is_some();
-        let candidates = candidates((world, peer), one, first, |endpoint| {
-            predict(world, (peer, route), endpoint, by_waypoint)
+        let candidates = candidates((state, peer), one, first, |endpoint| {
+            predict(state, (peer, route), endpoint, by_waypoint)
         });
         for outcome in possible_outcomes(&candidates, route.reason_without_endpoint()) {
             if !outcomes.contains(&outcome) {
@@ -89,7 +89,7 @@ pub(super) fn run(
         all.extend(candidates);
     }
     answer.transit = why::transit(route);
-    note_reduced_links((world, peer), &all, answer);
+    note_reduced_links((state, peer), &all, answer);
     answer.dropped = balance::drop_probability(route);
     if answer.dropped > 0.0 {
         let dropped = Err(Reason::DropOverload);
@@ -98,7 +98,7 @@ pub(super) fn run(
         answer.notes.push(drops(route));
     }
     let outcome = outcome(outcomes, route.reason_without_endpoint(), form);
-    let enforced = world.snapshot.enforcement != Enforcement::Off;
+    let enforced = state.snapshot.enforcement != Enforcement::Off;
     if enforced && route.is_by_waypoint() {
         let note = "authorization policies are not evaluated here: the tunnel goes to a waypoint, \
                     which evaluates the policies attached to it";
@@ -106,21 +106,21 @@ pub(super) fn run(
     }
     if all.iter().any(|one| one.endpoint.protocol == Protocol::Tcp)
         && enforced
-        && asking.question.address.is_none()
+        && explainer.question.address.is_none()
     {
         let note = "policies may match the peer's address, assumed to be 0.0.0.0; give it by \
                     --address";
         answer.notes.push(note.to_owned());
     }
-    list_unused(asking, route, &all, answer);
-    list_endpoints(asking, all, None, answer);
+    list_unused(explainer, route, &all, answer);
+    list_endpoints(explainer, all, None, answer);
     outcome
 }
 
 /// Adds the gateways of a binding, with the possible outcomes of a connection through them, to the
 /// answer. Without `expected` no workload is verified.
 pub(super) fn run_bound(
-    asking: Explainer<'_>,
+    explainer: Explainer<'_>,
     peer: &Peer,
     set: Arc<EndpointSet>,
     expected: Option<&ExpectedWorkloads>,
@@ -131,16 +131,16 @@ pub(super) fn run_bound(
         share: 1.0,
         set,
     };
-    let world = asking.world;
-    let candidates = candidates((world, peer), &all, 0, |endpoint| Prediction {
-        failure: dial_failure(world, endpoint, expected),
+    let state = explainer.state;
+    let candidates = candidates((state, peer), &all, 0, |endpoint| Prediction {
+        failure: dial_failure(state, endpoint, expected),
         audited: None,
     });
     answer.groups = groups(&all);
-    note_reduced_links((world, peer), &candidates, answer);
+    note_reduced_links((state, peer), &candidates, answer);
     let without = Reason::NoEndpoint;
     let outcomes = possible_outcomes(&candidates, without);
-    list_endpoints(asking, candidates, expected, answer);
+    list_endpoints(explainer, candidates, expected, answer);
     outcome(outcomes, without, RejectionForm::Connection)
 }
 
@@ -159,7 +159,7 @@ fn outcome(mut outcomes: Vec<Result<(), Reason>>, without: Reason, form: Rejecti
 
 /// Lists the candidates, the most probable first.
 fn list_endpoints(
-    asking: Explainer<'_>,
+    explainer: Explainer<'_>,
     mut all: Vec<Candidate<'_>>,
     expected: Option<&ExpectedWorkloads>,
     answer: &mut Answer,
@@ -168,24 +168,26 @@ fn list_endpoints(
         let by_probability = other.probability.total_cmp(&one.probability);
         by_probability.then_with(|| one.endpoint.uid().cmp(other.endpoint.uid()))
     });
-    let limit = asking.question.limit();
+    let limit = explainer.question.limit();
     answer.more_endpoints = all.len().saturating_sub(limit);
     let rows = all.into_iter().take(limit);
-    answer.endpoints = rows.map(|one| row(asking.world, one, expected)).collect();
+    answer.endpoints = rows
+        .map(|one| row(explainer.state, one, expected))
+        .collect();
 }
 
 /// Predicts the result of a try of an endpoint, in the order of the stages.
 fn predict(
-    world: &ExplainState<'_>,
+    state: &ExplainState<'_>,
     (peer, route): (&Peer, &Route),
     endpoint: &Endpoint,
     by_waypoint: bool,
 ) -> Prediction {
     let callers = (peer, route.first_peer());
-    let verdict = authorize::evaluate(world.snapshot, callers, endpoint, by_waypoint);
+    let verdict = authorize::evaluate(state.snapshot, callers, endpoint, by_waypoint);
     let (refusal, dry_run) = verdict.map_or((None, None), |of| (of.refusal, of.dry_run));
     let [refusal, dry_run] = [refusal, dry_run].map(|why| why.map(|why| why.to_string()));
-    let is_enforced = world.snapshot.enforcement == Enforcement::Enforce;
+    let is_enforced = state.snapshot.enforcement == Enforcement::Enforce;
     let (policy, logged) = if is_enforced {
         (refusal, None)
     } else {
@@ -194,26 +196,26 @@ fn predict(
     let fail = |reason| move |detail| Failure { reason, detail };
     let failure = policy.map(fail(Reason::PolicyDenied));
     Prediction {
-        failure: failure.or_else(|| dial_failure(world, endpoint, None)),
+        failure: failure.or_else(|| dial_failure(state, endpoint, None)),
         audited: logged.or(dry_run),
     }
 }
 
 /// Predicts that an endpoint is not dialled, or that a server behind it cannot be verified.
 fn dial_failure(
-    world: &ExplainState<'_>,
+    state: &ExplainState<'_>,
     endpoint: &Endpoint,
     expected: Option<&ExpectedWorkloads>,
 ) -> Option<Failure> {
     let others = endpoint.remote.iter();
     let others = others.flat_map(|remote| &remote.other_addresses);
     let mut addresses = std::iter::once(&endpoint.address).chain(others);
-    let denied = addresses.find_map(|address| world.deny.denies(*address));
+    let denied = addresses.find_map(|address| state.deny.denies(*address));
     let denied = denied.map(|rule| Failure {
         reason: Reason::DialDenied,
         detail: format!("its address is {rule}; see dial.allow"),
     });
-    denied.or_else(|| servers::check(world.snapshot, endpoint, expected).err())
+    denied.or_else(|| servers::check(state.snapshot, endpoint, expected).err())
 }
 
 /// Formats the drop overloads of the control plane.
@@ -229,7 +231,7 @@ fn drops(route: &Route) -> String {
 }
 
 /// Returns the endpoint sets of the route: the service's own, or those of its waypoints.
-fn weighted_sets(world: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
+fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
     if !route.is_by_waypoint() {
         return vec![WeightedSet {
             waypoint: None,
@@ -241,7 +243,7 @@ fn weighted_sets(world: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
         return Vec::new();
     }
     let definition = &route.service().definition;
-    let waypoints: Vec<_> = route::usable_waypoints(world.snapshot, definition).collect();
+    let waypoints: Vec<_> = route::usable_waypoints(state.snapshot, definition).collect();
     let weights = waypoints.iter();
     let sum: f64 = weights
         .map(|(waypoint, _)| f64::from(waypoint.weight))
@@ -285,12 +287,12 @@ fn groups(drawn: &WeightedSet) -> Vec<GroupRow> {
 
 /// Adds a note for each link of the peer whose exceeded budget reduces the weight of a candidate.
 fn note_reduced_links(
-    (world, peer): (&ExplainState<'_>, &Peer),
+    (state, peer): (&ExplainState<'_>, &Peer),
     candidates: &[Candidate<'_>],
     answer: &mut Answer,
 ) {
     let of_peer = |link: &&ReducedLink| link.is_from(&peer.source.counted_cluster);
-    for link in world.links.iter().filter(of_peer) {
+    for link in state.links.iter().filter(of_peer) {
         let mut remote = candidates
             .iter()
             .filter_map(|one| one.endpoint.remote.as_ref());
@@ -305,7 +307,7 @@ fn note_reduced_links(
 }
 
 fn candidates<'a>(
-    (world, peer): (&ExplainState<'_>, &Peer),
+    (state, peer): (&ExplainState<'_>, &Peer),
     drawn: &'a WeightedSet,
     first: usize,
     predict: impl Fn(&Endpoint) -> Prediction,
@@ -320,11 +322,11 @@ fn candidates<'a>(
     };
     let sizes = sizes.into_iter().enumerate();
     let places = sizes.flat_map(|(place, size)| std::iter::repeat_n(first + place, size));
-    let links = LinkFactors::of_peer(world.links, &peer.source.counted_cluster);
-    let probability = pick_probabilities(&drawn.set, &links, world.now);
+    let links = LinkFactors::of_peer(state.links, &peer.source.counted_cluster);
+    let probability = pick_probabilities(&drawn.set, &links, state.now);
     let whole = drawn.set.whole(&links);
     let factors = 0..drawn.set.endpoints.len();
-    let factors = factors.map(|place| whole.factor(place, || world.now));
+    let factors = factors.map(|place| whole.factor(place, || state.now));
     let factors = factors.map(|factor| f64::from(factor) / f64::from(FACTOR_ONE));
     let numbers = probability.into_iter().zip(factors);
     let endpoints = drawn.set.endpoints.iter().zip(numbers).zip(places);
@@ -333,14 +335,14 @@ fn candidates<'a>(
         group,
         probability: probability * drawn.share,
         factor,
-        is_ejected: endpoint.state.is_ejected(world.now),
+        is_ejected: endpoint.state.is_ejected(state.now),
         prediction: predict(endpoint),
     });
     candidates.collect()
 }
 
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
-/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] refusals. Answers of other gateways
+/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] rejections. Answers of other gateways
 /// are not predicted.
 fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Result<(), Reason>> {
     let has = |is_in: &dyn Fn(&Candidate<'_>) -> bool, reason: Option<Reason>| {
@@ -384,13 +386,13 @@ fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Resul
 }
 
 fn row(
-    world: &ExplainState<'_>,
+    state: &ExplainState<'_>,
     candidate: Candidate<'_>,
     expected: Option<&ExpectedWorkloads>,
 ) -> EndpointRow {
     let (endpoint, prediction) = (candidate.endpoint, candidate.prediction);
     let definition = &endpoint.definition;
-    let left = endpoint.state.ejected_for(world.now);
+    let left = endpoint.state.ejected_for(state.now);
     EndpointRow {
         workload: Arc::clone(endpoint.uid()),
         address: endpoint.address.to_string(),
@@ -426,7 +428,7 @@ fn locality(of: &Locality) -> String {
 /// Lists the workloads of the service that are not candidates.
 fn list_unused(
     Explainer {
-        world, question, ..
+        state, question, ..
     }: Explainer<'_>,
     route: &Route,
     candidates: &[Candidate<'_>],
@@ -449,12 +451,12 @@ fn list_unused(
         if is_out(&&**workload) {
             let (service, port) = (route.service(), route.port());
             list(workload, &|| {
-                why_unused(world, route, service, port, workload)
+                why_unused(state, route, service, port, workload)
             });
         }
         return;
     }
-    let snapshot = world.snapshot;
+    let snapshot = state.snapshot;
     let services: Vec<_> = match route.means() {
         MatchedBy::Alias(alias) => {
             let behind = snapshot.behind(alias, route.asked().port);
@@ -475,7 +477,7 @@ fn list_unused(
         let found = keys.find(|(key, ..)| workload.services.get(&**key).is_some());
         if let Some((_, service, port)) = found {
             list(workload, &|| {
-                why_unused(world, route, service, *port, workload)
+                why_unused(state, route, service, *port, workload)
             });
         }
     }
@@ -483,13 +485,13 @@ fn list_unused(
 
 /// Returns the reason for which a workload of a service is not a candidate.
 fn why_unused(
-    world: &ExplainState<'_>,
+    state: &ExplainState<'_>,
     route: &Route,
     service: &Service,
     port: u16,
     workload: &Workload,
 ) -> String {
-    let why = exclusion_reason(world.snapshot, &service.definition, workload, port);
+    let why = exclusion_reason(state.snapshot, &service.definition, workload, port);
     let why = why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.is_by_waypoint());
     let (region, subset) = match route.means() {
         MatchedBy::Alias(alias) => (alias.region.as_deref(), alias.subset.as_ref()),
@@ -498,7 +500,7 @@ fn why_unused(
     match (why, region) {
         (Some(ExclusionReason::OtherNetwork(network)), _) => {
             let definition = &service.definition;
-            let by_location = || location_exclusion(world.snapshot, definition, workload, port);
+            let by_location = || location_exclusion(state.snapshot, definition, workload, port);
             why::other_network(route, &network, by_location)
         }
         (Some(why), _) => why.to_string(),

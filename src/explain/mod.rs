@@ -71,26 +71,26 @@ pub struct ExplainState<'a> {
 ///
 /// # Errors
 /// The defect of the question, with the remedy.
-pub fn run(world: &ExplainState<'_>, question: &Question) -> Result<Answer, String> {
+pub fn run(state: &ExplainState<'_>, question: &Question) -> Result<Answer, String> {
     let forwarded = question.forwarded()?;
-    let asking = Explainer {
-        world,
+    let explainer = Explainer {
+        state,
         question,
         forwarded: forwarded.as_ref(),
     };
     if let Some(wanted) = &question.binding {
-        return binding::run(asking, wanted);
+        return binding::run(explainer, wanted);
     }
-    let (name, listener) = select_listener(world, question)?;
+    let (name, listener) = select_listener(state, question)?;
     let is_tls = listener.is_passthrough();
     let protocol = if is_tls { "tls" } else { "hbone" };
     let mut answer = Answer {
-        snapshot: world.snapshot.version,
+        snapshot: state.snapshot.version,
         listener: ListenerRow {
             name: name.clone(),
             protocol: protocol.to_owned(),
         },
-        policies: why::enforcement(world.snapshot).to_owned(),
+        policies: why::enforcement(state.snapshot).to_owned(),
         ..Answer::default()
     };
     match question.address {
@@ -105,19 +105,19 @@ pub fn run(world: &ExplainState<'_>, question: &Question) -> Result<Answer, Stri
         _ => {}
     }
     answer.outcome = if is_tls {
-        asking.explain_client_hello(listener, &mut answer)?
+        explainer.explain_client_hello(listener, &mut answer)?
     } else {
-        asking.explain_connect(listener, &mut answer)?
+        explainer.explain_connect(listener, &mut answer)?
     };
     Ok(answer)
 }
 
 /// Returns the listener that the question applies to.
 fn select_listener<'a>(
-    world: &ExplainState<'a>,
+    state: &ExplainState<'a>,
     question: &Question,
 ) -> Result<&'a (String, ListenerRules), String> {
-    let all = world.listeners.iter();
+    let all = state.listeners.iter();
     let names = |listeners: Vec<&(String, ListenerRules)>| {
         let names: Vec<_> = listeners.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
@@ -155,7 +155,7 @@ fn select_listener<'a>(
 /// Question with the state that it is evaluated against.
 #[derive(Clone, Copy)]
 struct Explainer<'a> {
-    world: &'a ExplainState<'a>,
+    state: &'a ExplainState<'a>,
     question: &'a Question,
     /// Headers of gateways that the tunnel has passed.
     forwarded: Option<&'a Forwarded>,
@@ -185,7 +185,7 @@ impl Explainer<'_> {
             .any(|one| is_istio_alpn(one.as_bytes()));
         let hello = ClientHello::without_bytes(question.sni.as_deref(), offers_istio);
         let form = RejectionForm::Alert;
-        if !self.world.has_room {
+        if !self.state.has_room {
             return Ok(Outcome::refused(Reason::BuffersFull, form));
         }
         let from = listener.describe_match(hello.sni.as_deref());
@@ -193,9 +193,9 @@ impl Explainer<'_> {
             Ok(wanted) => wanted,
             Err(reason) => {
                 let names = listener.server_names();
-                let (names, snapshot) = (names.as_deref(), self.world.snapshot);
-                let leg = why::unrouted(snapshot, &hello, from, reason, names);
-                answer.legs.push(leg);
+                let (names, snapshot) = (names.as_deref(), self.state.snapshot);
+                let lookup = why::unrouted(snapshot, &hello, from, reason, names);
+                answer.lookups.push(lookup);
                 return Ok(Outcome::refused(reason, form));
             }
         };
@@ -205,11 +205,11 @@ impl Explainer<'_> {
             forwarded: None,
             via_gateway: false,
         };
-        let route = route::resolve_passthrough(self.world.snapshot, &peer, target);
-        let (mut leg, permit) =
+        let route = route::resolve_passthrough(self.state.snapshot, &peer, target);
+        let (mut lookup, permit) =
             self.evaluate(&peer, &wanted.authority, route, wanted.granted_by_listener);
-        leg.from = Some(from);
-        answer.legs.push(leg);
+        lookup.from = Some(from);
+        answer.lookups.push(lookup);
         Ok(self.pick(&peer, permit, form, answer))
     }
 
@@ -221,7 +221,7 @@ impl Explainer<'_> {
     ) -> Result<Result<Peer, Outcome>, String> {
         let identity = self.identity()?;
         let issuer = self.issuer(&identity.trust_domain)?;
-        let (address, snapshot) = (self.question.address(), self.world.snapshot);
+        let (address, snapshot) = (self.question.address(), self.state.snapshot);
         let peer = Peer::authenticated(identity.clone(), issuer, address, listener, snapshot);
         answer.peer = why::identity(&identity, &peer, snapshot);
         Ok(match peer {
@@ -263,22 +263,26 @@ impl Explainer<'_> {
             Ok(peer) => peer,
             Err(refused) => return Ok(refused),
         };
-        let snapshot = self.world.snapshot;
+        let snapshot = self.state.snapshot;
         let first_peer = why::first_peer(snapshot, &peer, self.question.source.as_deref());
         answer.notes.extend(first_peer);
         let form = RejectionForm::Status;
         let Ok(authority) = Authority::parse(to) else {
-            answer.legs.push(why::no_authority(self.world.snapshot, to));
+            answer
+                .lookups
+                .push(why::no_authority(self.state.snapshot, to));
             return Ok(Outcome::refused(Reason::BadAuthority, form));
         };
-        if !self.world.has_room {
+        if !self.state.has_room {
             return Ok(Outcome::refused(Reason::BuffersFull, form));
         }
         if let Err(reason) = remote::check_loop(|| Some(OWN_HASH), self.forwarded) {
-            answer.legs.push(looped(&authority, self.forwarded));
+            answer
+                .lookups
+                .push(describe_loop(&authority, self.forwarded));
             return Ok(Outcome::refused(reason, form));
         }
-        let (mut leg, permit) = self.resolve_and_evaluate(&peer, authority, origin);
+        let (mut lookup, permit) = self.resolve_and_evaluate(&peer, authority, origin);
         let route_by = permit.as_ref().ok().map(|permit| {
             let route = permit.route();
             let of = ServicePort {
@@ -286,15 +290,15 @@ impl Explainer<'_> {
                 port: route.port(),
             };
             let own = self
-                .world
+                .state
                 .snapshot
                 .route_by(route.asked(), of, route.means());
             own.unwrap_or_else(|| listener.route_by())
         });
-        if let (Some(route), Some(route_by)) = (&mut leg.route, route_by) {
+        if let (Some(route), Some(route_by)) = (&mut lookup.route, route_by) {
             route.route_by = route_by.to_string();
         }
-        answer.legs.push(leg);
+        answer.lookups.push(lookup);
         Ok(match (permit, route_by) {
             (Ok(permit), Some(RouteBy::Sni)) => self.explain_sni_routing(&peer, &permit, answer),
             (Ok(permit), Some(RouteBy::Strict)) => self.explain_strict_sni(&peer, permit, answer),
@@ -327,13 +331,13 @@ impl Explainer<'_> {
                 ClientHello::without_bytes(Some(name), false),
                 Reason::UnknownSni,
             );
-            let leg = why::unrouted(self.world.snapshot, &hello, from, reason, None);
-            answer.legs.push(leg);
+            let lookup = why::unrouted(self.state.snapshot, &hello, from, reason, None);
+            answer.lookups.push(lookup);
             return Outcome::refused(reason, RejectionForm::Reset);
         };
-        let (mut leg, permit) = self.resolve_and_evaluate(peer, authority, origin);
-        leg.from = Some(from);
-        answer.legs.push(leg);
+        let (mut lookup, permit) = self.resolve_and_evaluate(peer, authority, origin);
+        lookup.from = Some(from);
+        answer.lookups.push(lookup);
         self.pick(peer, permit, RejectionForm::Reset, answer)
     }
 
@@ -353,7 +357,7 @@ impl Explainer<'_> {
         };
         let right = permit.into_grant(endpoint);
         let is_its =
-            |name: &str| policy::is_name_of_service(self.world.snapshot, peer, &right, name);
+            |name: &str| policy::is_name_of_service(self.state.snapshot, peer, &right, name);
         if sni::normalise(name).is_some_and(|name| is_its(&name)) {
             return outcome;
         }
@@ -377,7 +381,7 @@ impl Explainer<'_> {
                 .is_some_and(|forwarded| forwarded.via.is_some()),
             forwarded: self.forwarded.cloned().map(Box::new),
         };
-        let route = route::resolve(self.world.snapshot, peer, target);
+        let route = route::resolve(self.state.snapshot, peer, target);
         self.evaluate(peer, &authority, route, false)
     }
 
@@ -389,51 +393,52 @@ impl Explainer<'_> {
         route: Result<Route, Reason>,
         granted: bool,
     ) -> (LookupRow, Result<Permit, Reason>) {
-        let snapshot = self.world.snapshot;
-        let mut leg = LookupRow {
+        let snapshot = self.state.snapshot;
+        let mut lookup = LookupRow {
             asked: asked.to_string(),
             ..LookupRow::default()
         };
         let route = match route {
             Ok(route) => route,
             Err(reason) => {
-                leg.rule = match reason {
+                lookup.rule = match reason {
                     Reason::NotForPeer => why::malformed_first_peer(),
-                    _ => why::unknown(self.world, peer, asked),
+                    _ => why::describe_unknown(self.state, peer, asked),
                 };
-                return (leg, Err(reason));
+                return (lookup, Err(reason));
             }
         };
-        leg.route = Some(why::route(snapshot, peer, &route));
+        lookup.route = Some(why::route(snapshot, peer, &route));
         if granted {
-            leg.rule = why::granted();
-            return (leg, policy::permit_listener_route(peer, route));
+            lookup.rule = why::listener_route_rule();
+            return (lookup, policy::permit_listener_route(peer, route));
         }
         let refused = policy::check(snapshot, peer, &route).err();
         let by_peer = policy::check_caller(snapshot, peer.policy_source(), &route);
-        leg.rule = match route.first_peer() {
+        lookup.rule = match route.first_peer() {
             Some(first) if refused.is_some() && by_peer.is_ok() => {
-                why::first_peer_rule(self.world, &first.as_peer(peer, snapshot), &route, refused)
+                why::first_peer_rule(self.state, &first.as_peer(peer, snapshot), &route, refused)
             }
-            _ => why::rule(self.world, peer, &route, refused),
+            _ => why::rule(self.state, peer, &route, refused),
         };
         let limiting = policy::limiting_entries(snapshot, peer, &route);
-        leg.rule
+        lookup
+            .rule
             .description
-            .extend(why::limits(self.world, &limiting));
+            .extend(why::limits(self.state, &limiting));
         let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full());
         let permit = if is_full {
             Err(Reason::TunnelLimit)
         } else {
             policy::run(snapshot, peer, route)
         };
-        (leg, permit)
+        (lookup, permit)
     }
 
     /// Refuses an issuer that may not sign for the peer's trust domain, as the handshake does.
     /// Without `trust.clusters` the question names no issuer, and a permitted one is assumed.
     fn refused_issuer(self, peer: &Peer, answer: &mut Answer) -> Option<Outcome> {
-        let (trust, domain) = (&self.world.snapshot.trust, &peer.source.trust_domain);
+        let (trust, domain) = (&self.state.snapshot.trust, &peer.source.trust_domain);
         let permitted = trust.domain_issuers(domain)?;
         let has_cluster = |spki| trust.issuers().any(|(_, known)| known == spki);
         let is_permitted = match &peer.issuer {
@@ -448,7 +453,7 @@ impl Explainer<'_> {
         }
         answer.peer.cluster = None;
         answer.peer.description = format!(
-            "refused in the handshake: its issuer is not one of the `issuers` of {domain} in \
+            "rejected in the handshake: its issuer is not one of the `issuers` of {domain} in \
              `trust.domains`; add it there, or select another cluster by --cluster"
         );
         let refusal = HandshakeRefusal::UntrustedIssuer;
@@ -458,7 +463,7 @@ impl Explainer<'_> {
     /// Returns an issuer of the cluster in the question, if possible one that may sign for the
     /// trust domain; none without a cluster.
     fn issuer(self, domain: &str) -> Result<Option<Arc<Issuer>>, String> {
-        let trust = &self.world.snapshot.trust;
+        let trust = &self.state.snapshot.trust;
         let Some(wanted) = &self.question.cluster else {
             return Ok(None);
         };
@@ -508,7 +513,7 @@ fn parse(uri: &str) -> Option<Identity> {
 }
 
 /// Describes a tunnel whose `x-strait-via` names this gateway or too many others.
-fn looped(asked: &Authority, forwarded: Option<&Forwarded>) -> LookupRow {
+fn describe_loop(asked: &Authority, forwarded: Option<&Forwarded>) -> LookupRow {
     let via = forwarded.and_then(|forwarded| forwarded.via.as_deref());
     let description = if via.and_then(Via::parse).is_some() {
         "x-strait-via has this gateway, so that the tunnel has come back".to_owned()

@@ -15,7 +15,7 @@ use crate::wire::{Authority, Host, Transit};
 
 use super::ExplainState;
 use super::answer::{LookupRow, PeerRow, RouteRow, RuleRow};
-use super::change::{self, ConfigPositions};
+use super::change;
 
 /// Returns the mode in which Istio's policies are evaluated.
 pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
@@ -62,12 +62,12 @@ pub(super) fn identity(
             peer.source.cluster
         ),
         Err(HandshakeRefusal::UntrustedIssuer) => {
-            "refused in the handshake: `trust.unknown_issuers` is `reject`; select one of \
+            "rejected in the handshake: `trust.unknown_issuers` is `reject`; select one of \
              `trust.clusters` by --cluster"
                 .to_owned()
         }
         Err(_) => format!(
-            "refused in the handshake: trust domain {domain} is not in the trust set; add \
+            "rejected in the handshake: trust domain {domain} is not in the trust set; add \
              {{name: {domain}}} to `trust.domains`"
         ),
     };
@@ -81,7 +81,7 @@ pub(super) fn identity(
     }
 }
 
-/// Returns a rule that refuses a tunnel, with the remedy.
+/// Returns a rule that rejects a tunnel, with the remedy.
 fn refusal(description: impl Into<String>, change: impl Into<String>) -> RuleRow {
     RuleRow {
         description: description.into(),
@@ -175,7 +175,7 @@ pub(super) fn other_network(
 }
 
 /// Describes the permit for the target of a listener's own route.
-pub(super) fn granted() -> RuleRow {
+pub(super) fn listener_route_rule() -> RuleRow {
     RuleRow {
         allowed: true,
         description: "allowed by the listener's own route for all clients of the listener"
@@ -293,14 +293,18 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
 }
 
 /// Returns the reason for which no service was found, with the remedy.
-pub(super) fn unknown(world: &ExplainState<'_>, peer: &Peer, asked: &Authority) -> RuleRow {
-    let snapshot = world.snapshot;
+pub(super) fn describe_unknown(
+    state: &ExplainState<'_>,
+    peer: &Peer,
+    asked: &Authority,
+) -> RuleRow {
+    let snapshot = state.snapshot;
     let collision = match &asked.host {
         Host::Name(name) => snapshot.collision(name),
         Host::Ip(ip) => snapshot.vip_collision(*ip),
     };
     let mut rule = match &asked.host {
-        Host::Name(name) => unknown_name(world, peer, asked, name),
+        Host::Name(name) => unknown_name(state, peer, asked, name),
         Host::Ip(ip) => match snapshot.service_by_vip(*ip) {
             Some(service) => without_port(service, asked.port),
             None => refusal(
@@ -309,7 +313,7 @@ pub(super) fn unknown(world: &ExplainState<'_>, peer: &Peer, asked: &Authority) 
                      `workloads: true` opens a workload at this address and target port",
                     snapshot.network()
                 ),
-                change::address(world, peer, *ip, asked.port),
+                change::address(state, peer, *ip, asked.port),
             ),
         },
     };
@@ -318,10 +322,10 @@ pub(super) fn unknown(world: &ExplainState<'_>, peer: &Peer, asked: &Authority) 
     rule
 }
 
-fn unknown_name(world: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: &str) -> RuleRow {
+fn unknown_name(state: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: &str) -> RuleRow {
     let ExplainState {
         snapshot, places, ..
-    } = *world;
+    } = *state;
     let cluster = snapshot.trust.cluster(peer.policy_source());
     let alias = snapshot.names.alias(asked, cluster);
     let others = snapshot.names.aliases_of(name);
@@ -330,7 +334,7 @@ fn unknown_name(world: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: 
             Some(service) => without_port(service, port),
             None => refusal(
                 format!("`exposure` maps the name to {host}, which is not in the mesh"),
-                given(snapshot, places, asked, host),
+                change::missing_service(snapshot, places, asked, host),
             ),
         }
     } else if let Some(alias) = alias {
@@ -359,15 +363,6 @@ fn unknown_name(world: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: 
     }
 }
 
-/// Returns the remedy if `exposure` gives a name to a service that the mesh does not have.
-fn given(snapshot: &Snapshot, places: &ConfigPositions, asked: &Authority, host: &str) -> String {
-    let entry = snapshot.exposure.entries_with_alias(asked).next();
-    let place = entry.map_or_else(String::new, |entry| {
-        format!(", or correct `service` of {}", places.service(entry.index))
-    });
-    format!("add {host} to the mesh{place}")
-}
-
 fn without_port(service: &Service, port: u16) -> RuleRow {
     let (host, mut ports) = (&service.hostname, change::ports(service));
     if ports.is_empty() {
@@ -389,15 +384,15 @@ struct Subject<'a> {
 
 /// Describes the rule that allows a route, or that rejects it for `refused`.
 pub(super) fn rule(
-    world: &ExplainState<'_>,
+    state: &ExplainState<'_>,
     peer: &Peer,
     route: &Route,
     refused: Option<Reason>,
 ) -> RuleRow {
-    let subjects = subjects(world.snapshot, peer, route);
+    let subjects = subjects(state.snapshot, peer, route);
     let reason = match refused {
-        None => return allowed(world, peer, &subjects),
-        Some(Reason::NotLinked) => return not_linked(world.snapshot, peer),
+        None => return allowed(state, peer, &subjects),
+        Some(Reason::NotLinked) => return not_linked(state.snapshot, peer),
         Some(reason) => reason,
     };
     let mut failing = subjects.iter();
@@ -408,7 +403,7 @@ pub(super) fn rule(
             ..RuleRow::default()
         };
     };
-    let mut rule = rejected(world, peer, subject);
+    let mut rule = rejected(state, peer, subject);
     if subjects.len() > 1 {
         let host = subject.to.host;
         rule.description = format!(
@@ -419,14 +414,14 @@ pub(super) fn rule(
     rule
 }
 
-/// Returns the rule that refuses the first peer of a tunnel whose gateway is permitted.
+/// Returns the rule that rejects the first peer of a tunnel whose gateway is permitted.
 pub(super) fn first_peer_rule(
-    world: &ExplainState<'_>,
+    state: &ExplainState<'_>,
     first: &Peer,
     route: &Route,
     refused: Option<Reason>,
 ) -> RuleRow {
-    let rule = rule(world, first, route, refused);
+    let rule = rule(state, first, route, refused);
     let description = format!(
         "for the first peer {}: {}",
         first.source.principal, rule.description
@@ -440,9 +435,8 @@ pub(super) fn first_peer_rule(
 /// Describes the rejection of a malformed `x-strait-source`.
 pub(super) fn malformed_first_peer() -> RuleRow {
     RuleRow {
-        description:
-            "x-strait-source of a gateway in `trust.gateways` is no identity of a workload"
-                .to_owned(),
+        description: "x-strait-source of a gateway in `trust.gateways` is not a workload identity"
+            .to_owned(),
         ..RuleRow::default()
     }
 }
@@ -489,8 +483,8 @@ fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Su
     hosts.into_iter().map(subject).collect()
 }
 
-fn allowed(world: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> RuleRow {
-    let (caller, snapshot) = (peer.policy_source(), world.snapshot);
+fn allowed(state: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> RuleRow {
+    let (caller, snapshot) = (peer.policy_source(), state.snapshot);
     let mut rule = RuleRow {
         allowed: true,
         ..RuleRow::default()
@@ -503,7 +497,7 @@ fn allowed(world: &ExplainState<'_>, peer: &Peer, subjects: &[Subject<'_>]) -> R
         });
         let description = match entry {
             Some(entry) => {
-                rule.entries.push(world.places.row(entry));
+                rule.entries.push(state.places.row(entry));
                 format!("exposure.services[{}] admits the peer", entry.index)
             }
             None if snapshot.is_exposed_by_link(caller, subject.to.host) => {
@@ -533,11 +527,11 @@ fn not_linked(snapshot: &Snapshot, peer: &Peer) -> RuleRow {
     )
 }
 
-fn rejected(world: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> RuleRow {
-    let (snapshot, ServicePort { host, port }) = (world.snapshot, subject.to);
+fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> RuleRow {
+    let (snapshot, ServicePort { host, port }) = (state.snapshot, subject.to);
     let has_entry = snapshot.exposure.has_entry(&snapshot.exposure_host(host));
     let new_entry = || change::new_entry(host, port, peer, subject.is_workload);
-    let admission = || change::admission(world.places, &subject.entries, peer);
+    let admission = || change::admission(state.places, &subject.entries, peer);
     let (description, change) = match subject.verdict {
         ExposureVerdict::NotForPeer => (
             "its entries of `exposure` do not admit this peer",
@@ -564,15 +558,15 @@ fn rejected(world: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> Rul
     };
     let entries = subject.entries.iter();
     RuleRow {
-        entries: entries.map(|entry| world.places.row(entry)).collect(),
+        entries: entries.map(|entry| state.places.row(entry)).collect(),
         ..refusal(description, change)
     }
 }
 
 /// Describes the limits of the entries that admit a tunnel, with their open tunnels.
-pub(super) fn limits(world: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
+pub(super) fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<String> {
     let describe = |entry: &&Exposure| {
-        let line = world.places.line(entry.index);
+        let line = state.places.line(entry.index);
         let line = line.map_or_else(String::new, |line| format!(" of {line}"));
         let open = entry.limits.tunnels.map(|_| entry.open.get());
         let open = open.map(|open| format!(" ({open} open)"));

@@ -35,8 +35,11 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// (docs/wire-contract.md 3.1).
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_DEADLINE: Duration = Duration::from_secs(10);
-/// TCP keepalive: idle time, interval and number of probes (docs/wire-contract.md 3.1).
-const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(300), Duration::from_secs(75), 9);
+/// TCP keepalive (docs/wire-contract.md 3.1).
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(300))
+    .with_interval(Duration::from_secs(75))
+    .with_retries(9);
 /// Limit of a token's size; a larger file is not a token.
 const TOKEN_BYTES_MAX: u64 = 64 * 1024;
 
@@ -226,9 +229,9 @@ fn parse_roots(pem: &[u8]) -> Result<RootCertStore, String> {
 
 /// Returns the errors in the current files of a control plane, each with the file's path.
 pub fn check_files(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
-    let error_in = |file: &Path, most, judge: fn(&[u8]) -> Result<(), String>| {
+    let error_in = |file: &Path, most, check: fn(&[u8]) -> Result<(), String>| {
         let read = read_blocking(file, most).map_err(|error| error.to_string());
-        let what = read.and_then(|bytes| judge(&bytes)).err()?;
+        let what = read.and_then(|bytes| check(&bytes)).err()?;
         let file = file.to_owned();
         Some((file.clone(), ChannelError::File { file, cause: what }))
     };
@@ -267,12 +270,7 @@ async fn handshake(
 ) -> io::Result<Either<TlsStream<TcpStream>, TcpStream>> {
     let stream = TcpStream::connect(authority).await?;
     stream.set_nodelay(true)?;
-    let (time, interval, retries) = KEEPALIVE;
-    let keepalive = TcpKeepalive::new()
-        .with_time(time)
-        .with_interval(interval)
-        .with_retries(retries);
-    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE)?;
     match tls {
         Some(tls) => tls.connect(name, stream).await.map(Either::Left),
         None => Ok(Either::Right(stream)),

@@ -37,12 +37,12 @@ type Connecting = watch::Receiver<Option<Result<(), Failure>>>;
 #[derive(Debug)]
 pub(super) struct Gateway {
     pub(super) target: Target,
-    links: Mutex<Links>,
+    connections: Mutex<Connections>,
 }
 
 #[derive(Debug, Default)]
-struct Links {
-    connections: Vec<Arc<Connection>>,
+struct Connections {
+    open: Vec<Arc<Connection>>,
     /// The only connection that is being opened; those that wait for it share its result.
     connecting: Option<Connecting>,
     waiters: usize,
@@ -85,7 +85,7 @@ struct Waiter<'a>(&'a Gateway);
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.0.links.lock().waiters -= 1;
+        self.0.connections.lock().waiters -= 1;
     }
 }
 
@@ -93,7 +93,7 @@ impl Gateway {
     pub(super) fn new(target: Target) -> Self {
         Self {
             target,
-            links: Mutex::default(),
+            connections: Mutex::default(),
         }
     }
 
@@ -116,7 +116,10 @@ impl Gateway {
             let connected = timeout_at(deadline, connecting.wait_for(Option::is_some)).await;
             let connected = connected.map_err(|_| {
                 let failure = failed("no connection in time");
-                self.links.lock().last_error.clone_from(&failure.detail);
+                self.connections
+                    .lock()
+                    .last_error
+                    .clone_from(&failure.detail);
                 failure
             })?;
             match connected.as_deref() {
@@ -130,40 +133,40 @@ impl Gateway {
     /// Takes a place, or counts one more waiter.
     fn pick(self: &Arc<Self>, context: &Context) -> Result<Picked, Failure> {
         let tls = context.tls.outbound();
-        let mut links = self.links.lock();
-        links.connections.retain(|one| !one.state.is_retired());
-        links.retire_unverified(&self.target, &context.reader.load());
-        if let Some(slot) = links.take(tls.as_ref()) {
+        let mut connections = self.connections.lock();
+        connections.open.retain(|one| !one.state.is_retired());
+        connections.retire_unverified(&self.target, &context.reader.load());
+        if let Some(slot) = connections.take(tls.as_ref()) {
             // A tunnel never waits for the replacement of a connection that still serves.
             let is_aged = slot.state().is_aged(tls.as_ref());
-            if is_aged && links.connecting.is_none() && links.replacement.is_due() {
-                self.connect(&mut links, context);
+            if is_aged && connections.connecting.is_none() && connections.replacement.is_due() {
+                self.connect(&mut connections, context);
             }
             return Ok(Picked::Slot(slot));
         }
         let address = self.target.address;
         let busy = |detail: String| Failure::new(Reason::RemoteBusy, detail);
-        if links.waiters >= WAITERS_MAX {
+        if connections.waiters >= WAITERS_MAX {
             return Err(busy(format!(
                 "{address}: {WAITERS_MAX} tunnels wait for a connection"
             )));
         }
-        let connecting = match links.connecting.clone() {
+        let connecting = match connections.connecting.clone() {
             Some(connecting) => connecting,
-            None if links.connections.len() >= CONNECTIONS_MAX => {
+            None if connections.open.len() >= CONNECTIONS_MAX => {
                 let detail = format!("{address}: all tunnels of {CONNECTIONS_MAX} connections");
                 return Err(busy(format!("{detail} are in use")));
             }
-            None => self.connect(&mut links, context),
+            None => self.connect(&mut connections, context),
         };
-        links.waiters += 1;
+        connections.waiters += 1;
         Ok(Picked::Wait(connecting))
     }
 
     /// Starts a task that opens a connection. A tunnel that no longer waits does not stop it.
-    fn connect(self: &Arc<Self>, links: &mut Links, context: &Context) -> Connecting {
+    fn connect(self: &Arc<Self>, connections: &mut Connections, context: &Context) -> Connecting {
         let (result, connecting) = watch::channel(None);
-        links.connecting = Some(connecting.clone());
+        connections.connecting = Some(connecting.clone());
         let (gateway, context) = (Arc::clone(self), context.clone());
         tokio::spawn(async move {
             let opened = connection::open(&gateway.target, &context.tls, &context.reader);
@@ -185,20 +188,18 @@ impl Gateway {
         opened: Result<(Arc<Connection>, connection::Driver), Failure>,
         lifecycle: &Lifecycle,
     ) -> Result<(), Failure> {
-        let mut links = self.links.lock();
-        links.connecting = None;
+        let mut connections = self.connections.lock();
+        connections.connecting = None;
         let (connection, driver) = opened.inspect_err(|failure| {
-            links.last_error.clone_from(&failure.detail);
-            links.replacement.back_off();
+            connections.last_error.clone_from(&failure.detail);
+            connections.replacement.back_off();
         })?;
         let tls = connection.state.tls();
-        links
-            .connections
-            .retain(|one| !one.state.is_aged(Some(tls)));
-        links.connections.push(connection);
-        links.health = EndpointState::new();
-        links.replacement = Replacement::default();
-        drop(links);
+        connections.open.retain(|one| !one.state.is_aged(Some(tls)));
+        connections.open.push(connection);
+        connections.health = EndpointState::new();
+        connections.replacement = Replacement::default();
+        drop(connections);
         let (gateway, drain) = (Arc::downgrade(self), lifecycle.drain_scope());
         // It may still send bytes of tunnels that have ended.
         lifecycle.spawn_closing(async move {
@@ -207,11 +208,11 @@ impl Gateway {
                     gateway.forget(None);
                 }
             };
-            let why = driver.run(&drain, forget).await;
+            let error = driver.run(&drain, forget).await;
             if let Some(gateway) = gateway.upgrade() {
                 let address = gateway.target.address;
-                debug!(%address, why, "connection to a gateway of another network ended");
-                gateway.forget(Some(why));
+                debug!(%address, error, "connection to a gateway of another network ended");
+                gateway.forget(Some(error));
             }
         });
         Ok(())
@@ -219,77 +220,77 @@ impl Gateway {
 
     /// Forgets retired connections, with the cause of the last end.
     fn forget(&self, why: Option<String>) {
-        let mut links = self.links.lock();
-        links.connections.retain(|one| !one.state.is_retired());
+        let mut connections = self.connections.lock();
+        connections.open.retain(|one| !one.state.is_retired());
         if let Some(why) = why {
-            links.last_error = why;
+            connections.last_error = why;
         }
     }
 
     /// Returns true if the last attempt to connect has failed.
     pub(super) fn has_failed(&self) -> bool {
-        self.links.lock().replacement.next_attempt.is_some()
+        self.connections.lock().replacement.next_attempt.is_some()
     }
 
     /// Returns true if the gateway is ejected, or if a tunnel tries it again after its ejection.
     pub(super) fn is_ejected(&self) -> bool {
-        let links = self.links.lock();
-        let is_tried = links.health.was_ejected() && links.connecting.is_some();
-        is_tried || links.health.is_ejected(Instant::now())
+        let connections = self.connections.lock();
+        let is_tried = connections.health.was_ejected() && connections.connecting.is_some();
+        is_tried || connections.health.is_ejected(Instant::now())
     }
 
     /// Starts or ends an attempt to connect that opens no socket.
     #[cfg(test)]
     pub(super) fn simulate_attempt(&self, is_running: bool) {
-        self.links.lock().connecting = is_running.then(|| watch::channel(None).1);
+        self.connections.lock().connecting = is_running.then(|| watch::channel(None).1);
     }
 
     /// Forgets failures, as after a successful attempt.
     #[cfg(test)]
     pub(super) fn simulate_connection(&self) {
-        self.links.lock().health = EndpointState::new();
+        self.connections.lock().health = EndpointState::new();
     }
 
     /// Ejects the gateway: 5 s at first, doubling to 5 min.
     pub(super) fn eject(&self) {
-        let mut links = self.links.lock();
+        let mut connections = self.connections.lock();
         let now = Instant::now();
-        if !links.health.is_ejected(now) {
-            let time = links.health.eject(now);
-            links.ejections += 1;
+        if !connections.health.is_ejected(now) {
+            let time = connections.health.eject(now);
+            connections.ejections += 1;
             let (address, network) = (self.target.address, &*self.target.gateway.network);
-            let error = &*links.last_error;
+            let error = &*connections.last_error;
             info!(%address, network, ?time, error, "gateway of another network ejected");
         }
     }
 
     /// Returns true if it has no state to keep.
     pub(super) fn is_unused(&self) -> bool {
-        let links = self.links.lock();
-        links.connections.is_empty()
-            && links.connecting.is_none()
-            && !links.health.is_ejected(Instant::now())
+        let connections = self.connections.lock();
+        connections.open.is_empty()
+            && connections.connecting.is_none()
+            && !connections.health.is_ejected(Instant::now())
     }
 
     /// Returns the least round trip time of its connections, if it has one.
     pub(super) fn rtt(&self) -> Option<Duration> {
-        let links = self.links.lock();
-        let usable = links.connections.iter();
+        let connections = self.connections.lock();
+        let usable = connections.open.iter();
         let usable = usable.filter(|one| !one.state.is_unusable());
         usable.map(|one| one.state.rtt()).min()
     }
 
     /// Returns the state for the status page, with the factor of its weights.
-    pub(super) fn status(&self, share: u32) -> RemoteGatewayStatus {
-        let links = self.links.lock();
-        let newest = links.connections.last().map(|one| &one.state);
-        let streams = links.connections.iter().map(|one| one.state.streams());
-        let state = match (newest, &links.connecting) {
-            _ if links.health.is_ejected(Instant::now()) => "ejected",
+    pub(super) fn status(&self, weight_factor: u32) -> RemoteGatewayStatus {
+        let connections = self.connections.lock();
+        let newest = connections.open.last().map(|one| &one.state);
+        let streams = connections.open.iter().map(|one| one.state.streams());
+        let state = match (newest, &connections.connecting) {
+            _ if connections.health.is_ejected(Instant::now()) => "ejected",
             (Some(state), _) if state.is_unusable() => "silent",
             (Some(_), _) => "ready",
             (None, Some(_)) => "connecting",
-            (None, None) if links.last_error.is_empty() => "idle",
+            (None, None) if connections.last_error.is_empty() => "idle",
             (None, None) => "failed",
         };
         RemoteGatewayStatus {
@@ -297,12 +298,12 @@ impl Gateway {
             network: Arc::clone(&self.target.gateway.network),
             cluster: Arc::clone(&self.target.gateway.cluster),
             state,
-            connections: links.connections.len(),
+            connections: connections.open.len(),
             streams: streams.sum(),
             rtt: newest.map(|state| state.rtt()),
-            share_percent: share * 100 / FACTOR_ONE,
-            ejections: links.ejections,
-            last_error: links.last_error.clone(),
+            share_percent: weight_factor * 100 / FACTOR_ONE,
+            ejections: connections.ejections,
+            last_error: connections.last_error.clone(),
             identity: newest.map(|state| Arc::clone(&state.peer.identity.uri)),
             not_after: newest.map(|state| state.peer.not_after()),
         }
@@ -315,10 +316,10 @@ enum Picked {
     Wait(Connecting),
 }
 
-impl Links {
+impl Connections {
     /// Retires connections whose certificate has expired, or no longer proves the gateway.
     fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {
-        self.connections.retain(|one| {
+        self.open.retain(|one| {
             let peer = &one.state.peer;
             let is_verified = peer.not_after() > SystemTime::now()
                 && peer
@@ -334,10 +335,8 @@ impl Links {
 
     /// Takes a place, on an aged connection only if no other has one.
     fn take(&self, tls: Option<&Arc<OutboundTls>>) -> Option<Slot> {
-        let (aged, fresh): (Vec<_>, Vec<_>) = self
-            .connections
-            .iter()
-            .partition(|one| one.state.is_aged(tls));
+        let (aged, fresh): (Vec<_>, Vec<_>) =
+            self.open.iter().partition(|one| one.state.is_aged(tls));
         fresh.into_iter().chain(aged).find_map(Connection::try_take)
     }
 }

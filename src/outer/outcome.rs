@@ -1,4 +1,4 @@
-//! Outcome of a rejected CONNECT, as gateways of the trust set tell each other.
+//! `x-strait-outcome`: category of a rejected CONNECT, sent to peers in `trust.gateways`.
 
 use http::StatusCode;
 

@@ -67,7 +67,7 @@ impl Pool {
         request: &Request,
         deadline: Instant,
     ) -> Result<Answer, Failure> {
-        let (gateway, share) = self.ranked(target);
+        let (gateway, weight_factor) = self.ranked(target);
         let mut tries = 0;
         loop {
             let slot = gateway.take(&self.0.context, deadline).await?;
@@ -77,7 +77,7 @@ impl Pool {
                     return Ok(Answer {
                         stream,
                         load,
-                        share,
+                        weight_factor,
                     });
                 }
                 Err(Refused::Unprocessed(_)) if tries < CONNECTIONS_TRIED => {}
@@ -95,8 +95,8 @@ impl Pool {
         if is_due {
             self.rank(Gateway::rtt);
         }
-        let share = self.0.gateways.lock().ranks.share(target);
-        (gateway, share)
+        let weight_factor = self.0.gateways.lock().ranks.weight_factor(target);
+        (gateway, weight_factor)
     }
 
     /// Compares the gateways of the current snapshot by their round trip times. Connections to
@@ -165,12 +165,13 @@ impl Pool {
     pub fn status(&self) -> Vec<RemoteGatewayStatus> {
         let gateways = self.0.gateways.lock();
         let known = gateways.by_target.iter();
-        let ranked = known.map(|(target, one)| (Arc::clone(one), gateways.ranks.share(target)));
+        let ranked =
+            known.map(|(target, one)| (Arc::clone(one), gateways.ranks.weight_factor(target)));
         let ranked: Vec<_> = ranked.collect();
         drop(gateways);
         let mut rows: Vec<_> = ranked
             .iter()
-            .map(|(one, share)| one.status(*share))
+            .map(|(one, weight_factor)| one.status(*weight_factor))
             .collect();
         rows.sort_by_key(|row| row.address);
         rows

@@ -36,7 +36,7 @@ struct Rank {
     /// Number of last comparisons that contradict `is_slow`.
     contradictions: u32,
     /// Factor of its weights, in units of [`FACTOR_ONE`].
-    share: u32,
+    weight_factor: u32,
 }
 
 impl Ranks {
@@ -66,15 +66,15 @@ impl Ranks {
                 (target.clone(), rank)
             });
             let mut ranked: Vec<_> = ranked.collect();
-            share(&mut ranked);
+            distribute_share(&mut ranked);
             self.by_gateway.extend(ranked);
         }
     }
 
     /// Returns the factor of a gateway's weights, in units of [`FACTOR_ONE`].
-    pub(crate) fn share(&self, target: &Target) -> u32 {
+    pub(crate) fn weight_factor(&self, target: &Target) -> u32 {
         let known = self.by_gateway.get(target);
-        known.map_or(FACTOR_ONE, |rank| rank.share)
+        known.map_or(FACTOR_ONE, |rank| rank.weight_factor)
     }
 }
 
@@ -83,7 +83,7 @@ impl Default for Rank {
         Self {
             is_slow: false,
             contradictions: 0,
-            share: FACTOR_ONE,
+            weight_factor: FACTOR_ONE,
         }
     }
 }
@@ -113,12 +113,13 @@ impl Rank {
 }
 
 /// Divides the share of a network, of one for each gateway, among its gateways.
-fn share(gateways: &mut [(Target, Rank)]) {
+fn distribute_share(gateways: &mut [(Target, Rank)]) {
     let parts = |rank: &Rank| if rank.is_slow { 1 } else { SLOW_DIVISOR };
     let all: u32 = gateways.iter().map(|(_, rank)| parts(rank)).sum();
     let count = u32::try_from(gateways.len()).unwrap_or(u32::MAX);
     for (_, rank) in gateways {
-        rank.share = parts(rank).saturating_mul(count).saturating_mul(FACTOR_ONE) / all.max(1);
+        rank.weight_factor =
+            parts(rank).saturating_mul(count).saturating_mul(FACTOR_ONE) / all.max(1);
     }
 }
 
@@ -153,8 +154,8 @@ mod tests {
         let mut times: Vec<_> = times.collect();
         times.push((target("north", 9), Duration::from_micros(1)));
         ranks.compare(&times);
-        assert_eq!(ranks.share(&target("north", 9)), FACTOR_ONE);
-        std::array::from_fn(|at| ranks.share(&target("west", last(at))) * 100 / FACTOR_ONE)
+        assert_eq!(ranks.weight_factor(&target("north", 9)), FACTOR_ONE);
+        std::array::from_fn(|at| ranks.weight_factor(&target("west", last(at))) * 100 / FACTOR_ONE)
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub struct Answer {
     pub load: Option<HeaderValue>,
     /// Factor of the gateway's weights by its round trip time, in units of
     /// [`FACTOR_ONE`](crate::snapshot::FACTOR_ONE).
-    pub share: u32,
+    pub weight_factor: u32,
 }
 
 /// Request that did not open a tunnel.

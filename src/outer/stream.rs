@@ -176,8 +176,8 @@ impl Stream {
     }
 
     /// Polls whether the gateway has reset the stream, or its connection has failed. Both
-    /// directions may have ended.
-    /// Returns true if it was a normal end, as [`Stream::is_cancelled`].
+    /// directions may have ended. Returns true if it was a normal end, as
+    /// [`Stream::is_cancelled`].
     pub fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let is_end = |code| matches!(code, h2::Reason::CANCEL | h2::Reason::NO_ERROR);
         self.send.poll_reset(cx).map(|code| code.is_ok_and(is_end))

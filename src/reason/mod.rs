@@ -125,7 +125,7 @@ labelled! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Normal end.
-    Nobody,
+    None,
     /// Peer that dialled this gateway.
     Downstream,
     /// Endpoint that this gateway dialled.
@@ -138,7 +138,7 @@ impl Reason {
     /// Returns the party to blame.
     pub const fn blame(self) -> Fault {
         match self {
-            Self::Completed | Self::DownstreamCancelled => Fault::Nobody,
+            Self::Completed | Self::DownstreamCancelled => Fault::None,
             Self::BadAuthority
             | Self::NotConnect
             | Self::TooManyFields
@@ -262,7 +262,7 @@ impl Reason {
         match self.blame() {
             _ if self == Self::Malformed => h2::Reason::PROTOCOL_ERROR,
             Fault::Upstream => h2::Reason::CONNECT_ERROR,
-            Fault::Nobody | Fault::Downstream | Fault::Gateway => h2::Reason::INTERNAL_ERROR,
+            Fault::None | Fault::Downstream | Fault::Gateway => h2::Reason::INTERNAL_ERROR,
         }
     }
 

@@ -32,7 +32,7 @@ pub struct Change {
     /// Services that Kubernetes objects export or keep local, and the linked clusters.
     pub scope: Option<ServiceVisibility>,
     /// Presence of TLS listeners.
-    pub direct: Option<bool>,
+    pub has_passthrough: Option<bool>,
     /// True if a listener's rules changed, after which open tunnels are authorized again.
     pub listeners: bool,
     /// Istio's authorization policies.
@@ -64,7 +64,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.names = replaced(&old.names, change.names);
     next.exports = replaced(&old.exports, change.exports);
     next.scope = replaced(&old.scope, change.scope);
-    next.has_passthrough = change.direct.unwrap_or(old.has_passthrough);
+    next.has_passthrough = change.has_passthrough.unwrap_or(old.has_passthrough);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
     let renamed = !Arc::ptr_eq(&next.names, &old.names);
@@ -285,10 +285,10 @@ mod tests {
         plain.protocol = Protocol::Tcp;
         let mut mesh = mesh(vec![workload("hbone", "10.0.0.1"), plain]);
         mesh.hbone_only = true;
-        let next = |old: &Snapshot, mesh: &Mesh, direct| {
+        let next = |old: &Snapshot, mesh: &Mesh, has_passthrough| {
             let change = Change {
                 mesh: Some((mesh.clone(), "east".into())),
-                direct,
+                has_passthrough,
                 ..Change::default()
             };
             build(old, change)
@@ -296,36 +296,40 @@ mod tests {
         let without = next(&Snapshot::default(), &mesh, None);
         assert!(echo(&without).passthrough_ports.is_empty());
         let first = next(&without, &mesh, Some(true));
-        let direct = |snapshot: &Snapshot| echo(snapshot).passthrough_ports[&80].endpoints.clone();
-        let dialled: Vec<_> = direct(&first).iter().map(|one| one.address).collect();
+        let passthrough =
+            |snapshot: &Snapshot| echo(snapshot).passthrough_ports[&80].endpoints.clone();
+        let dialled: Vec<_> = passthrough(&first).iter().map(|one| one.address).collect();
         let wanted = ["10.0.0.1:8080", "10.0.0.2:8080"].map(|text| text.parse().expect("one"));
         assert_eq!(dialled, wanted);
         assert_eq!(addresses(&first), ["10.0.0.1:15008"]);
         let tunnelled = &echo(&first).ports[&80].endpoints[0];
         let before = &echo(&without).ports[&80].endpoints[0];
         assert!(Arc::ptr_eq(&tunnelled.state, &before.state));
-        assert!(!Arc::ptr_eq(&tunnelled.state, &direct(&first)[0].state));
+        assert!(!Arc::ptr_eq(
+            &tunnelled.state,
+            &passthrough(&first)[0].state
+        ));
         change(&mut mesh, |service| service.allow_unhealthy = true);
         let second = next(&first, &mesh, None);
         assert!(Arc::ptr_eq(
-            &direct(&second)[0].state,
-            &direct(&first)[0].state
+            &passthrough(&second)[0].state,
+            &passthrough(&first)[0].state
         ));
     }
 
     #[test]
     fn tls_listeners_that_come_and_go_need_no_news_of_the_mesh() {
         let first = built(&Snapshot::default(), mesh(vec![workload("a", "10.0.0.1")]));
-        let turned = |old: &Snapshot, direct| {
+        let turned = |old: &Snapshot, has_passthrough| {
             let change = Change {
-                direct: Some(direct),
+                has_passthrough: Some(has_passthrough),
                 ..Change::default()
             };
             build(old, change)
         };
         let with = turned(&first, true);
-        let direct = echo(&with).passthrough_ports[&80].endpoints[0].address;
-        assert_eq!(direct, "10.0.0.1:8080".parse().expect("an address"));
+        let passthrough = echo(&with).passthrough_ports[&80].endpoints[0].address;
+        assert_eq!(passthrough, "10.0.0.1:8080".parse().expect("an address"));
         let without = turned(&with, false);
         assert!(echo(&without).passthrough_ports.is_empty());
         let state = |snapshot| Arc::as_ptr(&echo(snapshot).ports[&80].endpoints[0].state);

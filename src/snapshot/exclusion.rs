@@ -178,7 +178,9 @@ fn has_hbone_port(workload: &Workload) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::mesh::{self, Assignment, GatewayAddress, Locality, Place, Waypoint};
+    use crate::snapshot::mesh::{
+        self, Assignment, GatewayAddress, Locality, LocalityWeight, Place, Waypoint,
+    };
     use crate::snapshot::traffic::{Override, Regions, Traffic, TrafficRule};
     use crate::snapshot::{Snapshot, exclusion_reason};
     use crate::wire::RegionPattern;
@@ -350,7 +352,11 @@ mod tests {
                 let assignment = Assignment {
                     overprovisioning: 140,
                     by_locality: true,
-                    localities: vec![(0, locality, 1)],
+                    localities: vec![LocalityWeight {
+                        priority: 0,
+                        locality,
+                        weight: 1,
+                    }],
                     drops: Vec::new(),
                 };
                 service.assignments.insert(80, Arc::new(assignment));

@@ -244,28 +244,28 @@ fn uid_at(uid: &str, address: IpAddr) -> Arc<str> {
 
 /// Hostnames with a failed dial.
 #[derive(Debug, Default)]
-pub struct Doubts {
+pub struct RefreshRequests {
     names: Mutex<HashSet<Arc<str>>>,
-    noted: Notify,
+    added: Notify,
 }
 
 /// Limit of hostnames that wait for a refresh. Others are refreshed at their next scheduled
-/// look-up.
-const DOUBTS_MAX: usize = 1024;
+/// lookup.
+const REFRESH_REQUESTS_MAX: usize = 1024;
 
-impl Doubts {
+impl RefreshRequests {
     /// Adds a hostname.
-    pub fn note(&self, name: &Arc<str>) {
+    pub fn push(&self, name: &Arc<str>) {
         let mut names = self.names.lock();
-        if names.len() < DOUBTS_MAX && names.insert(Arc::clone(name)) {
-            self.noted.notify_one();
+        if names.len() < REFRESH_REQUESTS_MAX && names.insert(Arc::clone(name)) {
+            self.added.notify_one();
         }
     }
 
     /// Waits for hostnames, and returns all of them.
-    pub async fn taken(&self) -> HashSet<Arc<str>> {
+    pub async fn take_all(&self) -> HashSet<Arc<str>> {
         loop {
-            self.noted.notified().await;
+            self.added.notified().await;
             let mut names = self.names.lock();
             if !names.is_empty() {
                 return mem::take(&mut *names);
@@ -559,17 +559,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn doubts_are_reported_once_and_are_bounded() {
-        let doubts = Doubts::default();
+    async fn refresh_requests_are_reported_once_and_are_bounded() {
+        let requests = RefreshRequests::default();
         for name in ["db", "db", "cache"] {
-            doubts.note(&name.into());
+            requests.push(&name.into());
         }
-        assert_eq!(doubts.taken().await.len(), 2);
-        for name in 0..2 * DOUBTS_MAX {
-            doubts.note(&name.to_string().into());
+        assert_eq!(requests.take_all().await.len(), 2);
+        for name in 0..2 * REFRESH_REQUESTS_MAX {
+            requests.push(&name.to_string().into());
         }
-        assert_eq!(doubts.taken().await.len(), DOUBTS_MAX);
-        let more = tokio::time::timeout(std::time::Duration::from_secs(1), doubts.taken());
+        assert_eq!(requests.take_all().await.len(), REFRESH_REQUESTS_MAX);
+        let more = tokio::time::timeout(std::time::Duration::from_secs(1), requests.take_all());
         assert!(more.await.is_err(), "there is none");
     }
 }

@@ -222,10 +222,10 @@ mod tests {
         assert!(snapshot.index.identities.0.is_empty(), "nothing is left");
     }
 
-    fn generations(snapshot: &mut Snapshot, mesh: Mesh, direct: bool) -> u64 {
+    fn generations(snapshot: &mut Snapshot, mesh: Mesh, has_passthrough: bool) -> u64 {
         let change = Change {
             mesh: Some((mesh, "east".into())),
-            direct: Some(direct),
+            has_passthrough: Some(has_passthrough),
             ..Change::default()
         };
         let before = snapshot.generation;
@@ -320,11 +320,11 @@ mod tests {
                 ("without its VIP", other, !is_named),
                 ("its hostname and VIP are another's", taken, true),
             ] {
-                for direct in [false, true] {
+                for has_passthrough in [false, true] {
                     let mut snapshot = Snapshot::default();
                     generations(&mut snapshot, own(), false);
-                    let moved = generations(&mut snapshot, next.clone(), direct);
-                    assert_eq!(moved, u64::from(want), "{place}, {what}, {direct}");
+                    let moved = generations(&mut snapshot, next.clone(), has_passthrough);
+                    assert_eq!(moved, u64::from(want), "{place}, {what}, {has_passthrough}");
                 }
             }
         }

@@ -29,7 +29,7 @@ pub(super) struct Index {
     /// True if HBONE listeners skip endpoints without HBONE.
     pub(super) hbone_only: bool,
     /// True if TLS listeners need endpoints, too.
-    pub(super) direct: bool,
+    pub(super) has_passthrough: bool,
     /// Workloads that can be dialled, by uid, for each `namespace/hostname` that they name.
     pub(super) members: Shards<Arc<str>, Members>,
     /// Services that claim each hostname.
@@ -109,7 +109,7 @@ impl Index {
             come.iter()
                 .for_each(|(one, _)| remote.add(one, &self.network));
             identities.change(like, come.len(), gone.len());
-            let ports = ports(like, self.direct);
+            let ports = ports(like, self.has_passthrough);
             let come = come.into_iter().filter_map(|(workload, before)| {
                 let address = self.dialled(workload).filter(|_| !ports.is_empty())?;
                 let known = before.and_then(|before| self.member(before));
@@ -156,7 +156,7 @@ impl Index {
     /// Returns the address of a workload if it can be dialled from our network.
     fn dialled(&self, workload: &mesh::Workload) -> Option<IpAddr> {
         let first = workload.addresses.first().map(IpAddr::to_canonical);
-        let hbone_only = self.hbone_only && !self.direct;
+        let hbone_only = self.hbone_only && !self.has_passthrough;
         first.filter(|_| workload_exclusion(workload, &self.network, hbone_only).is_none())
     }
 
@@ -258,10 +258,10 @@ impl Index {
             .map(|(service, port)| self.part(service, *port));
         let parts: Vec<_> = parts.collect();
         let subset = alias.and_then(|alias| alias.subset.as_ref());
-        let local = |port: u16, direct: bool| {
+        let local = |port: u16, is_passthrough: bool| {
             let endpoints = parts.iter().flat_map(|part| {
                 let members = part.members.iter();
-                members.filter_map(move |member| self.endpoint(part, member, port, direct))
+                members.filter_map(move |member| self.endpoint(part, member, port, is_passthrough))
             });
             let mut endpoints: Vec<_> = endpoints.collect();
             if parts.len() > 1 {
@@ -273,7 +273,8 @@ impl Index {
             endpoints.retain(|(one, _)| alias.is_none_or(|alias| alias.has(&one.definition)));
             Entries::local(endpoints.into_iter(), subset)
         };
-        let set = |port, direct| Arc::new(ranking(port).build_set(local(port, direct)));
+        let set =
+            |port, is_passthrough| Arc::new(ranking(port).build_set(local(port, is_passthrough)));
         let remote = |port: u16| {
             let shares: Vec<_> = self.shares(&parts, port, alias).collect();
             if shares.is_empty() {
@@ -300,7 +301,7 @@ impl Index {
             hostname: Arc::clone(&definition.hostname),
             definition: Arc::clone(definition),
             ports: ports().map(|port| (port, set(port, false))).collect(),
-            passthrough_ports: if self.direct {
+            passthrough_ports: if self.has_passthrough {
                 ports().map(|port| (port, set(port, true))).collect()
             } else {
                 HashMap::new()
@@ -358,18 +359,18 @@ impl Index {
         members.map_or(&[], |members| members)
     }
 
-    /// Returns the endpoint of a member and whether it is ready. With `direct`, it is always
-    /// dialled at its target port. Routing decides later between it and a waypoint.
+    /// Returns the endpoint of a member and whether it is ready. With `is_passthrough`, it is
+    /// always dialled at its target port. Routing decides later between it and a waypoint.
     pub(super) fn endpoint<'a>(
         &self,
         part: &Behind<'_>,
         member: &'a Member,
         asked: u16,
-        direct: bool,
+        is_passthrough: bool,
     ) -> Option<(&'a Arc<Endpoint>, bool)> {
         let port = part.port.unwrap_or(asked);
         member.serves(part.service, &part.name, port, |workload, target| {
-            if direct {
+            if is_passthrough {
                 Some(target)
             } else {
                 self.tunnels_to(workload, port, target)

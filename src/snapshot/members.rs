@@ -94,14 +94,15 @@ impl Member {
     }
 }
 
-/// Returns the ports at which a workload is dialled, with those of TLS listeners if `direct`.
-pub(super) fn ports(workload: &mesh::Workload, direct: bool) -> Vec<(u16, Protocol)> {
+/// Returns the ports at which a workload is dialled, with those of TLS listeners if
+/// `has_passthrough`.
+pub(super) fn ports(workload: &mesh::Workload, has_passthrough: bool) -> Vec<(u16, Protocol)> {
     let targets = workload.services.values().flat_map(mesh::Ports::iter);
     // HBONE wins if one of the services at a port uses it. A workload without HBONE uses it at
     // port 15008 alone.
     let mut ports = BTreeMap::<u16, Protocol>::new();
     for (&port, &target) in targets {
-        if direct {
+        if has_passthrough {
             ports.entry(target).or_default();
         }
         let protocol = ports.entry(dialled_port(workload, target)).or_default();

@@ -170,10 +170,21 @@ pub struct Assignment {
     pub by_locality: bool,
     /// Weight of each locality of each priority. A locality that is not listed gets no traffic if
     /// locality weights apply.
-    pub localities: Vec<(u32, Locality, u32)>,
+    pub localities: Vec<LocalityWeight>,
     /// Categories of dropped tunnels (`policy.drop_overloads`), each with its rate per million
     /// tunnels that earlier categories have left.
     pub drops: Vec<(Arc<str>, u32)>,
+}
+
+/// Weight of a locality of a priority.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalityWeight {
+    /// Priority, 0 first.
+    pub priority: u32,
+    /// Locality.
+    pub locality: Locality,
+    /// Weight among the localities of the priority.
+    pub weight: u32,
 }
 
 /// Waypoint of a service.

@@ -59,7 +59,7 @@ pub use exclusion::ExclusionReason;
 pub use exposure::{
     Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility,
 };
-pub use hosts::{Answer, Doubts, Host, Hosts};
+pub use hosts::{Answer, Host, Hosts, RefreshRequests};
 pub use link_factors::{LinkFactors, NO_LINK_FACTORS};
 pub use lookup::{LookupResult, MatchedBy, ServicePort};
 pub use mesh::{Locality, Protocol};
@@ -147,7 +147,7 @@ impl Snapshot {
 pub struct Reader {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Receiver<u64>,
-    doubts: Arc<Doubts>,
+    refresh_requests: Arc<RefreshRequests>,
 }
 
 impl Reader {
@@ -165,7 +165,7 @@ impl Reader {
     /// address does not answer. Does nothing for an endpoint without a hostname.
     pub fn request_refresh(&self, endpoint: &Endpoint) {
         if !endpoint.definition.hostname.is_empty() {
-            self.doubts.note(&endpoint.definition.hostname);
+            self.refresh_requests.push(&endpoint.definition.hostname);
         }
     }
 
@@ -183,7 +183,7 @@ pub struct Publisher {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Sender<u64>,
     hosts: watch::Sender<u64>,
-    doubts: Arc<Doubts>,
+    refresh_requests: Arc<RefreshRequests>,
     /// Replaced snapshots that the data path still reads. Holding them here keeps the cost of
     /// freeing them off the tunnels. The lock serializes updates, so that each one builds on the
     /// one before.
@@ -197,7 +197,7 @@ impl Publisher {
             current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
             generation: watch::Sender::new(0),
             hosts: watch::Sender::new(0),
-            doubts: Arc::default(),
+            refresh_requests: Arc::default(),
             retired: Mutex::default(),
         }
     }
@@ -207,7 +207,7 @@ impl Publisher {
         Reader {
             current: Arc::clone(&self.current),
             generation: self.generation.subscribe(),
-            doubts: Arc::clone(&self.doubts),
+            refresh_requests: Arc::clone(&self.refresh_requests),
         }
     }
 
@@ -217,8 +217,8 @@ impl Publisher {
     }
 
     /// Returns the hostnames for which a refresh was requested.
-    pub fn refresh_requests(&self) -> &Doubts {
-        &self.doubts
+    pub fn refresh_requests(&self) -> &RefreshRequests {
+        &self.refresh_requests
     }
 
     /// Makes every open tunnel be evaluated again although the snapshot is the same. Used when the
@@ -234,21 +234,21 @@ impl Publisher {
         let Ok(()) = self.update_if(change, |_, _| Ok::<_, Infallible>(()));
     }
 
-    /// Updates as [`Self::update`] does, but only if `judge` accepts the next snapshot. `judge`
-    /// gets the current snapshot and the next one. No other change can come between `judge` and the
+    /// Updates as [`Self::update`] does, but only if `check` accepts the next snapshot. `check`
+    /// gets the current snapshot and the next one. No other change can come between `check` and the
     /// swap.
     ///
     /// # Errors
-    /// Returns the error of `judge`; the current snapshot stays.
+    /// Returns the error of `check`; the current snapshot stays.
     pub fn update_if<T, E>(
         &self,
         change: builder::Change,
-        judge: impl FnOnce(&Snapshot, &Snapshot) -> Result<T, E>,
+        check: impl FnOnce(&Snapshot, &Snapshot) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut old = self.retired.lock();
         let current = self.current.load_full();
         let next = builder::build(&current, change);
-        let judged = judge(&current, &next)?;
+        let checked = check(&current, &next)?;
         drop(current);
         let (generation, hosts) = (next.generation, next.hosts.version);
         old.push(self.current.swap(Arc::new(next)));
@@ -256,7 +256,7 @@ impl Publisher {
             channel.send_if_modified(|seen| std::mem::replace(seen, now) != now);
         }
         old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
-        Ok(judged)
+        Ok(checked)
     }
 }
 

@@ -256,7 +256,7 @@ mod tests {
         let mut routed = exposure(vec![anyone]);
         routed.add_passthrough_hosts(["routed.app"]);
         let change = Change {
-            direct: Some(true),
+            has_passthrough: Some(true),
             ..of(routed, None)
         };
         assert_eq!(wanted(change), ["echo", "plain", "routed", "waypoint"]);

@@ -27,17 +27,17 @@ pub(super) fn apply(
     let old_rules = (
         &index.network,
         index.hbone_only,
-        index.direct,
+        index.has_passthrough,
         index.transit,
     );
-    let (hbone_only, direct) = (mesh.hbone_only, snapshot.has_passthrough);
+    let (hbone_only, has_passthrough) = (mesh.hbone_only, snapshot.has_passthrough);
     let (networks, transit) = (
         Arc::clone(&snapshot.networks),
         snapshot.exposure.has_transit(),
     );
     let mut previous = Index::default();
     let mut claims_before = None;
-    if old_rules != (&network, hbone_only, direct, transit) || index.networks != networks {
+    if old_rules != (&network, hbone_only, has_passthrough, transit) || index.networks != networks {
         snapshot.mesh = Mesh::default();
         let services = mem::take(&mut snapshot.services);
         snapshot.derived_services = Shards::default();
@@ -45,7 +45,7 @@ pub(super) fn apply(
         let index = Index {
             network,
             hbone_only,
-            direct,
+            has_passthrough,
             networks,
             transit,
             ..Index::default()

@@ -1,7 +1,7 @@
 //! Selection of the events that are written to the access log.
 //!
 //! Lines of tunnels that were open are never limited: they cost the peer an exposed service and a
-//! dial, and are the operator's audit trail. A refusal costs the peer nothing, so the lines of
+//! dial, and are the operator's audit trail. A rejection costs the peer nothing, so the lines of
 //! each identity are limited, and those of all peers without an identity together.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tracing::Level;
 use super::limiter::{IdentityLimiter, Limiter};
 use crate::config::Access;
 
-/// Limit of lines per second about the refusals of one identity, or of all peers without one.
+/// Limit of lines per second about the rejections of one identity, or of all peers without one.
 const REFUSALS_A_SECOND: u32 = 10;
 /// Sampling divisor of [`Access::Sampled`] for tunnels without an error.
 const SAMPLE: u32 = 100;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 /// Period of the limits.
 pub(super) const WINDOW: Duration = Duration::from_secs(1);
 /// Number of identities with a window of their own. An entry takes about 100 bytes, and exists
-/// while the identity is refused.
+/// while the identity is rejected.
 const IDENTITIES_MAX: usize = 256;
 
 /// Rate limiter that admits a number of lines per second and counts the others.

@@ -129,8 +129,8 @@ impl Tcp {
         }
     }
 
-    /// Removes counters that were unused for an hour.
-    /// Passes the bytes of tunnels to other networks since the last sweep to `network_bytes`.
+    /// Removes counters that were unused for an hour. Passes the bytes of tunnels to other networks
+    /// since the last sweep to `network_bytes`.
     pub(super) fn sweep(&self, now: Instant, mut network_bytes: impl FnMut(&NetworkLabels, u64)) {
         for place in &self.cache {
             let mut lately = place.lock();

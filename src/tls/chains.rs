@@ -26,7 +26,7 @@ const GENERATION_CAPACITY: usize = 512;
 /// - the time: an entry is valid for five minutes from its verification, and never before it. It
 ///   ends earlier if a certificate on the path expires or another revocation list becomes stale.
 ///
-/// Every handshake still proves possession of the leaf's key, after the look-up and independent
+/// Every handshake still proves possession of the leaf's key, after the lookup and independent
 /// of it. A client with a valid chain can fill the cache with variants of it. Other chains are
 /// then evicted early and verified again.
 #[derive(Debug, Default)]

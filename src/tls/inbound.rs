@@ -161,7 +161,7 @@ impl InboundTls {
     /// The configuration may have changed since the handshake began. The chain is therefore
     /// verified again, until the configuration used is still in force after registration. A
     /// later change then finds the chain among the registered ones. The usual cost is one cache
-    /// look-up, because the verifier has the chain from the handshake.
+    /// lookup, because the verifier has the chain from the handshake.
     ///
     /// # Errors
     /// The peer presented no certificate, or is no longer trusted.

@@ -5,7 +5,7 @@
 
 pub mod authority;
 pub mod baggage;
-pub mod hello;
+pub mod client_random;
 pub mod label;
 mod load;
 mod region;

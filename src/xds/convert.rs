@@ -99,7 +99,7 @@ pub(super) fn check_length(field: &str, count: usize, most: usize) -> Result<(),
     }
 }
 
-/// Parses an address of 4 or 16 bytes. IPv4-mapped IPv6 becomes IPv4, as look-ups expect.
+/// Parses an address of 4 or 16 bytes. IPv4-mapped IPv6 becomes IPv4, as lookups expect.
 pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     let v6 = || <[u8; 16]>::try_from(bytes).map(|bytes| IpAddr::from(bytes).to_canonical());

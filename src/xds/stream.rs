@@ -160,9 +160,9 @@ pub async fn run(feed: Feed) {
             .set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
         let address = &feed.plane.address;
         if is_aged {
-            info!(%address, ?wait, %why, "reconnecting to the control plane")
+            info!(%address, ?wait, error = %why, "reconnecting to the control plane")
         } else {
-            warn!(%address, ?wait, %why, "no stream to the control plane")
+            warn!(%address, ?wait, error = %why, "no stream to the control plane")
         }
         sleep(wait).await;
     }
@@ -367,11 +367,11 @@ impl Feed {
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         request: Request,
     ) -> Result<(), Ended> {
-        if let Some(why) = &request.error
+        if let Some(error) = &request.error
             && let Some(suppressed) = self.metrics.xds().nacked(metric_label(&request.type_url))
         {
             // Quoted, because names and reasons come from the server.
-            warn!(type_url = ?request.type_url, ?why,
+            warn!(type_url = ?request.type_url, ?error,
                 suppressed = (suppressed > 0).then_some(suppressed),
                 "rejected resources of the control plane");
         }

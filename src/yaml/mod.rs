@@ -1,4 +1,4 @@
-//! YAML documents in which every key and value knows its line, and findings about them.
+//! YAML documents with the line of every key and value, and findings about them.
 //!
 //! The configuration, the mesh file and Kubernetes objects are read by this module: one mistake
 //! does not hide the next one, and each is reported with its line.

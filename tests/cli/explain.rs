@@ -71,19 +71,19 @@ fn a_refusal_exits_with_1_and_says_what_to_write() {
                 [teller, "echo.app.svc.cluster.local:80"],
                 [
                     "Change    add namespace bank to exposure.services[0] (line 57)",
-                    "refused: 503 (not_for_peer)",
+                    "rejected: 503 (not_for_peer)",
                 ],
             ),
             (
                 [CHECKOUT, "echo.app.svc.cluster.local:81"],
                 [
                     "has no port 81; it has 80",
-                    "refused: 503 (unknown_service)",
+                    "rejected: 503 (unknown_service)",
                 ],
             ),
             (
                 [CHECKOUT, "echo"],
-                ["not an authority", "refused: 400 (bad_authority)"],
+                ["not an authority", "rejected: 400 (bad_authority)"],
             ),
             (
                 [foreign, "echo.global:80"],

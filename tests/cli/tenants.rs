@@ -92,8 +92,8 @@ spec: {{ports: [{{port: 80}}]}}
             )
         };
         let reported = checked(&objects("")).await.stderr;
-        let want = "objects.yaml:1: warning: tunnels to aaa/x are refused: its waypoint app/web is \
-                    of another namespace, and is not a Service with the label \
+        let want = "objects.yaml:1: warning: tunnels to aaa/x are rejected: its waypoint app/web \
+                    is of another namespace, and is not a Service with the label \
                     `gateway.istio.io/managed: istio.io-mesh-controller`; write the name of a \
                     waypoint, or the service with its waypoint into the mesh file\n";
         assert_eq!(reported, want);

@@ -95,7 +95,7 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
         let net = Net::new();
         let mut gateway = of_istio(net);
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
-        gateway.logged("no new certificate").await;
+        gateway.logged("cannot obtain a new certificate").await;
         let (status, pending) = gateway.readiness().await;
         assert_eq!(status, 500);
         assert!(
@@ -142,7 +142,7 @@ fn review_21_listeners_that_change_before_the_first_certificate_open_with_it() {
         let net = Net::new();
         let mut gateway = of_istio(net);
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
-        gateway.logged("no new certificate").await;
+        gateway.logged("cannot obtain a new certificate").await;
         let file = gateway.file("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a file");
         let moved = net.address(1, 15018);
@@ -251,8 +251,8 @@ fn an_authority_that_is_down_at_half_life_is_asked_until_it_is_back() {
         gateway.ready().await;
         let first = shown(&gateway).await;
         serving.stop().await;
-        gateway.logged("no new certificate").await;
-        gateway.logged("the current one expires at").await;
+        gateway.logged("cannot obtain a new certificate").await;
+        gateway.logged("expires at").await;
         let failing = async || gateway.metric("strait_certificate_failing").await;
         until("the metric", failing, |failing| *failing > 0.5).await;
         assert!(

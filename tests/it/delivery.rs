@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use h2::Reason;
-use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -214,37 +213,5 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
         gateway.wait_until_open(0, 0).await;
         let read = async || read.load(Ordering::SeqCst);
         until("bytes that were promised", read, |&read| read == sent.len()).await;
-    });
-}
-
-#[test]
-fn deliveries_end_with_the_deadline_of_a_drain() {
-    run(async {
-        /// More than the kernel's buffers, and less than the window of a stream.
-        const BACKLOG: usize = 4_000_000;
-        let net = Net::new();
-        let mut gateway = gateway(net).await;
-        let (_endpoint, _tell, _) = late(net).await;
-        let mut peer = RawPeer::connect(&gateway).await;
-        // One waits for the kernel, and one has a backlog besides.
-        for (stream, bytes) in [(1, BACKLOG / 8), (3, BACKLOG)] {
-            peer.tunnel(stream, ECHO).await;
-            for _ in 0..bytes / CHUNK {
-                let frame = raw::frame(raw::DATA, 0, stream, &[7; CHUNK]);
-                peer.write(&frame).await;
-            }
-            peer.write(&data_then_reset(stream, b"last")).await;
-        }
-        // Its answer follows the resets, and nothing of it is left to deliver.
-        peer.tunnel(5, ECHO).await;
-        peer.write(&data_then_reset(5, b"")).await;
-        gateway.wait_until_open(1, 2).await;
-        drop(peer);
-        gateway.wait_until_open(0, 2).await;
-        gateway.signal(Signal::TERM);
-        assert!(gateway.exited().await.success());
-        let log = gateway.log();
-        assert!(log.contains("stopped left=0"), "{log}");
-        assert!(log.contains("reason=\"drain_deadline\""), "{log}");
     });
 }

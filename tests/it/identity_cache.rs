@@ -53,7 +53,7 @@ fn istiod_7_a_restarted_container_is_ready_within_five_seconds_without_istiod() 
         asks(&second).await.expect("a tunnel without istiod");
         let fetched = "strait_certificate_fetches_total{result=\"ok\"}";
         assert!(second.metric(fetched).await < 0.5, "nothing was issued");
-        second.logged("no new certificate").await;
+        second.logged("cannot obtain a new certificate").await;
         assert_eq!(second.readiness().await.0, 200);
 
         let asked = istiod.ca.requests().len();
@@ -94,7 +94,7 @@ fn istiod_7_a_directory_that_is_open_to_others_is_not_used_and_the_pod_starts_wi
         let mut second = pod::restarted(first, net).await;
         second.logged("the certificate on disk is not used").await;
         second.logged("its mode is 0755").await;
-        second.logged("no new certificate").await;
+        second.logged("cannot obtain a new certificate").await;
         assert_eq!(second.readiness().await.0, 500);
 
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
@@ -112,7 +112,12 @@ fn istiod_7_a_pod_without_a_certificate_asks_again_as_soon_as_discovery_is_back(
         istiod.ca.set(Mode::Refuses);
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = pod::spawn(net, "");
-        let failures = async || gateway.log().matches("no new certificate").count();
+        let failures = async || {
+            gateway
+                .log()
+                .matches("cannot obtain a new certificate")
+                .count()
+        };
         // The waits are 0.4 s at least, and twice as long each time: the next one is 6.4 s or more.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(40);
         while failures().await < 5 {

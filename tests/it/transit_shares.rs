@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
@@ -424,6 +425,9 @@ fn acceptance_8_each_preference_with_ready_and_unready_pods_in_two_networks() {
                     assert_arrivals(&gateway, &pods, shares, &case).await;
                 }
             }
+            // The next gateway listens at the same addresses.
+            gateway.signal(Signal::KILL);
+            gateway.exited().await;
         }
     });
 }

@@ -14,6 +14,7 @@ use crate::tree::{self, Source};
 const RETIRED: &[(&str, &str)] = &[
     ("believed", "trusted"),
     ("doubt", "request a refresh"),
+    ("doubts", "refresh requests"),
     ("fat", "large"),
     ("fattest", "largest"),
     ("foretold", "predicted"),

@@ -143,7 +143,7 @@ fn missing_waypoints(snapshot: &Snapshot) -> Option<String> {
     let first = lost.next()?;
     let others = others(lost.count(), "; so are those of");
     Some(format!(
-        "tunnels to {} are refused: its waypoint {} is unknown or has no HBONE endpoint{others}",
+        "tunnels to {} are rejected: its waypoint {} is unknown or has no HBONE endpoint{others}",
         key_of(first),
         first.waypoint_names()
     ))

@@ -518,7 +518,7 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
         .status
         .set_reload(ReloadSource::Mesh, Err("a:1: x\na:2: y".into()));
     let (_, text) = ask(router(), "GET", "/status").await;
-    let lost = "  tunnels to app/echo.app are refused: its waypoint app/nobody.app is unknown";
+    let lost = "  tunnels to app/echo.app are rejected: its waypoint app/nobody.app is unknown";
     assert!(text.contains(lost), "{text}");
     assert!(text.contains("  mesh: a:1: x\n  mesh: a:2: y\n"), "{text}");
     assert_eq!(text.matches("a:1: x").count(), 1, "{text}");

@@ -20,8 +20,8 @@ pub(super) fn page(answer: &Answer) -> String {
     }
     let protocol = &listener.protocol;
     page.field("Listener", &format!("{} ({protocol})", listener.name));
-    for leg in &answer.legs {
-        page.write_leg(leg);
+    for lookup in &answer.lookups {
+        page.write_lookup(lookup);
     }
     page.groups(answer);
     page.endpoints(answer);
@@ -46,18 +46,18 @@ impl Page {
         self.field("", text);
     }
 
-    fn write_leg(&mut self, leg: &LookupRow) {
-        self.field("Asked", &leg.asked);
-        if let Some(from) = &leg.from {
+    fn write_lookup(&mut self, lookup: &LookupRow) {
+        self.field("Requested", &lookup.asked);
+        if let Some(from) = &lookup.from {
             self.continuation(from);
         }
-        if let Some(route) = &leg.route {
+        if let Some(route) = &lookup.route {
             let (service, port) = (&route.service, route.port);
             self.field(
                 "Service",
                 &format!("{service} port {port}: {}", route.description),
             );
-            if route.route_by == "strict" || (route.route_by == "sni" && leg.from.is_none()) {
+            if route.route_by == "strict" || (route.route_by == "sni" && lookup.from.is_none()) {
                 let what = match &*route.route_by {
                     "sni" => "the server name inside the tunnel decides where it goes (sni)",
                     _ => "the server name inside the tunnel must match the authority (strict)",
@@ -68,9 +68,9 @@ impl Page {
                 self.field("Waypoint", waypoint);
             }
         }
-        let rule = &leg.rule;
+        let rule = &lookup.rule;
         self.field(
-            if rule.allowed { "Allowed" } else { "Refused" },
+            if rule.allowed { "Allowed" } else { "Rejected" },
             &rule.description,
         );
         for entry in &rule.entries {
@@ -155,7 +155,7 @@ impl Page {
             self.0.table(
                 &answer.endpoints,
                 &[
-                    ("ODDS", &|row| percent(row.probability)),
+                    ("PROBABILITY", &|row| percent(row.probability)),
                     ("ADDRESS", &|row| row.address.clone()),
                     ("WORKLOAD", &|row| row.workload.to_string()),
                     ("LOCALITY", &locality),

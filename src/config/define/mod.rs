@@ -168,8 +168,8 @@ pub(super) fn repeated<T>(entries: &[(T, Value<'_>)], name: impl Fn(&T) -> Strin
 /// - `or default`: the section may be absent, and implements `Default`;
 /// - `derive(…)`: further derives;
 /// - `planned(…)`: keys of the design that this version lacks;
-/// - `check(f)`: `f(read, value)` judges what several keys mean together;
-/// - `compare(f)`: `f(list, entries)` judges the entries of a list of such maps.
+/// - `check(f)`: `f(read, value)` checks what several keys mean together;
+/// - `compare(f)`: `f(list, entries)` checks the entries of a list of such maps.
 ///
 /// A key is `name: TYPE = PRESENCE;`, or `name: TYPE as KIND = PRESENCE;` where a Rust type has
 /// several forms. Its presence is one of:

@@ -1,8 +1,8 @@
 //! Settings of a pod, as a layer below `strait.yaml`: the environment, the arguments and the files
 //! that Istio gives the containers of its gateways.
 //!
-//! The reader of `strait.yaml` judges the values, and its findings name the variable. This module
-//! judges only what that reader does not see.
+//! The reader of `strait.yaml` checks the values, and its findings name the variable. This module
+//! checks only what that reader does not see.
 
 mod environment;
 mod flags;

@@ -68,7 +68,7 @@ fn reader_schema_and_document_have_the_same_keys() {
         assert!(is_known, "{path} by {text}: {findings}");
         let unknown = reported(&text.replace(&format!("{name}: ~"), &format!("{name}x: ~")));
         let refusal = format!("unknown key `{name}x`");
-        // Only the keys of a known kind are judged.
+        // Only the keys of a known kind are checked.
         let is_refused = name == "kind" || unknown.contains(&refusal);
         assert!(is_refused, "{path}: {unknown}");
     }

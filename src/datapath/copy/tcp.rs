@@ -25,7 +25,7 @@ use crate::datapath::io::buffer::{BUFFER_BYTES, Buffer};
 use crate::datapath::io::pipe::Pipe;
 use crate::datapath::limits::admission::Admission;
 use crate::datapath::limits::budget::BufferAccount;
-use crate::datapath::limits::hellos::InFlight;
+use crate::datapath::limits::loop_detection::InFlight;
 use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 

@@ -90,8 +90,8 @@ pub async fn run(
     let pick = authorized.into_pick();
     let address = pick.endpoint().address;
     let started = Instant::now();
-    let holder = peer.holder.as_ref();
-    let connected = match holder.map_or(Err(LimitReached::Share), |holder| holder.upstream()) {
+    let holders = peer.holders.as_ref();
+    let connected = match holders.map_or(Err(LimitReached::Share), |holders| holders.upstream()) {
         Ok(descriptor) => {
             let connected = match remote::target(pick.endpoint()) {
                 None => {

@@ -84,8 +84,8 @@ pub(super) async fn open(
     }
     let request = request(gateway, peer, pick);
     let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
-    let endpoints = (&**pick.route().endpoints(), &**pick.endpoint());
-    send(gateway, endpoints, target, &request, deadline).await
+    let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
+    send(gateway, endpoints, endpoint, target, &request, deadline).await
 }
 
 /// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
@@ -93,7 +93,8 @@ pub(super) async fn open(
 /// a try has at least three seconds.
 pub fn deadline_of_try(
     gateway: &DataPath,
-    (endpoints, endpoint): (&EndpointSet, &Endpoint),
+    endpoints: &EndpointSet,
+    endpoint: &Endpoint,
     tried: &[Arc<Endpoint>],
     deadline: Instant,
 ) -> Instant {
@@ -133,7 +134,7 @@ pub async fn open_bound(
     let via = own.and_then(|own| Via::default().with(own));
     let via = via.ok_or_else(|| fail(Reason::GatewayUnreachable, "no certificate yet"))?;
     let request = Request::new(authority.to_owned(), &via);
-    send(gateway, (endpoints, endpoint), &target, &request, deadline).await
+    send(gateway, endpoints, endpoint, &target, &request, deadline).await
 }
 
 /// Sends a CONNECT to the gateway of an endpoint, and records the factors of its weight. Ejects the
@@ -141,7 +142,8 @@ pub async fn open_bound(
 /// proves a failure only with an attempt that failed.
 async fn send(
     gateway: &DataPath,
-    (endpoints, endpoint): (&EndpointSet, &Endpoint),
+    endpoints: &EndpointSet,
+    endpoint: &Endpoint,
     target: &Target,
     request: &Request,
     deadline: Instant,
@@ -154,7 +156,7 @@ async fn send(
     let opened = gateway.outer.open(target, request, deadline).await;
     let opened = opened.map(|answer| {
         let now = Instant::now();
-        endpoint.state.record_share(answer.share, now);
+        endpoint.state.record_share(answer.weight_factor, now);
         if let Some(load) = answer.load {
             match ServiceLoad::parse(load.as_bytes()) {
                 Some(load) => endpoint.state.record_load(load, now),

@@ -23,7 +23,7 @@ use crate::datapath::io::linger;
 use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::clients::ClientConnection;
-use crate::datapath::limits::pool::{Holder, LimitReached, TunnelDescriptor};
+use crate::datapath::limits::pool::{Holders, LimitReached, TunnelDescriptor};
 use crate::datapath::{DataPath, balance};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
 use crate::reason::{HandshakeRefusal, Reason};
@@ -141,7 +141,7 @@ async fn verify_client(
     let socket = TcpStream::from_std(accepted.stream)
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let peer = Peer {
-        holder: Some(resources.descriptor.holder().clone()),
+        holders: Some(resources.descriptor.holders().clone()),
         ..Peer::unauthenticated(address, listener, None)
     };
     Ok(Session {
@@ -283,8 +283,8 @@ async fn pick_and_open(
             continue;
         }
         let in_flight = InFlight::new(&endpoint.state);
-        let holder = peer.holder.as_ref();
-        let descriptor = holder.map_or(Err(LimitReached::Share), Holder::upstream);
+        let holders = peer.holders.as_ref();
+        let descriptor = holders.map_or(Err(LimitReached::Share), Holders::upstream);
         let descriptor = descriptor.map_err(|full| {
             record.set_detail(full.to_string());
             full.reason()
@@ -292,7 +292,7 @@ async fn pick_and_open(
         let started = Instant::now();
         let target = (binding, account);
         let pick = (&*endpoints, &*endpoint);
-        let try_end = remote::deadline_of_try(gateway, pick, &tried, deadline);
+        let try_end = remote::deadline_of_try(gateway, pick.0, pick.1, &tried, deadline);
         let opened = open(gateway, pick, target, try_end);
         let failure = match Box::pin(opened).await {
             Ok(stream) => {

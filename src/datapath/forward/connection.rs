@@ -1,5 +1,5 @@
-//! Owner of one HTTP/2 connection, which starts a task for each CONNECT and ends
-//! tunnels when an event from outside requires it.
+//! Driver of one HTTP/2 connection, which starts a task for each CONNECT and ends tunnels when an
+//! event from outside requires it.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ use super::establish::NewTunnel;
 use super::hbone::{self, ConnectRequest};
 use super::open::revoke_delay;
 use super::setup::PendingConnect;
-use super::turn::{NewRequest, Turns};
+use super::turn::{HboneConnection, NewRequest};
 
 /// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// Deadline for a GOAWAY to be written.
 const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
-/// Time from a GOAWAY to the first tunnel that is refused: two round trips between far regions,
+/// Time from a GOAWAY to the first tunnel that is rejected: two round trips between far regions,
 /// and the peer's own time. Without it, a peer that acknowledges no PING would open tunnels
 /// through the whole drain.
 const GOAWAY_GRACE: Duration = Duration::from_secs(1);
@@ -81,16 +81,16 @@ pub async fn serve_stream<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut turns = Box::new(Turns::new(*transport, &gateway.budget));
-    let established = poll_fn(|cx| match turns.poll(cx) {
+    let mut connection = Box::new(HboneConnection::new(*transport, &gateway.budget));
+    let established = poll_fn(|cx| match connection.poll(cx) {
         Poll::Ready(end) => Poll::Ready(Err(end)),
-        Poll::Pending if turns.downstream.server.is_established() => Poll::Ready(Ok(())),
+        Poll::Pending if connection.downstream.server.is_established() => Poll::Ready(Ok(())),
         Poll::Pending => Poll::Pending,
     });
     let established = timeout(PREFACE_DEADLINE, established).await;
     let end = match established {
         Ok(Ok(())) => None,
-        Ok(Err(end)) if turns.downstream.server.has_preface() => Some(end),
+        Ok(Err(end)) if connection.downstream.server.has_preface() => Some(end),
         Ok(Err(end)) => {
             return Err(HandshakeError::new(
                 HandshakeRefusal::Other,
@@ -103,7 +103,7 @@ where
         }
     };
     let open = gateway.metrics.connection_opened();
-    let owner = Owner {
+    let driver = ConnectionDriver {
         gateway,
         // The peer is older than this connection: the first tunnel looks up its cluster again.
         peer_generation: u64::MAX,
@@ -117,8 +117,8 @@ where
         ping_at: Instant::now(),
     };
     let socket = match end {
-        None => owner.run(turns).await,
-        Some(end) => owner.close(turns, end).await,
+        None => driver.run(connection).await,
+        Some(end) => driver.close(connection, end).await,
     };
     drop(open);
     Ok(socket)
@@ -134,7 +134,7 @@ enum ConnectionEvent {
     GoAwayDue,
     /// The certificate of the peer is no longer trusted.
     Untrusted(HandshakeRefusal),
-    /// The time to leave has passed, and the tunnels have been reset.
+    /// The grace period after GOAWAY has passed, and the tunnels have been reset.
     Closed,
     /// The deadline of the drain has passed.
     DrainDeadline,
@@ -169,8 +169,8 @@ impl PendingEvents {
     }
 }
 
-/// Owner of a connection, and the state that its events change.
-struct Owner<'a> {
+/// Driver of a connection, and the state that its events change.
+struct ConnectionDriver<'a> {
     gateway: &'a Arc<DataPath>,
     peer: Arc<Peer>,
     held: &'a ConnectionResources,
@@ -188,20 +188,20 @@ struct Owner<'a> {
     ping_at: Instant,
 }
 
-/// Reason for which an owner runs.
+/// Reason for which a driver runs.
 enum Wake {
     Event(ConnectionEvent),
     End(ConnectionEnd),
 }
 
-impl Owner<'_> {
-    async fn run<S>(mut self, mut turns: Box<Turns<S>>) -> S
+impl ConnectionDriver<'_> {
+    async fn run<S>(mut self, mut connection: Box<HboneConnection<S>>) -> S
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let gate = Arc::new(WakeGate::default());
         let mut events = self.events();
-        turns.generation = *self.generation.borrow();
+        connection.generation = *self.generation.borrow();
         loop {
             let wake = poll_fn(|cx| {
                 // Events come before requests, which may arrive without a pause.
@@ -209,14 +209,14 @@ impl Owner<'_> {
                 if let Poll::Ready(event) = gate.poll(cx, waker, |cx| events.poll(cx)) {
                     return Poll::Ready(Wake::Event(event));
                 }
-                let end = turns.poll(cx);
-                for request in turns.take_requests() {
-                    self.accept(request, &turns);
+                let end = connection.poll(cx);
+                for request in connection.take_requests() {
+                    self.accept(request, &connection);
                 }
                 end.map(Wake::End)
             });
             let end = match wake.await {
-                Wake::Event(event) => match self.handle(event, &mut turns, &mut events) {
+                Wake::Event(event) => match self.handle(event, &mut connection, &mut events) {
                     None => {
                         gate.open();
                         continue;
@@ -225,7 +225,7 @@ impl Owner<'_> {
                 },
                 Wake::End(end) => end,
             };
-            return self.close(turns, end).await;
+            return self.close(connection, end).await;
         }
     }
 
@@ -233,7 +233,7 @@ impl Owner<'_> {
     fn handle<S>(
         &mut self,
         event: ConnectionEvent,
-        turns: &mut Turns<S>,
+        connection: &mut HboneConnection<S>,
         events: &mut PendingEvents,
     ) -> Option<ConnectionEnd>
     where
@@ -241,7 +241,7 @@ impl Owner<'_> {
     {
         match event {
             ConnectionEvent::PingDue => {
-                if turns.downstream.server.ping() {
+                if connection.downstream.server.ping() {
                     self.ping_at = Instant::now();
                     events.push_after(PING_INTERVAL, ConnectionEvent::PingDue);
                 } else if self.ping_at.elapsed() >= PING_DEADLINE {
@@ -257,46 +257,46 @@ impl Owner<'_> {
             }
             ConnectionEvent::GoAwayDue => {
                 self.goaway_at = Some(Instant::now());
-                turns.downstream.server.shut_down_gracefully();
+                connection.downstream.server.shut_down_gracefully();
             }
             ConnectionEvent::DrainDeadline => {
-                turns.end_all(Reason::DrainDeadline);
+                connection.end_all(Reason::DrainDeadline);
                 events.push_after(GOAWAY_DEADLINE, ConnectionEvent::Closed);
             }
             ConnectionEvent::Untrusted(refusal) => {
                 self.gateway.metrics.connection_untrusted(refusal);
                 self.log_end(&refusal.description());
-                turns.downstream.server.shut_down_gracefully();
+                connection.downstream.server.shut_down_gracefully();
                 events.push_after(UNTRUSTED_CLOSE_DELAY, ConnectionEvent::Closed);
             }
             ConnectionEvent::Changed => {
-                self.reevaluate(turns, events);
+                self.reevaluate(connection, events);
                 events.0.push(self.wait_for_change());
             }
-            ConnectionEvent::Revoked(key, why) => turns.revoke(key, why),
+            ConnectionEvent::Revoked(key, why) => connection.revoke(key, why),
         }
         None
     }
 
     /// Checks all tunnels against the current snapshot. Those whose grant is revoked end after a
     /// random delay.
-    fn reevaluate<S>(&mut self, turns: &mut Turns<S>, events: &mut PendingEvents)
+    fn reevaluate<S>(&mut self, connection: &mut HboneConnection<S>, events: &mut PendingEvents)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let (generation, snapshot) = load_current(&self.gateway.reader, &mut self.generation);
-        turns.generation = generation;
-        for tunnel in turns.open_tunnels() {
+        connection.generation = generation;
+        for tunnel in connection.open_tunnels() {
             if let Err(why) = tunnel.tunnel().reevaluate(&snapshot) {
                 let revoked = ConnectionEvent::Revoked(tunnel.key, why);
                 events.push_after(revoke_delay(), revoked);
             }
         }
-        turns.check_limits();
+        connection.check_limits();
     }
 
     /// Records the end of the connection, and closes it.
-    async fn close<S>(self, turns: Box<Turns<S>>, end: ConnectionEnd) -> S
+    async fn close<S>(self, connection: Box<HboneConnection<S>>, end: ConnectionEnd) -> S
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -304,7 +304,7 @@ impl Owner<'_> {
         if let ConnectionEnd::Http2(ConnectionError::EXHAUSTED) = end {
             self.gateway.metrics.connection_exhausted();
         }
-        close(turns, end).await
+        close(connection, end).await
     }
 
     /// Returns the initial events in the order of their priority.
@@ -354,12 +354,12 @@ impl Owner<'_> {
         })
     }
 
-    fn log_end(&self, why: &dyn std::fmt::Display) {
-        debug!(peer = %self.peer.source.principal, %why, "connection ended");
+    fn log_end(&self, error: &dyn std::fmt::Display) {
+        debug!(peer = %self.peer.source.principal, %error, "connection ended");
     }
 
     /// Starts the task that opens a tunnel, or resets the stream.
-    fn accept<S>(&mut self, new: NewRequest, turns: &Turns<S>) {
+    fn accept<S>(&mut self, new: NewRequest, connection: &HboneConnection<S>) {
         let NewRequest {
             key,
             request,
@@ -367,7 +367,7 @@ impl Owner<'_> {
         } = new;
         self.is_used = true;
         self.refresh_peer();
-        let mailbox = Arc::clone(&turns.mailbox);
+        let mailbox = Arc::clone(&connection.mailbox);
         let requested = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
         let is_late = self
             .goaway_at
@@ -413,29 +413,29 @@ impl Owner<'_> {
 
 /// Sends the last frames, and ends all tunnels. Returns the socket. The time is bounded: a peer
 /// that does not read must not hold the connection.
-pub(super) async fn close<S>(mut turns: Box<Turns<S>>, end: ConnectionEnd) -> S
+pub(super) async fn close<S>(mut connection: Box<HboneConnection<S>>, end: ConnectionEnd) -> S
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut alert = AlertDescription::CloseNotify;
     match end {
         ConnectionEnd::Closed | ConnectionEnd::ClosedByGateway => {
-            turns.downstream.server.shut_down(h2::Reason::NO_ERROR);
+            connection.downstream.server.shut_down(h2::Reason::NO_ERROR);
         }
-        ConnectionEnd::Http2(error) => turns.downstream.server.shut_down(error.code),
+        ConnectionEnd::Http2(error) => connection.downstream.server.shut_down(error.code),
         ConnectionEnd::Record(error) => match error.alert() {
             Some(fatal) => alert = fatal,
-            None => return turns.into_socket(Reason::DownstreamLost),
+            None => return connection.into_socket(Reason::DownstreamLost),
         },
-        ConnectionEnd::Evicted => return turns.into_socket(Reason::BuffersFull),
+        ConnectionEnd::Evicted => return connection.into_socket(Reason::BuffersFull),
         ConnectionEnd::Lost(_) | ConnectionEnd::Silent => {
-            return turns.into_socket(Reason::DownstreamLost);
+            return connection.into_socket(Reason::DownstreamLost);
         }
     }
     let mut alert = Some(alert);
-    let closed = poll_fn(|cx| turns.poll_close(cx, &mut alert));
+    let closed = poll_fn(|cx| connection.poll_close(cx, &mut alert));
     let _ = timeout(GOAWAY_DEADLINE, closed).await;
-    turns.into_socket(Reason::DownstreamLost)
+    connection.into_socket(Reason::DownstreamLost)
 }
 
 /// Returns the current snapshot and a generation that is not newer, which becomes seen. In this
@@ -452,7 +452,9 @@ pub(super) fn load_current(
 fn describe(end: &ConnectionEnd) -> String {
     match end {
         ConnectionEnd::Closed => "the peer has closed it".to_owned(),
-        ConnectionEnd::ClosedByGateway => "the gateway has closed it".to_owned(),
+        ConnectionEnd::ClosedByGateway => {
+            "closed by this gateway: no CONNECT in time, or drain".to_owned()
+        }
         ConnectionEnd::Evicted => "the peer does not read, and buffers are full".to_owned(),
         ConnectionEnd::Silent => "PING not acknowledged".to_owned(),
         ConnectionEnd::Lost(error) => error.to_string(),

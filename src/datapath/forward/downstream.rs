@@ -17,7 +17,7 @@ const CONTROL_BYTES_MAX: usize = 16 * 1024;
 pub enum ConnectionEnd {
     /// Both sides have finished, or the peer has closed its side.
     Closed,
-    /// The connection is unused, or its time to leave has passed.
+    /// The connection is unused, or its grace period after GOAWAY has passed.
     ClosedByGateway,
     /// The peer does not answer PING.
     Silent,
@@ -41,7 +41,7 @@ pub struct Downstream {
     /// Record protection.
     pub layer: RecordLayer,
     /// True if the peer has requested a KeyUpdate.
-    pub owes_key_update: bool,
+    pub is_key_update_requested: bool,
 }
 
 impl Downstream {
@@ -51,7 +51,7 @@ impl Downstream {
             server: Server::default(),
             output: Output::default(),
             layer,
-            owes_key_update: false,
+            is_key_update_requested: false,
         }
     }
 
@@ -65,10 +65,12 @@ impl Downstream {
     /// # Errors
     /// A record could not be sealed.
     pub fn write_control(&mut self) -> Result<(), ConnectionEnd> {
-        if self.output.is_blocked() || self.server.control.is_empty() && !self.owes_key_update {
+        if self.output.is_blocked()
+            || self.server.control.is_empty() && !self.is_key_update_requested
+        {
             return Ok(());
         }
-        if std::mem::take(&mut self.owes_key_update) {
+        if std::mem::take(&mut self.is_key_update_requested) {
             let updated = self.output.update_key(&mut self.layer);
             updated.map_err(ConnectionEnd::Record)?;
         }
@@ -99,7 +101,7 @@ impl Downstream {
                 Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
                 Poll::Ready(Ok(())) => {}
             }
-            if self.server.control.is_empty() && !self.owes_key_update {
+            if self.server.control.is_empty() && !self.is_key_update_requested {
                 return Ok(true);
             }
         }

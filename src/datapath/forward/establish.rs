@@ -18,9 +18,9 @@ use crate::wire::sni::RouteBy;
 
 use super::open::{Open, StreamGuards};
 
-/// Number of endpoints whose policies may refuse one tunnel before the tunnel is rejected.
+/// Number of endpoints whose policies may reject one tunnel before the tunnel is rejected.
 ///
-/// Policies usually apply to a whole service and refuse at each of its endpoints. More tries
+/// Policies usually apply to a whole service and reject at each of its endpoints. More tries
 /// would only be work that a peer can cause. Policies that apply to some endpoints, such as a
 /// canary, are likely to leave others.
 pub const POLICY_REFUSALS_MAX: usize = 3;
@@ -66,7 +66,7 @@ impl NewTunnel {
         dial::remote::check_loop(own, target.forwarded())?;
         let route = route::resolve(&snapshot, &self.peer, target).inspect_err(|reason| {
             if *reason == Reason::NotForPeer {
-                let detail = "x-strait-source is no identity of a workload";
+                let detail = "x-strait-source is not a workload identity";
                 self.record.set_detail(detail.to_owned());
             }
         })?;
@@ -205,8 +205,8 @@ async fn pick_and_dial(
             permit = pick.into_permit();
             continue;
         }
-        let tried_of = (&**pick.route().endpoints(), &**pick.endpoint());
-        let try_end = dial::remote::deadline_of_try(gateway, tried_of, &tried, deadline);
+        let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
+        let try_end = dial::remote::deadline_of_try(gateway, endpoints, endpoint, &tried, deadline);
         let authorized = match authorize::run(gateway, peer, pick) {
             Ok(authorized) => authorized,
             Err((pick, why)) => {

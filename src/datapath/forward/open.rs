@@ -88,10 +88,10 @@ impl End {
 
     /// Returns true if the endpoint still has to get bytes of a peer that disconnected after
     /// END_STREAM, which was promised delivery (docs/wire-contract.md 1.6).
-    fn is_owed(&self) -> bool {
+    fn needs_delivery(&self) -> bool {
         let is_peer_gone = matches!(
             self.result,
-            Err(reason) if matches!(reason.blame(), Fault::Nobody | Fault::Downstream)
+            Err(reason) if matches!(reason.blame(), Fault::None | Fault::Downstream)
         );
         is_peer_gone && self.received_end && self.delivery_deadline.is_none()
     }
@@ -139,7 +139,7 @@ impl Open {
     /// Ends the tunnel of a stream. A task of its own delivers what the peer was promised.
     pub fn end(self, end: End) {
         let gateway = Arc::clone(&self.gateway);
-        if end.is_owed() {
+        if end.needs_delivery() {
             gateway.lifecycle.spawn(self.deliver_rest(end));
             return;
         }

@@ -19,7 +19,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::io::endpoint::EndpointStream;
 use crate::datapath::io::linger;
 use crate::datapath::limits::budget::BufferAccount;
-use crate::datapath::limits::hellos::{self, InFlight};
+use crate::datapath::limits::loop_detection::{self, InFlight};
 use crate::datapath::listener::ListenerTarget;
 use crate::datapath::policy::Grant;
 use crate::datapath::{DataPath, authorize};
@@ -118,7 +118,7 @@ async fn establish(
     target: Result<ListenerTarget, Reason>,
 ) -> Result<(Upstream, Option<InFlight>), Reason> {
     tunnel.check_room()?;
-    let loop_entry = hellos::register(client_hello);
+    let loop_entry = loop_detection::register(client_hello);
     let loop_entry = loop_entry.map_err(|found| found.record(&mut tunnel.record))?;
     let ListenerTarget {
         authority,

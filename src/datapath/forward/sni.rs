@@ -19,9 +19,9 @@ use super::establish::NewTunnel;
 use super::setup::Tunnel;
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to
-/// `SMALL_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are not
-/// larger.
-const SMALL_HELLO_BYTES: usize = 2 * 1024;
+/// `SMALL_CLIENT_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are
+/// not larger.
+const SMALL_CLIENT_HELLO_BYTES: usize = 2 * 1024;
 const SMALL_READER_BYTES: usize = 8 * 1024;
 /// Memory of a reader for larger ones: two copies, in buffers that grow by doubling.
 const LARGE_READER_BYTES: usize = 4 * CLIENT_HELLO_BYTES_MAX;
@@ -114,7 +114,7 @@ async fn read(stream: &Tunnel) -> Result<Option<Box<str>>, ServerNameError> {
             return Err(ServerNameError::new(what));
         };
         let now = bytes.split_to(bytes.len().min(reader.remaining()));
-        if CLIENT_HELLO_BYTES_MAX - reader.remaining() + now.len() > SMALL_HELLO_BYTES {
+        if CLIENT_HELLO_BYTES_MAX - reader.remaining() + now.len() > SMALL_CLIENT_HELLO_BYTES {
             large.get_or_insert_with(|| account.hold(LARGE_READER_BYTES));
         }
         match reader.push(&now) {

@@ -15,7 +15,7 @@ use crate::datapath::copy::backlog::Backlog;
 use crate::datapath::copy::progress::InnerProgress;
 use crate::datapath::http2::output::{Output, ReadBytes, ReadRoom};
 use crate::datapath::http2::streams::StreamKey;
-use crate::datapath::limits::hellos::{self, InFlight};
+use crate::datapath::limits::loop_detection::{self, InFlight};
 use crate::reason::Reason;
 
 use super::downstream::Downstream;
@@ -125,7 +125,7 @@ impl TunnelCopy {
             && let Some(first) = slices.first()
         {
             self.flags.has_first_bytes = true;
-            let entered = hellos::register(first);
+            let entered = loop_detection::register(first);
             let entered = entered.map_err(|found| found.record(&mut self.open.record))?;
             self.loop_entry = entered.map(Box::new);
         }

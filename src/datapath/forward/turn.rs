@@ -1,4 +1,5 @@
-//! Turns of one connection: it reads the peer, forwards DATA, reads the endpoints and sends.
+//! HBONE connection in bounded turns: it reads the peer, forwards DATA, reads the endpoints and
+//! sends.
 //!
 //! The connection owns its socket and its open tunnels, so bytes cross from one to the other
 //! without a wake-up. Each turn is bounded, and other tasks of the worker run in between.
@@ -39,7 +40,7 @@ const SLICES_MAX: usize = 32;
 /// Limit of events and wake-ups whose memory a connection keeps.
 const EVENTS_KEPT: usize = 64;
 
-/// New request for the connection's owner.
+/// New request for the connection's driver.
 #[derive(Debug)]
 pub struct NewRequest {
     /// Stream.
@@ -60,7 +61,7 @@ enum Tunnel {
 
 /// Connection with its socket, streams and tunnels.
 #[derive(Debug)]
-pub struct Turns<S> {
+pub struct HboneConnection<S> {
     socket: S,
     input: Input,
     /// HTTP/2 state, send buffer and record protection.
@@ -88,7 +89,7 @@ pub struct Turns<S> {
     is_read_closed: bool,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Creates a connection after its handshake.
     pub fn new(transport: Transport<S>, budget: &Arc<BufferBudget>) -> Self {
         let Transport {
@@ -116,7 +117,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
         }
     }
 
-    /// Runs one turn. Completes when the connection has ended. [`Turns::take_requests`]
+    /// Runs one turn. Completes when the connection has ended. [`Self::take_requests`]
     /// follows.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         self.mailbox.register(cx);
@@ -314,7 +315,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Turns<S> {
                         .receive(input, start, &mut self.events);
                     received.map_err(ConnectionEnd::Http2)?;
                 }
-                Content::KeyUpdate { requested } => self.downstream.owes_key_update |= requested,
+                Content::KeyUpdate { requested } => {
+                    self.downstream.is_key_update_requested |= requested
+                }
                 Content::CloseNotify => {
                     self.is_read_closed = true;
                     return Ok(());

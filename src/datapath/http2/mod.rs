@@ -1,7 +1,8 @@
 //! Stage 4: HTTP/2 for CONNECT.
 //!
-//! [`server`] is the protocol without input and output. [`input`] and [`output`] are the buffers
-//! between it and TLS. The owner of each connection is in [`forward`](super::forward).
+//! [`server`] is the protocol as a state machine without I/O (sans-I/O). [`input`] and [`output`]
+//! are the buffers between it and TLS. The driver of each connection is in
+//! [`forward`](super::forward).
 
 pub mod tunnel;
 

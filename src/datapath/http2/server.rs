@@ -1,9 +1,9 @@
-//! Server side of HTTP/2 for CONNECT (RFC 9113), without input and output.
+//! HTTP/2 server for CONNECT (RFC 9113) as a state machine without I/O (sans-I/O).
 //!
-//! [`Server::receive`] turns decrypted bytes into events for the driver of the connection
-//! ([`Turns`](crate::datapath::forward::turn::Turns)), and answers control frames by itself. All
-//! frames that it sends except DATA are appended to `control`, which the driver sends in order with
-//! its DATA frames.
+//! [`Server::receive`] turns decrypted bytes into events for the connection
+//! ([`HboneConnection`](crate::datapath::forward::turn::HboneConnection)), and answers control
+//! frames by itself. All frames that it sends except DATA are appended to `control`, which the
+//! connection sends in order with its DATA frames.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -1,9 +1,9 @@
-//! Limits of the data path: handshakes, buffered bytes, descriptors, route loops, and tunnels to
-//! exposed services.
+//! Limits of the data path: handshakes, buffered bytes, connections of bindings, route loops,
+//! descriptors, and tunnels to exposed services.
 
 pub mod admission;
 pub mod budget;
 pub mod clients;
-pub mod hellos;
+pub mod loop_detection;
 pub mod pool;
 pub mod service;

@@ -96,7 +96,7 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
         not_after,
         listener: Arc::default(),
         server_name: None,
-        holder: None,
+        holders: None,
         issuer: None,
         chain: None,
     })

@@ -9,7 +9,9 @@ use tokio::time::Instant;
 
 use crate::datapath::balance::choose;
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{Assignment, Mesh, Protocol, Scope, Service, Template, Workload};
+use crate::snapshot::mesh::{
+    Assignment, LocalityWeight, Mesh, Protocol, Scope, Service, Template, Workload,
+};
 use crate::snapshot::tests::locality;
 use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
 use crate::snapshot::{EndpointSet, InFlight, NO_LINK_FACTORS, Snapshot, pick_probabilities};
@@ -69,7 +71,7 @@ fn build_snapshot(service: Service, workloads: Vec<Workload>, rule: TrafficRule)
             [("echo.app".into(), rule)],
             TrafficRule::default(),
         )),
-        direct: Some(true),
+        has_passthrough: Some(true),
         ..Change::default()
     };
     build(&Snapshot::default(), change)
@@ -314,7 +316,11 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
     });
     let workloads = workloads.collect();
     let localities = (0..3).flat_map(|priority| places.map(|place| (priority, locality(place))));
-    let localities = localities.map(|(priority, of)| (priority, of, rng.u32(..4)));
+    let localities = localities.map(|(priority, locality)| LocalityWeight {
+        priority,
+        locality,
+        weight: rng.u32(..4),
+    });
     let localities = localities.collect();
     let assignment = Assignment {
         overprovisioning: rng.u32(90..200),

@@ -12,8 +12,8 @@ use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
-    Assignment, GatewayAddress, Locality, Mesh, Place, PodLabels, Protocol, Scope, Service,
-    Template, Waypoint, Workload,
+    Assignment, GatewayAddress, Locality, LocalityWeight, Mesh, Place, PodLabels, Protocol, Scope,
+    Service, Template, Waypoint, Workload,
 };
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
@@ -204,7 +204,11 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
         weight,
     };
     let weights = WAYPOINTS.map(|place| (place, rng.u32(..4)));
-    let localities = (0..6).map(|_| (rng.u32(..3), locality(rng), rng.u32(..4)));
+    let localities = (0..6).map(|_| LocalityWeight {
+        priority: rng.u32(..3),
+        locality: locality(rng),
+        weight: rng.u32(..4),
+    });
     let localities = localities.collect();
     let assignment = Assignment {
         overprovisioning: *rng.choice(&[100, 140, 200]).expect("a factor"),

@@ -249,7 +249,10 @@ fn a_tunnel_that_comes_back_or_has_passed_too_many_gateways_is_predicted_to_loop
             ..Question::default()
         };
         let answer = explained_with(Transit::Always, true, question);
-        let description = answer.legs.first().map_or("", |leg| &*leg.rule.description);
+        let description = answer
+            .lookups
+            .first()
+            .map_or("", |lookup| &*lookup.rule.description);
         let why = ["this gateway, so", "more than 3 gateways"].map(|why| description.contains(why));
         let has_four = via.split(',').count() > 3;
         assert_eq!(why, [via.contains("own"), has_four], "{via}: {description}");
@@ -293,7 +296,7 @@ fn the_evaluation_of_a_first_peer_is_explained() {
         assert_eq!(answer.outcome.opened, is_opened, "{from} {source:?}");
         let notes = answer.notes.join("\n");
         assert!(notes.contains(note), "{notes}");
-        let rule = format!("{:?}", answer.legs[0].rule);
+        let rule = format!("{:?}", answer.lookups[0].rule);
         let is_first = rule.contains("first peer") || rule.contains("x-strait-source");
         assert_eq!(is_first, !is_opened, "{rule}");
     }

@@ -50,7 +50,7 @@ async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
             let target = Target { address, gateway };
             let request = Request::new("echo.app:80".to_owned(), &Via::default());
             let opened = world.pool.open(&target, &request, Instant::now() + SOON);
-            shares.push(opened.await.expect("a tunnel").share);
+            shares.push(opened.await.expect("a tunnel").weight_factor);
         }
         shares
     };

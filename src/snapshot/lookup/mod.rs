@@ -160,7 +160,7 @@ impl Snapshot {
         names.find_map(|name| self.services.get(&*name))
     }
 
-    /// Returns the endpoints of a lookup result, those for TLS listeners if `direct`.
+    /// Returns the endpoints of a lookup result, those for TLS listeners if `is_passthrough`.
     pub fn endpoints(&self, found: &LookupResult<'_>, is_passthrough: bool) -> Arc<EndpointSet> {
         let LookupResult { service, port, .. } = found;
         if let MatchedBy::Workload(workload) = &found.matched_by {

@@ -205,22 +205,22 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
     let (other, third) = ("a/a.a.svc.cluster.local", "b/b.b.svc.cluster.local");
     let first = next(&configured(&[]), &[own]);
     let mut snapshot = next(&first, &[own, other]);
-    for direct in [true, false] {
+    for has_passthrough in [true, false] {
         let services = [own, other].map(service);
         let change = Change {
             mesh: Some((Mesh::new(services, []), "east".into())),
-            direct: Some(direct),
+            has_passthrough: Some(has_passthrough),
             ..Change::default()
         };
         snapshot = build(&snapshot, change);
         let namespace = snapshot
             .service_by_vip(VIP)
             .map(|of| of.namespace.to_string());
-        assert_eq!(namespace.as_deref(), Some("z"), "direct: {direct}");
+        assert_eq!(namespace.as_deref(), Some("z"), "{has_passthrough}");
     }
     // A single claim is older than one that is added later.
     let rebuilt = Change {
-        direct: Some(true),
+        has_passthrough: Some(true),
         ..Change::default()
     };
     let alone = build(&first, rebuilt);
@@ -235,7 +235,7 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
             Mesh::new(["y/echo.z.svc.cluster.local", other].map(service), []),
             "east".into(),
         )),
-        direct: Some(true),
+        has_passthrough: Some(true),
         ..Change::default()
     };
     let moved = build(&next(&first, &[own, other]), change);

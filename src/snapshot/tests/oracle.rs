@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
-use super::super::mesh::{Assignment, Locality, Scope, Service, Workload};
+use super::super::mesh::{Assignment, Locality, LocalityWeight, Scope, Service, Workload};
 use super::super::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
 use super::super::{Endpoint, EndpointSet};
 use crate::wire::RegionPattern;
@@ -77,7 +77,11 @@ pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
             for priority in 0..2 {
                 for text in &PLACES[3..] {
                     if rng.bool() {
-                        localities.push((priority, place(text), rng.u32(..3)));
+                        localities.push(LocalityWeight {
+                            priority,
+                            locality: place(text),
+                            weight: rng.u32(..3),
+                        });
                     }
                 }
             }
@@ -189,13 +193,13 @@ fn placement(service: &Service, reported: &Inputs, workload: &Workload) -> Optio
             let of_tier = reported
                 .localities
                 .iter()
-                .filter(|(of, ..)| *of == workload.priority);
-            let mut weighed = of_tier.filter(|(.., weight)| *weight > 0).peekable();
+                .filter(|one| one.priority == workload.priority);
+            let mut weighed = of_tier.filter(|one| one.weight > 0).peekable();
             match weighed.peek() {
                 None => (String::new(), 1),
                 Some(_) => {
-                    let own = weighed.find(|(_, of, _)| of == at);
-                    (text(at), own.map_or(0, |(.., weight)| *weight))
+                    let own = weighed.find(|one| one.locality == *at);
+                    (text(at), own.map_or(0, |one| one.weight))
                 }
             }
         }

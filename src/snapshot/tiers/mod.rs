@@ -16,7 +16,7 @@ use super::endpoints::{Entries, Entry, Found, Tier};
 use super::exclusion::{
     remote_network, service_exclusion, speaks_hbone, target_port, workload_exclusion,
 };
-use super::mesh::{Assignment, Locality, Scope, Service, Workload};
+use super::mesh::{Assignment, LocalityWeight, Scope, Service, Workload};
 use super::traffic::{Balancing, Count, Regions, Spill, matches_locality};
 use super::{Endpoint, EndpointSet, ExclusionReason, Snapshot, Subset};
 
@@ -37,20 +37,20 @@ pub(super) struct Ranking<'a> {
     split: Option<&'a Subset>,
     /// True if other networks only take what the own network cannot, whatever the parts are.
     is_failover: bool,
-    places: Places<'a>,
+    localities: WeightedLocalities<'a>,
     spill: Spill,
     by_latency: bool,
 }
 
-/// Source of the weights of places within a tier.
+/// Source of the weights of regions or localities within a tier.
 #[derive(Debug)]
-enum Places<'a> {
+enum WeightedLocalities<'a> {
     None,
     Regions(&'a Regions),
-    Localities(&'a [(u32, Locality, u32)]),
+    Localities(&'a [LocalityWeight]),
 }
 
-/// Tier, part and place of an endpoint.
+/// Tier, part of a split subset, and weighted region or locality of an endpoint.
 #[derive(Clone, Copy, Debug)]
 struct Placement {
     /// Order of the tier; lower ones are used first.
@@ -60,9 +60,11 @@ struct Placement {
     part: Option<usize>,
     /// Weight of the part.
     part_weight: u32,
-    /// Index of the place in the list of weights; `None` if the place has no weight of its own.
+    /// Index of the region or locality in the list of weights; `None` if it has no weight of its
+    /// own.
     place: Option<usize>,
-    /// Weight of the place. An endpoint of weight 0 counts in its tier but gets no tunnels.
+    /// Weight of that region or locality. An endpoint of weight 0 counts in its tier but gets no
+    /// tunnels.
     weight: u32,
 }
 
@@ -89,11 +91,11 @@ struct GroupKey {
     place: Option<usize>,
 }
 
-/// Endpoints of one spot.
+/// Endpoints with one tier, subset and locality.
 #[derive(Debug)]
 struct Group {
     tier: TierKey,
-    spot: Placement,
+    placement: Placement,
     count: Count,
     ready: Vec<Arc<Endpoint>>,
 }
@@ -130,12 +132,12 @@ impl<'a> Ranking<'a> {
             None => configured_preferences.or(of_source).or_else(of_every),
         };
         let regions = own_regions.unwrap_or(&every.regions);
-        let places = match by_priority {
-            _ if !regions.is_empty() => Places::Regions(regions),
+        let localities = match by_priority {
+            _ if !regions.is_empty() => WeightedLocalities::Regions(regions),
             Some(assignment) if assignment.by_locality => {
-                Places::Localities(&assignment.localities)
+                WeightedLocalities::Localities(&assignment.localities)
             }
-            _ => Places::None,
+            _ => WeightedLocalities::None,
         };
         let factor = by_priority.map(|stated| Spill::by_factor(stated.overprovisioning));
         let spill = own.and_then(|own| own.spill).or(factor).or(every.spill);
@@ -153,7 +155,7 @@ impl<'a> Ranking<'a> {
             assignment: by_priority,
             split: None,
             is_failover: false,
-            places,
+            localities,
             spill: spill.unwrap_or_default(),
             by_latency: own.and_then(|own| own.by_latency).or(every.by_latency) == Some(true),
         }
@@ -189,7 +191,7 @@ impl<'a> Ranking<'a> {
             && !(self.is_own_network_first && entries.has_remote)
             && self.assignment.is_none()
             && self.split.is_none()
-            && matches!(self.places, Places::None)
+            && matches!(self.localities, WeightedLocalities::None)
             && self.balancing.evacuated.is_empty()
             && !self.by_latency
     }
@@ -197,7 +199,7 @@ impl<'a> Ranking<'a> {
     /// Returns the reason for which the location of a workload excludes it, if it does.
     pub(super) fn exclusion(&self, workload: &Workload) -> Option<ExclusionReason> {
         match self.placement(workload, None) {
-            Ok(spot) => (!spot.has_weight()).then_some(ExclusionReason::NoLocality),
+            Ok(placement) => (!placement.has_weight()).then_some(ExclusionReason::NoLocality),
             Err(why) => Some(why),
         }
     }
@@ -219,28 +221,28 @@ impl<'a> Ranking<'a> {
         } in entries.list
         {
             let is_ready = count.ready > 0;
-            let spot = match self.placement(&endpoint.definition, part) {
-                Ok(spot) if ranks_networks && spot.tier == Tier::Any => Placement {
+            let placement = match self.placement(&endpoint.definition, part) {
+                Ok(placement) if ranks_networks && placement.tier == Tier::Any => Placement {
                     tier: Tier::Same(Scope::Network),
-                    ..spot
+                    ..placement
                 },
-                Ok(spot) => spot,
+                Ok(placement) => placement,
                 Err(why) => {
                     left_out.extend(is_ready.then_some(why));
                     continue;
                 }
             };
-            let tier = self.tier_key(&spot);
+            let tier = self.tier_key(&placement);
             tiers.entry(tier).or_default().add(count);
-            if !spot.has_weight() {
+            if !placement.has_weight() {
                 left_out.extend(is_ready.then_some(ExclusionReason::NoLocality));
                 continue;
             }
-            let place = spot.place;
+            let place = placement.place;
             let group = groups.entry(GroupKey { tier, place });
             let group = group.or_insert_with(|| Group {
                 tier,
-                spot,
+                placement,
                 count: Count::default(),
                 ready: Vec::new(),
             });
@@ -277,8 +279,8 @@ impl<'a> Ranking<'a> {
     fn build_group(&self, group: Group, parts: u32, scale: u32) -> Found {
         let instances = |units: u32| units.div_ceil(scale);
         Found {
-            tier: group.spot.tier,
-            place: self.name(group.spot),
+            tier: group.placement.tier,
+            place: self.name(group.placement),
             endpoints: group.ready,
             count: Count {
                 ready: instances(group.count.ready),
@@ -288,14 +290,14 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    fn tier_key(&self, spot: &Placement) -> TierKey {
-        let is_last = spot.order >= OTHER_NETWORKS_FROM;
+    fn tier_key(&self, placement: &Placement) -> TierKey {
+        let is_last = placement.order >= OTHER_NETWORKS_FROM;
         TierKey {
             part: PartKey {
                 is_failover: self.split.is_some() && self.is_failover && is_last,
-                part: spot.part,
+                part: placement.part,
             },
-            order: spot.order,
+            order: placement.order,
         }
     }
 
@@ -314,9 +316,9 @@ impl<'a> Ranking<'a> {
             return Err(ExclusionReason::Evacuated(region.to_string().into()));
         }
         let (order, tier) = self.tier(workload)?;
-        let (place, weight) = match self.places {
-            Places::None => (None, 1),
-            Places::Regions(regions) => match regions.find(locality) {
+        let (place, weight) = match self.localities {
+            WeightedLocalities::None => (None, 1),
+            WeightedLocalities::Regions(regions) => match regions.find(locality) {
                 None if regions.has_weights => {
                     return Err(ExclusionReason::NoRegion(Arc::clone(&locality.region)));
                 }
@@ -326,12 +328,15 @@ impl<'a> Ranking<'a> {
                 }
                 Some((place, region)) => (Some(place), region.weight),
             },
-            Places::Localities(list) => {
+            WeightedLocalities::Localities(list) => {
                 let priority = workload.priority;
-                let of_tier = || list.iter().enumerate().filter(|(_, one)| one.0 == priority);
-                match of_tier().find(|(_, (_, of, _))| *of == **locality) {
-                    _ if of_tier().all(|(_, (.., weight))| *weight == 0) => (None, 1),
-                    Some((place, (.., weight))) => (Some(place), *weight),
+                let of_tier = || {
+                    let all = list.iter().enumerate();
+                    all.filter(|(_, one)| one.priority == priority)
+                };
+                match of_tier().find(|(_, one)| one.locality == **locality) {
+                    _ if of_tier().all(|(_, one)| one.weight == 0) => (None, 1),
+                    Some((place, one)) => (Some(place), one.weight),
                     None => (None, 0),
                 }
             }
@@ -412,27 +417,29 @@ impl<'a> Ranking<'a> {
 
     /// Returns the name and weight of the place of a group, which is that of its part if it has no
     /// other.
-    fn name(&self, spot: Placement) -> Option<(Arc<str>, u32)> {
-        let place = spot.place.and_then(|place| self.place_name(place));
-        let part = spot.part.zip(self.split);
+    fn name(&self, placement: Placement) -> Option<(Arc<str>, u32)> {
+        let place = placement.place.and_then(|place| self.place_name(place));
+        let part = placement.part.zip(self.split);
         let part = part.and_then(|(part, split)| split.parts.get(part));
         match (part, place) {
-            (None, place) => place.map(|name| (name, spot.weight)),
+            (None, place) => place.map(|name| (name, placement.weight)),
             (Some(part), None) => Some((Arc::clone(&part.name), part.weight)),
             (Some(part), Some(place)) => {
                 let name = format!("{}, {place}", part.name);
-                Some((name.into(), spot.weight))
+                Some((name.into(), placement.weight))
             }
         }
     }
 
     /// Returns the name of a place with a weight.
     fn place_name(&self, place: usize) -> Option<Arc<str>> {
-        match self.places {
-            Places::None => None,
-            Places::Regions(regions) => Some(Arc::clone(&regions.list().get(place)?.name)),
-            Places::Localities(list) => {
-                let (_, of, _) = list.get(place)?;
+        match self.localities {
+            WeightedLocalities::None => None,
+            WeightedLocalities::Regions(regions) => {
+                Some(Arc::clone(&regions.list().get(place)?.name))
+            }
+            WeightedLocalities::Localities(list) => {
+                let of = &list.get(place)?.locality;
                 let parts = [&*of.region, &of.zone, &of.subzone];
                 Some(parts.join("/").trim_end_matches('/').into())
             }

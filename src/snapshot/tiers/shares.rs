@@ -28,13 +28,13 @@ impl Ranking<'_> {
             let able = self.spill.capacity(SHARE_RESOLUTION, count);
             u128::from(able) * u128::from(weight)
         };
-        let able = |group: &Group| capacity(group.count, group.spot.weight);
+        let able = |group: &Group| capacity(group.count, group.placement.weight);
         let groups: Vec<_> = groups.map(|group| (able(&group), group)).collect();
         let mut parts: BTreeMap<PartKey, (Count, u32)> = BTreeMap::new();
         let mut sides: BTreeMap<bool, Count> = BTreeMap::new();
         let mut tier_sums: BTreeMap<TierKey, u128> = BTreeMap::new();
         for (able, group) in &groups {
-            let (tier, weight) = (group.tier, group.spot.part_weight);
+            let (tier, weight) = (group.tier, group.placement.part_weight);
             let part = parts.entry(tier.part).or_default();
             part.0.add(group.count);
             part.1 = weight;
@@ -68,7 +68,7 @@ impl Ranking<'_> {
         let found = groups.into_iter().map(|(able, group)| {
             let parts = load(able, group.tier).unwrap_or(0);
             let parts = u32::try_from(parts).unwrap_or(u32::MAX);
-            let order = group.spot.order;
+            let order = group.placement.order;
             (order, Reverse(parts), self.build_group(group, parts, scale))
         });
         let mut found: Vec<_> = found.collect();
@@ -85,9 +85,9 @@ impl Ranking<'_> {
 }
 
 /// Returns the load of each tier in percent, by Envoy's algorithm. A tier takes what its ratio of
-/// ready endpoints allows, of what the tiers before it have left. If all together cannot take 100
-/// %, the loads are scaled up in proportion. The rounding remainder goes to the first tier that can
-/// take anything.
+/// ready endpoints allows, or what the tiers before it have left if this is less. If all together
+/// cannot take 100 %, the loads are scaled up in proportion. The rounding remainder goes to the
+/// first tier that can take anything.
 fn tier_loads(spill: Spill, tiers: impl Iterator<Item = Count>) -> Vec<u64> {
     let able: Vec<_> = tiers
         .map(|count| spill.capacity(FULL_LOAD_PERCENT, count))

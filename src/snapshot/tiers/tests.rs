@@ -329,6 +329,14 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
     }
 }
 
+fn locality_weight(priority: u32, of: &str, weight: u32) -> LocalityWeight {
+    LocalityWeight {
+        priority,
+        locality: locality(of),
+        weight,
+    }
+}
+
 /// Tests against Envoy's arithmetic: `load_balancer_impl.cc` gives each priority min(100, factor ×
 /// ready / all) of the remaining load, and each locality weight × that ratio.
 #[test]
@@ -342,7 +350,7 @@ fn an_assignment_is_shared_out_as_envoy_does() {
                     overprovisioning: 140,
                     by_locality,
                     localities: localities
-                        .map(|(p, of, w)| (*p, locality(of), *w))
+                        .map(|(priority, of, weight)| locality_weight(*priority, of, *weight))
                         .collect(),
                     drops: Vec::new(),
                 }),
@@ -407,7 +415,7 @@ fn an_assignment_is_shared_out_as_envoy_does() {
 #[test]
 fn degraded_endpoints_take_what_the_others_leave() {
     let assigned = |by_locality| {
-        let localities = vec![(0, locality("a"), 1), (0, locality("b"), 3)];
+        let localities = vec![locality_weight(0, "a", 1), locality_weight(0, "b", 3)];
         let assignment = Assignment {
             overprovisioning: 140,
             by_locality,

@@ -59,7 +59,7 @@ labelled! {
 }
 
 labelled! {
-    /// Outcome of the refusal of a tunnel by authorization policies. Its label is also the
+    /// Outcome of the rejection of a tunnel by authorization policies. Its label is also the
     /// `outcome` field of the log.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum PolicyOutcome {
@@ -67,7 +67,7 @@ labelled! {
         Refused = "refused",
         /// The tunnel was permitted, because the mode is audit.
         Audited = "audited",
-        /// The tunnel was permitted, because only dry-run policies refuse it.
+        /// The tunnel was permitted, because only dry-run policies reject it.
         DryRun = "dry_run",
     }
 }
@@ -321,7 +321,7 @@ impl Metrics {
         self.ejections.inc();
     }
 
-    /// Counts a tunnel that authorization policies refuse.
+    /// Counts a tunnel that authorization policies reject.
     pub fn policy_refused(&self, outcome: PolicyOutcome) {
         self.policies
             .get_or_create(&[("outcome", outcome.label())])

@@ -73,8 +73,8 @@ impl IstioAuthority {
     async fn restore(&self) -> Option<Arc<IdentityMaterial>> {
         match self.load().await? {
             Ok(material) => material.map(Arc::new),
-            Err(why) => {
-                warn!(%why, "the certificate on disk is not used");
+            Err(error) => {
+                warn!(%error, "the certificate on disk is not used");
                 None
             }
         }
@@ -84,10 +84,10 @@ impl IstioAuthority {
     /// there only after failures, and [`Self::store_on_disk`] makes a request when a certificate
     /// expires.
     async fn remove_expired(&self) {
-        if let Some(Err(why)) = self.load().await
-            && cache::is_expiry(&why)
+        if let Some(Err(error)) = self.load().await
+            && cache::is_expiry(&error)
         {
-            info!(%why, "the certificate on disk is removed");
+            info!(%error, "the certificate on disk is removed");
         }
     }
 
@@ -110,8 +110,8 @@ impl IstioAuthority {
         };
         let material = Arc::clone(material);
         spawn_blocking(move || {
-            if let Err(why) = cache.store(&material) {
-                warn!(%why, "cannot store the certificate on disk");
+            if let Err(error) = cache.store(&material) {
+                warn!(%error, "cannot store the certificate on disk");
             }
         });
     }

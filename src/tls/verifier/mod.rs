@@ -184,8 +184,8 @@ fn from_webpki(error: webpki::Error) -> CertificateError {
 }
 
 /// Verifier of clients, and of gateways of other networks by the same rules. The leaf's trust
-/// domain selects the roots. A domain outside the set is
-/// refused before any signature check. A chain that was verified recently costs one hash.
+/// domain selects the roots. A domain outside the set is rejected before any signature check. A
+/// chain that was verified recently costs one hash.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     domains: HashMap<Box<str>, DomainRules>,

@@ -114,9 +114,9 @@ impl Recorder {
         match read {
             Ok(Some((header, entries))) => recorder.fill(&path, &header, entries, client),
             Ok(None) => info!(file = %path.display(), "no state is cached yet"),
-            Err(why) => {
+            Err(error) => {
                 let file = path.display();
-                warn!(%file, %why, "the cached state cannot be used and is ignored");
+                warn!(%file, %error, "the cached state cannot be used and is ignored");
             }
         }
         recorder

@@ -74,7 +74,7 @@ pub async fn run(dns: Dns) {
             changed = rules.changed() => if changed.is_err() {
                 return;
             },
-            refresh_requests = dns.publisher.refresh_requests().taken() => {
+            refresh_requests = dns.publisher.refresh_requests().take_all() => {
                 for name in refresh_requests {
                     schedule.request_refresh(&name, Instant::now());
                 }
@@ -167,8 +167,8 @@ impl Dns {
         });
         // Only the first of consecutive failures is logged: an unreachable server fails all
         // names repeatedly.
-        if let Some(why) = outcome.error.filter(|_| is_new) {
-            warn!(%name, %why, "hostname lookup failed; the last known addresses stay");
+        if let Some(error) = outcome.error.filter(|_| is_new) {
+            warn!(%name, %error, "hostname lookup failed; the last known addresses stay");
         }
         if let Some(addresses) = outcome.new_addresses {
             info!(%name, ?addresses, "hostname addresses changed");

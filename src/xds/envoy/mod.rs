@@ -29,7 +29,7 @@ use super::store::{CLUSTER, is_named};
 use super::tables::{MeshStore, Tables, has_all_clusters};
 use super::unknown::for_each_field;
 use crate::grpc::{cluster as cds, endpoint as eds};
-use crate::snapshot::mesh::{Assignment, Service, Services, Sorted, Workload};
+use crate::snapshot::mesh::{Assignment, LocalityWeight, Service, Services, Sorted, Workload};
 use crate::status::Unused;
 
 /// Type URL of assignments.
@@ -473,8 +473,11 @@ fn load_balancing(serving: &ServingCluster) -> Assignment {
         ..
     } = &*serving.endpoints;
     let localities = localities.iter();
-    let localities =
-        localities.map(|((priority, of), weight)| (*priority, (**of).clone(), *weight));
+    let localities = localities.map(|((priority, of), weight)| LocalityWeight {
+        priority: *priority,
+        locality: (**of).clone(),
+        weight: *weight,
+    });
     Assignment {
         overprovisioning: *overprovisioning,
         by_locality: serving.by_locality,

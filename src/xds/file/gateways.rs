@@ -92,7 +92,7 @@ pub(super) fn warn_of_missing_waypoints(
         if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
             let what = format!(
                 "with the hostname `{}` is behind the waypoint `{}`, which is not a service of \
-                 this file: its tunnels are refused",
+                 this file: its tunnels are rejected",
                 service.hostname,
                 service.waypoint_names()
             );

@@ -61,8 +61,8 @@ pub(super) fn findings(view: &ObjectIndex<'_>, mesh: &Mesh) -> Vec<Finding> {
             "is of another namespace"
         };
         let what = format!(
-            "tunnels to {}/{} are refused: its waypoint {namespace}/{waypoint} {why}, and is not a \
-             Service with the label `{WAYPOINT_LABEL}`",
+            "tunnels to {}/{} are rejected: its waypoint {namespace}/{waypoint} {why}, and is not \
+             a Service with the label `{WAYPOINT_LABEL}`",
             service.meta.namespace, service.meta.name
         );
         let how = "the name of a waypoint, or the service with its waypoint into the mesh file";

@@ -2,7 +2,7 @@
 //! docs/wire-contract.md 3.2.
 //!
 //! It accepts all that ztunnel accepts, except lists beyond our limits and namespaces with a slash.
-//! An invalid field that only dialling or look-up needs makes its endpoint or name unreachable. Any
+//! An invalid field that only dialling or lookup needs makes its endpoint or name unreachable. Any
 //! other mistake rejects the whole resource, and the error names the field. An unknown value of an
 //! enum is accepted with its safe meaning, because istiod may be newer:
 //!
@@ -99,7 +99,7 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
     })
 }
 
-/// Returns the virtual addresses. Ranges are skipped: look-ups are by single address.
+/// Returns the virtual addresses. Ranges are skipped: lookups are by single address.
 fn vips(from: Vec<proto::NetworkAddress>) -> Result<Vec<(String, IpAddr)>, String> {
     check_length("service.addresses", from.len(), VIPS_MAX)?;
     let vips = each("service.addresses", from, |one| {

@@ -1,4 +1,4 @@
-//! A YAML document as a tree in which every key and value knows its line.
+//! YAML document as a tree with the line of every key and value.
 //!
 //! `serde-saphyr` does the parsing. The tree is read by [`super::value`], entry by entry, so that
 //! one mistake does not hide the next one: a derived `Deserialize` would stop at the first.

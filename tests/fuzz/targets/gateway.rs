@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use strait::datapath::identity::Peer;
 use strait::datapath::limits::admission::Admission;
-use strait::datapath::limits::pool::Holder;
+use strait::datapath::limits::pool::Holders;
 use strait::datapath::listener::Listener;
 use strait::datapath::{DataPath, dial};
 use strait::lifecycle::Lifecycle;
@@ -122,7 +122,7 @@ fn tls() -> &'static ServerTls {
 pub fn peer(
     gateway: &DataPath,
     has_expired: bool,
-    holder: Holder,
+    holders: Holders,
     listener: Arc<Listener>,
 ) -> Arc<Peer> {
     let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
@@ -140,7 +140,7 @@ pub fn peer(
     let (address, snapshot) = (([192, 0, 2, 1], 1).into(), gateway.reader.snapshot());
     let peer = Peer::authenticated(identity, None, address, listener, &snapshot);
     Arc::new(Peer {
-        holder: Some(holder),
+        holders: Some(holders),
         ..peer.expect("a trusted peer")
     })
 }

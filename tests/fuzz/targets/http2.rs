@@ -119,7 +119,12 @@ impl World {
             let source = gateway.admission.pool.register_listener();
             let descriptor = source.source([192, 0, 2, 1].into()).connection();
             let descriptor = descriptor.expect("a descriptor");
-            let peer = peer(&gateway, has_expired, descriptor.holder().clone(), listener);
+            let peer = peer(
+                &gateway,
+                has_expired,
+                descriptor.holders().clone(),
+                listener,
+            );
             let held = ConnectionResources {
                 load: WorkerLoad::default().add(),
                 descriptor,

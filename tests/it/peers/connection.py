@@ -102,6 +102,8 @@ class Commands:
     LETTERS = b"KkQR"
     # s_client reads 8 KiB at once, and a packet is cut off behind that.
     PACKET_MAX = 8192
+    # Letters in sequence by which a packet may grow, of random bytes.
+    LETTERS_MAX = 64
 
     def __init__(self, stream, update_rate):
         self.stream, self.update_rate = stream, update_rate
@@ -112,10 +114,11 @@ class Commands:
     def write(self, data):
         """Queues packets. None begins like a command."""
         while data:
-            size = random.randint(1, self.PACKET_MAX)
+            size = random.randint(1, self.PACKET_MAX - self.LETTERS_MAX)
             while size < len(data) and data[size] in self.LETTERS:
-                size -= 1
-            check(size > 0 and data[0] not in self.LETTERS, True, "a packet that is no command")
+                size += 1
+            check(size <= self.PACKET_MAX and data[0] not in self.LETTERS, True,
+                  "a packet that is no command")
             self.unsent.put_nowait(data[:size])
             data = data[size:]
 

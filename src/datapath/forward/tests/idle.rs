@@ -32,7 +32,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
     let istiod = listener.local_addr().expect("an address");
     let publisher = Publisher::new();
     publisher.update(Change {
-        direct: Some(true),
+        has_passthrough: Some(true),
         ..mesh([("istiod", istiod)])
     });
     let loopback = "127.0.0.0/8".parse().expect("a network");
@@ -41,7 +41,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
     let (mut client, stream) = tcp_pair().await;
     let descriptor = descriptor(&gateway);
     let peer = Arc::new(Peer {
-        holder: Some(descriptor.holder().clone()),
+        holders: Some(descriptor.holders().clone()),
         ..Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None)
     });
     let record = Record::for_client_hello(&gateway.metrics, &peer.source, None);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -13,6 +14,7 @@ use super::wire::{
     ACK, DATA, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY, RST_STREAM, Received, SETTINGS,
     WINDOW_UPDATE,
 };
+use crate::datapath::DataPath;
 use crate::datapath::forward::connection::load_current;
 use crate::datapath::http2::server::{Event, Server};
 use crate::datapath::identity::Peer;
@@ -22,6 +24,7 @@ use crate::snapshot::builder::Change;
 use crate::tls::{IdentityMaterial, PeerTrust, ServerTls, TrustedDomain, listener_server_config};
 use crate::tools::dev::Authority;
 
+const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PROTOCOL_ERROR: u32 = 1;
 const INTERNAL_ERROR: u32 = 2;
@@ -292,7 +295,7 @@ async fn records_without_bytes_use_the_credit_up() {
 async fn an_error_after_the_last_goaway_is_sent_too() {
     let mut rig = Rig::established(&TestGateway::new()).await;
     let _far = rig.tunnel(1).await;
-    rig.turns()
+    rig.connection()
         .unwrap()
         .downstream
         .server
@@ -332,4 +335,36 @@ async fn an_idle_stream_is_never_reset() {
     let frames = frames(&mut rig);
     assert_eq!(kinds(&frames), [GOAWAY]);
     assert_eq!(frames[0].number(4), FRAME_SIZE_ERROR);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delivery_ends_soon_after_the_deadline_of_a_drain() {
+    /// More than one delay after the deadline, and less than a delivery takes by itself.
+    const SOON: Duration = Duration::from_millis(500);
+    // FIN was sent, or a backlog is left.
+    for (frames, reason) in [(0, "downstream_reset"), (16, "drain_deadline")] {
+        let gateway = TestGateway::new();
+        let mut rig = Rig::established(&gateway).await;
+        rig.send(Frame::new(HEADERS, END_HEADERS, 1, CONNECT)).await;
+        rig.accept(1).unwrap();
+        let _far = rig.open(1, Some(4096)).unwrap();
+        for _ in 0..frames {
+            rig.send(Frame::new(DATA, 0, 1, &[7; 8 * 1024])).await;
+        }
+        rig.send(Frame::new(DATA, END_STREAM, 1, b"last")).await;
+        let code = INTERNAL_ERROR.to_be_bytes();
+        rig.send(Frame::new(RST_STREAM, 0, 1, &code)).await;
+        let DataPath {
+            lifecycle, metrics, ..
+        } = &*gateway.gateway;
+        assert_eq!(lifecycle.tasks(), 1, "{reason}");
+        rig.identity.listener.drain.close();
+        rig.pump().await;
+        rig.wait(SOON).await;
+        assert_eq!(lifecycle.tasks(), 0, "{reason}");
+        let ended =
+            format!("strait_tunnels_total{{reason=\"{reason}\",source_cluster=\"west\"}} 1");
+        let text = metrics.encode();
+        assert!(text.contains(&ended), "{reason}");
+    }
 }

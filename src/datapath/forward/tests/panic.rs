@@ -140,7 +140,7 @@ async fn serve(gateway: Arc<DataPath>, socket: Panicking) {
         descriptor: descriptor(&gateway),
     };
     let peer = Arc::new(Peer {
-        holder: Some(held.descriptor.holder().clone()),
+        holders: Some(held.descriptor.holders().clone()),
         ..(*peer(SystemTime::now() + FAR)).clone()
     });
     let transport = Box::new(Transport {

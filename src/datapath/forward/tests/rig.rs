@@ -25,7 +25,7 @@ use crate::datapath::forward::connection::close;
 use crate::datapath::forward::establish::NewTunnel;
 use crate::datapath::forward::open::{Open, StreamGuards};
 use crate::datapath::forward::setup::{PendingConnect, Tunnel};
-use crate::datapath::forward::turn::{NewRequest, Turns};
+use crate::datapath::forward::turn::{HboneConnection, NewRequest};
 use crate::datapath::handshake::Transport;
 use crate::datapath::http2::slots::StreamSlots;
 use crate::datapath::http2::tunnel::{Origin, Target};
@@ -121,9 +121,9 @@ impl TestGateway {
         publisher.update(mesh([("echo", ([10, 0, 0, 1], 8080).into())]));
         let gateway = gateway_of(publisher.reader(), DenyList::default());
         gateway.budget.set_limit(BUFFERS);
-        let holder = descriptor(&gateway).holder().clone();
+        let holders = descriptor(&gateway).holders().clone();
         let peer = Arc::new(Peer {
-            holder: Some(holder),
+            holders: Some(holders),
             ..(*peer(SystemTime::now() + FAR)).clone()
         });
         Self {
@@ -142,7 +142,7 @@ pub(super) enum Pending {
 }
 
 enum Life {
-    Running(Box<Turns<GatewayEnd>>),
+    Running(Box<HboneConnection<GatewayEnd>>),
     Closing(Pin<Box<dyn Future<Output = GatewayEnd>>>),
     Closed,
 }
@@ -178,8 +178,8 @@ impl Rig {
             layer: RecordLayer::plaintext(),
             received: Vec::new(),
         };
-        let mut turns = Box::new(Turns::new(transport, &gateway.gateway.budget));
-        turns.generation = *gateway.gateway.reader.generation().borrow();
+        let mut connection = Box::new(HboneConnection::new(transport, &gateway.gateway.budget));
+        connection.generation = *gateway.gateway.reader.generation().borrow();
         Self {
             gateway: Arc::clone(&gateway.gateway),
             identity: Arc::clone(&gateway.peer),
@@ -187,7 +187,7 @@ impl Rig {
             pending: BTreeMap::new(),
             requests: Vec::new(),
             slots: Arc::default(),
-            life: Life::Running(turns),
+            life: Life::Running(connection),
             flag: Arc::new(Flag(AtomicBool::new(true))),
         }
     }
@@ -216,10 +216,10 @@ impl Rig {
     }
 
     /// Returns the connection while it runs.
-    pub(super) fn turns(&mut self) -> Option<&mut Turns<GatewayEnd>> {
+    pub(super) fn connection(&mut self) -> Option<&mut HboneConnection<GatewayEnd>> {
         self.flag.0.store(true, Ordering::Relaxed);
         match &mut self.life {
-            Life::Running(turns) => Some(turns),
+            Life::Running(connection) => Some(connection),
             _ => None,
         }
     }
@@ -275,8 +275,8 @@ impl Rig {
         let permit = policy::run(&snapshot, peer, route).expect("a permit");
         let pick = balance::pick(permit, &[], NO_LINK_FACTORS).expect("a pick");
         let pick = authorize::run(gateway, peer, pick).expect("a grant");
-        let descriptor = peer.holder.as_ref().map(|holder| holder.upstream());
-        let descriptor = descriptor.expect("a holder").expect("a descriptor");
+        let descriptor = peer.holders.as_ref().map(|holders| holders.upstream());
+        let descriptor = descriptor.expect("a holders").expect("a descriptor");
         let record = Record::new(&gateway.metrics, &peer.source, "echo.app:80");
         let slot = self.slots.try_take().expect("a slot");
         let tunnel = NewTunnel {
@@ -314,18 +314,19 @@ impl Rig {
         let waker = Waker::from(Arc::clone(&self.flag));
         let cx = &mut Context::from_waker(&waker);
         match &mut self.life {
-            Life::Running(turns) => {
-                let end = turns.poll(cx);
-                for NewRequest { key, setup, .. } in turns.take_requests() {
+            Life::Running(connection) => {
+                let end = connection.poll(cx);
+                for NewRequest { key, setup, .. } in connection.take_requests() {
                     let connect =
-                        PendingConnect::new(key, setup, Arc::clone(&turns.mailbox), false);
+                        PendingConnect::new(key, setup, Arc::clone(&connection.mailbox), false);
                     self.pending.insert(key.id, Pending::Asked(connect));
                     self.requests.push(key.id);
                 }
                 if let Poll::Ready(end) = end
-                    && let Life::Running(turns) = std::mem::replace(&mut self.life, Life::Closed)
+                    && let Life::Running(connection) =
+                        std::mem::replace(&mut self.life, Life::Closed)
                 {
-                    self.life = Life::Closing(Box::pin(close(turns, end)));
+                    self.life = Life::Closing(Box::pin(close(connection, end)));
                     self.poll();
                 }
             }

@@ -34,7 +34,7 @@ const SOURCE_FACTOR: usize = 1;
 /// 1/16. It is less with more than eight listeners, as half of the pool stays common.
 const LISTENER_RESERVE_DIVISOR: usize = 16;
 /// Divisor of the pool for the reserve of holders below [`SHARE_MIN`].
-const FLOOR_RESERVE_DIVISOR: usize = 16;
+const SHARE_MIN_RESERVE_DIVISOR: usize = 16;
 /// Divisor of the pool for the reserve of clusters and sources below [`SHARE_MIN`]. Identities
 /// below it may take the rest of the previous reserve, while their cluster holds less than three
 /// quarters of the pool.
@@ -53,12 +53,12 @@ pub struct DescriptorPool {
     used: AtomicUsize,
     listeners: ArcSwap<Vec<Arc<AtomicUsize>>>,
     /// Counts of live holders. An entry is removed with its last reference.
-    holders: Mutex<HashMap<Party, Weak<PartyCount>>>,
+    holders: Mutex<HashMap<Holder, Weak<HolderCount>>>,
 }
 
-/// Party that descriptors are counted for.
+/// Holder that descriptors are counted for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Party {
+pub enum Holder {
     /// All identities of one cluster.
     Cluster(Arc<str>),
     /// One SPIFFE identity.
@@ -67,10 +67,10 @@ pub enum Party {
     Source(IpAddr),
 }
 
-/// Number of descriptors that one party holds.
+/// Number of descriptors that one holder has.
 #[derive(Debug)]
-struct PartyCount {
-    name: Party,
+struct HolderCount {
+    name: Holder,
     held: AtomicUsize,
     /// Descriptors of tunnels, which are counted in `held` too.
     tunnels: AtomicUsize,
@@ -84,21 +84,21 @@ pub struct ListenerReserve {
     held: Arc<AtomicUsize>,
 }
 
-/// Parties that a connection and its tunnels are counted for.
+/// Holders that a connection and its tunnels are counted for.
 #[derive(Clone, Debug)]
-pub struct Holder(Arc<Parties>);
+pub struct Holders(Arc<HolderCounts>);
 
 #[derive(Debug)]
-struct Parties {
+struct HolderCounts {
     listener: Arc<ListenerReserve>,
     /// The cluster, or the source.
-    group: Arc<PartyCount>,
-    identity: Option<Arc<PartyCount>>,
+    group: Arc<HolderCount>,
+    identity: Option<Arc<HolderCount>>,
 }
 
 /// Descriptor in use, returned on drop.
 #[derive(Debug)]
-pub struct Descriptor(Holder);
+pub struct Descriptor(Holders);
 
 /// Descriptor of a tunnel to an endpoint.
 #[derive(Debug)]
@@ -195,12 +195,12 @@ impl DescriptorPool {
     /// Returns the identities with open tunnels, and the number of these.
     pub fn tunnels(&self) -> Vec<(Arc<str>, usize)> {
         let live: Vec<_> = self.holders().values().filter_map(Weak::upgrade).collect();
-        let of_identity = |count: &Arc<PartyCount>| match &count.name {
-            Party::Identity(name) => {
+        let of_identity = |count: &Arc<HolderCount>| match &count.name {
+            Holder::Identity(name) => {
                 let open = count.tunnels.load(Ordering::Relaxed);
                 (open > 0).then(|| (Arc::clone(name), open))
             }
-            Party::Cluster(_) | Party::Source(_) => None,
+            Holder::Cluster(_) | Holder::Source(_) => None,
         };
         live.iter().filter_map(of_identity).collect()
     }
@@ -225,12 +225,12 @@ impl DescriptorPool {
         }
     }
 
-    fn count_of(self: &Arc<Self>, name: Party) -> Arc<PartyCount> {
+    fn count_of(self: &Arc<Self>, name: Holder) -> Arc<HolderCount> {
         let mut holders = self.holders();
         if let Some(count) = holders.get(&name).and_then(Weak::upgrade) {
             return count;
         }
-        let count = Arc::new(PartyCount {
+        let count = Arc::new(HolderCount {
             name: name.clone(),
             held: AtomicUsize::new(0),
             tunnels: AtomicUsize::new(0),
@@ -241,7 +241,7 @@ impl DescriptorPool {
     }
 
     /// Locks the map. It is consistent at every unlock, so poisoning is harmless.
-    fn holders(&self) -> MutexGuard<'_, HashMap<Party, Weak<PartyCount>>> {
+    fn holders(&self) -> MutexGuard<'_, HashMap<Holder, Weak<HolderCount>>> {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -254,10 +254,10 @@ pub struct Usage {
     /// Limit of descriptors in use.
     pub max: usize,
     /// Largest holders with their descriptors, in descending order.
-    pub holders: Vec<(Party, usize)>,
+    pub holders: Vec<(Holder, usize)>,
 }
 
-impl Drop for PartyCount {
+impl Drop for HolderCount {
     fn drop(&mut self) {
         let mut holders = self.pool.holders();
         // Another thread may have replaced the entry after the last reference was dropped.
@@ -272,7 +272,7 @@ impl Drop for PartyCount {
 
 impl ListenerReserve {
     /// Returns whether a connection could be accepted from a source that holds less than
-    /// `FLOOR`.
+    /// [`SHARE_MIN`].
     pub fn has_free_descriptor(&self) -> bool {
         self.free() > 0
     }
@@ -286,11 +286,11 @@ impl ListenerReserve {
         });
     }
 
-    /// Returns the holder of a connection before its peer is authenticated.
-    pub fn source(self: &Arc<Self>, address: IpAddr) -> Holder {
-        Holder(Arc::new(Parties {
+    /// Returns the holders of a connection before its peer is authenticated.
+    pub fn source(self: &Arc<Self>, address: IpAddr) -> Holders {
+        Holders(Arc::new(HolderCounts {
             listener: Arc::clone(self),
-            group: self.pool.count_of(Party::Source(source(address))),
+            group: self.pool.count_of(Holder::Source(source(address))),
             identity: None,
         }))
     }
@@ -316,14 +316,14 @@ impl Drop for ListenerReserve {
     }
 }
 
-impl Holder {
-    /// Returns the holder of a connection of the same listener once its peer is authenticated.
+impl Holders {
+    /// Returns the holders of a connection of the same listener once its peer is authenticated.
     pub fn for_identity(&self, cluster: &Arc<str>, principal: &Arc<str>) -> Self {
         let pool = &self.0.listener.pool;
-        Self(Arc::new(Parties {
+        Self(Arc::new(HolderCounts {
             listener: Arc::clone(&self.0.listener),
-            group: pool.count_of(Party::Cluster(Arc::clone(cluster))),
-            identity: Some(pool.count_of(Party::Identity(Arc::clone(principal)))),
+            group: pool.count_of(Holder::Cluster(Arc::clone(cluster))),
+            identity: Some(pool.count_of(Holder::Identity(Arc::clone(principal)))),
         }))
     }
 
@@ -338,7 +338,7 @@ impl Holder {
     /// Takes a descriptor for a tunnel to an endpoint.
     ///
     /// # Errors
-    /// As [`Holder::connection`].
+    /// As [`Holders::connection`].
     pub fn upstream(&self) -> Result<TunnelDescriptor, LimitReached> {
         let descriptor = self.take(Purpose::Upstream)?;
         for count in self.counts() {
@@ -373,15 +373,15 @@ impl Holder {
         }
     }
 
-    fn counts(&self) -> impl Iterator<Item = &Arc<PartyCount>> {
-        let Parties {
+    fn counts(&self) -> impl Iterator<Item = &Arc<HolderCount>> {
+        let HolderCounts {
             group, identity, ..
         } = &*self.0;
         std::iter::once(group).chain(identity)
     }
 
     fn check_share(&self, purpose: Purpose) -> Result<(), LimitReached> {
-        let Parties {
+        let HolderCounts {
             listener,
             group,
             identity,
@@ -393,7 +393,7 @@ impl Holder {
         let (max, in_group) = (listener.pool.max(), group.held.load(Ordering::Relaxed));
         let reserve = match purpose {
             Purpose::Connection => max / TUNNEL_RESERVE_DIVISOR,
-            Purpose::Upstream => max / FLOOR_RESERVE_DIVISOR,
+            Purpose::Upstream => max / SHARE_MIN_RESERVE_DIVISOR,
         };
         let factor = match identity {
             Some(_) => CLUSTER_FACTOR,
@@ -417,8 +417,8 @@ impl Holder {
 }
 
 impl Descriptor {
-    /// Returns the parties that it is counted for.
-    pub fn holder(&self) -> &Holder {
+    /// Returns the holders that it is counted for.
+    pub fn holders(&self) -> &Holders {
         &self.0
     }
 
@@ -426,12 +426,12 @@ impl Descriptor {
     ///
     /// # Errors
     /// The peer's share is used up.
-    pub fn move_to(&mut self, holder: &Holder) -> Result<(), LimitReached> {
-        holder.check_share(Purpose::Connection)?;
+    pub fn move_to(&mut self, holders: &Holders) -> Result<(), LimitReached> {
+        holders.check_share(Purpose::Connection)?;
         // The totals of pool and listener do not change.
-        holder.add();
+        holders.add();
         self.0.remove();
-        self.0 = holder.clone();
+        self.0 = holders.clone();
         Ok(())
     }
 }
@@ -469,7 +469,7 @@ impl fmt::Display for LimitReached {
     }
 }
 
-impl fmt::Display for Party {
+impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cluster(name) => write!(f, "cluster {name}"),
@@ -482,7 +482,7 @@ impl fmt::Display for Party {
 
 impl Drop for TunnelDescriptor {
     fn drop(&mut self) {
-        for count in self.0.holder().counts() {
+        for count in self.0.holders().counts() {
             count.tunnels.fetch_sub(1, Ordering::Relaxed);
         }
     }

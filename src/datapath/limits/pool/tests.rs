@@ -6,14 +6,14 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-fn peer(listener: &Arc<ListenerReserve>, cluster: &str, principal: &str) -> Holder {
+fn peer(listener: &Arc<ListenerReserve>, cluster: &str, principal: &str) -> Holders {
     let source = listener.source(ip("192.0.2.1"));
     source.for_identity(&cluster.into(), &principal.into())
 }
 
 /// Takes descriptors for tunnels until the holder is rejected.
-fn fill(holder: &Holder) -> Vec<TunnelDescriptor> {
-    std::iter::from_fn(|| holder.upstream().ok()).collect()
+fn fill(holders: &Holders) -> Vec<TunnelDescriptor> {
+    std::iter::from_fn(|| holders.upstream().ok()).collect()
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_quiet_identity_of_a_busy_cluster_and_a_quiet_source_get_in() {
 fn the_clients_of_one_listener_leave_the_part_of_another() {
     let pool = DescriptorPool::new(1600);
     let (tls, hbone) = (pool.register_listener(), pool.register_listener());
-    // As many addresses as needed; each takes no more than `FLOOR`.
+    // As many addresses as needed; each takes no more than `SHARE_MIN`.
     let floods = (0..u32::MAX).map(|at| tls.source(IpAddr::V4(at.into())));
     let mut held = Vec::new();
     for source in floods {
@@ -101,7 +101,7 @@ fn a_listener_that_drains_keeps_its_connections_and_no_reserve() {
     old.release();
     assert_eq!(new.free(), 1600 - 1);
     drop(old);
-    assert!(open.holder().upstream().is_ok(), "it goes on");
+    assert!(open.holders().upstream().is_ok(), "it goes on");
 }
 
 #[test]
@@ -129,19 +129,19 @@ fn a_connection_is_handed_over_from_its_address_to_its_identity() {
         .expect("room");
     assert_eq!(
         pool.usage(9).holders,
-        [(Party::Source(ip("2001:db8::")), 1)]
+        [(Holder::Source(ip("2001:db8::")), 1)]
     );
-    let holder = connection
-        .holder()
+    let holders = connection
+        .holders()
         .for_identity(&"west".into(), &"a".into());
-    connection.move_to(&holder).expect("room");
+    connection.move_to(&holders).expect("room");
     let both = [
-        (Party::Cluster("west".into()), 1),
-        (Party::Identity("a".into()), 1),
+        (Holder::Cluster("west".into()), 1),
+        (Holder::Identity("a".into()), 1),
     ];
     assert_eq!(pool.usage(9).holders, both);
     assert_eq!(pool.usage(1).holders.len(), 1);
-    drop((connection, holder));
+    drop((connection, holders));
     assert_eq!(pool.usage(9).used, 0);
 }
 
@@ -151,8 +151,8 @@ fn connections_leave_a_fifth_to_tunnels_but_for_those_who_hold_little() {
     let listener = pool.register_listener();
     let mut held = Vec::new();
     for at in 0..10 {
-        let holder = peer(&listener, &format!("c{at}"), &format!("i{at}"));
-        held.extend(std::iter::from_fn(|| holder.connection().ok()));
+        let holders = peer(&listener, &format!("c{at}"), &format!("i{at}"));
+        held.extend(std::iter::from_fn(|| holders.connection().ok()));
     }
     assert!((795..=880).contains(&held.len()), "{}", held.len());
     assert!(peer(&listener, "quiet", "quiet").connection().is_ok());
@@ -163,14 +163,14 @@ fn memory_bounds_the_pool_while_it_is_short() {
     let pool = DescriptorPool::new(10_000);
     let listener = pool.register_listener();
     pool.set_memory(100 * DESCRIPTOR_BYTES);
-    let holder = peer(&listener, "west", "a");
-    let held = fill(&holder);
+    let holders = peer(&listener, "west", "a");
+    let held = fill(&holders);
     assert_eq!((held.len(), pool.handshakes_max()), (50, 3));
     pool.set_memory(0);
-    assert_eq!(holder.upstream().unwrap_err(), LimitReached::Memory);
+    assert_eq!(holders.upstream().unwrap_err(), LimitReached::Memory);
     assert!(pool.pipe_end().is_none() && !listener.has_free_descriptor());
     pool.set_memory(usize::MAX);
-    assert!(holder.upstream().is_ok());
+    assert!(holders.upstream().is_ok());
 }
 
 #[test]

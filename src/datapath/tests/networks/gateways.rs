@@ -189,12 +189,12 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let one = gateway_of([pods("west", 1), vec![gateway("west", 1)]].concat());
     let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
-    let only = remote::deadline_of_try(&own, (&one, &one.endpoints[0]), &[], deadline);
+    let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &[], deadline);
     assert_eq!(only, deadline);
     for (index, endpoint) in three.endpoints.iter().enumerate() {
         let left = deadline - Instant::now();
         let tried = &three.endpoints[..index];
-        let end = remote::deadline_of_try(&own, (&three, endpoint), tried, deadline);
+        let end = remote::deadline_of_try(&own, &three, endpoint, tried, deadline);
         assert_eq!(
             end - Instant::now(),
             left / (3 - u32::try_from(index).unwrap())
@@ -203,7 +203,7 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     }
     assert_eq!(Instant::now(), deadline, "the last one has the rest");
     let short = Instant::now() + std::time::Duration::from_secs(2);
-    let first = remote::deadline_of_try(&own, (&three, &three.endpoints[0]), &[], short);
+    let first = remote::deadline_of_try(&own, &three, &three.endpoints[0], &[], short);
     assert_eq!(first, short, "less than three seconds are not divided");
 }
 

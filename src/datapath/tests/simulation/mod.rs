@@ -320,7 +320,7 @@ impl Simulation {
         let endpoint = pick.endpoint();
         endpoint.state.restore(Instant::now());
         if let Some(target) = remote::target(endpoint) {
-            let share = self.ranks.share(&target);
+            let share = self.ranks.weight_factor(&target);
             endpoint.state.record_share(share, Instant::now());
             if self.broken.remove(&target) {
                 self.gateway.outer.simulate_connection(&target);

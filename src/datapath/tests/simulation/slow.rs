@@ -52,7 +52,7 @@ impl Simulation {
         }
         let shares = |simulation: &Self| -> Vec<_> {
             let used = times.iter();
-            used.map(|(target, _)| simulation.ranks.share(target))
+            used.map(|(target, _)| simulation.ranks.weight_factor(target))
                 .collect()
         };
         let before = shares(self);

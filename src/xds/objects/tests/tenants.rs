@@ -364,7 +364,8 @@ fn a_waypoint_of_another_namespace_or_kept_local_is_used_only_if_its_labels_say_
             assert_eq!(lacks, !want, "{namespace} {label}");
             let reported = joined.conflicts.to_string();
             let refusal = format!(
-                "o.yaml:2: warning: tunnels to {namespace}/hello are refused: its waypoint app/web "
+                "o.yaml:2: warning: tunnels to {namespace}/hello are rejected: its waypoint \
+                 app/web "
             );
             assert_eq!(
                 reported.contains(&refusal),

@@ -303,10 +303,10 @@ impl Schedule<'_> {
         match self.rng.u8(..8) {
             0 | 1 => {
                 if let Some(id) = self.stream(is_open)
-                    && let Some(turns) = self.rig.turns()
-                    && let Some(key) = turns.downstream.server.find(id)
+                    && let Some(connection) = self.rig.connection()
+                    && let Some(key) = connection.downstream.server.find(id)
                 {
-                    turns.revoke(key, "on purpose".to_owned());
+                    connection.revoke(key, "on purpose".to_owned());
                     self.note(Event::Revoked, id);
                     self.oracle.abort(id, INTERNAL_ERROR);
                 }
@@ -318,8 +318,8 @@ impl Schedule<'_> {
                 if streams.clone().any(Stream::is_ambiguous) || streams.clone().any(is_unread) {
                     return;
                 }
-                if let Some(turns) = self.rig.turns() {
-                    turns.end_all(Reason::DrainDeadline);
+                if let Some(connection) = self.rig.connection() {
+                    connection.end_all(Reason::DrainDeadline);
                     self.note(Event::AllEnded, &ids);
                     for id in ids {
                         self.oracle.abort(id, INTERNAL_ERROR);
@@ -328,9 +328,9 @@ impl Schedule<'_> {
             }
             4 | 5 => {
                 let is_sent = self.oracle.is_ping_sent;
-                if let Some(turns) = self.rig.turns() {
+                if let Some(connection) = self.rig.connection() {
                     assert_eq!(
-                        turns.downstream.server.ping(),
+                        connection.downstream.server.ping(),
                         !is_sent,
                         "one PING at a time"
                     );
@@ -344,8 +344,8 @@ impl Schedule<'_> {
                 self.frame(Event::ShutDownConfirmed, PING, ACK, 0, b"drained?");
             }
             _ if !self.oracle.is_goaway_sent() => {
-                if let Some(turns) = self.rig.turns() {
-                    turns.downstream.server.shut_down_gracefully();
+                if let Some(connection) = self.rig.connection() {
+                    connection.downstream.server.shut_down_gracefully();
                     self.note(Event::ShutDown, ());
                     self.oracle.shut_down();
                 }

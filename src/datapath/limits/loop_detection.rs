@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
-use crate::wire::hello::{ClientRandom, client_random};
+use crate::wire::client_random::{ClientRandom, client_random};
 
 /// Limit of tunnels in flight with the same random: a valid chain may pass one gateway three
 /// times.
