@@ -227,15 +227,18 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
     #[test]
     fn a_gateway_that_is_admitted_without_the_peers_behind_it_is_a_warning() {
         const IDENTITY: &str = "spiffe://north.local/ns/edge/sa/gateway";
-        let exposed = |to: &str, gateways: &str| {
-            let text =
-                format!("{CONFIG}exposure: {{services: [{{service: echo.app, to: [{to}]}}]}}\n");
-            let text = text.replace(
+        let config = CONFIG
+            .replace(
                 "cluster: north, ",
                 &format!("cluster: north, identities: [\"{IDENTITY}\"], "),
-            );
+            )
+            .replace("west}]", "west}, {name: north.local, cluster: north}]");
+        let exposed = |to: &str, gateways: &str| {
             let gateways = format!("trust: {{gateways: [{gateways}], domains");
-            warnings_of(&text.replace("trust: {domains", &gateways))
+            let config = config.replace("trust: {domains", &gateways);
+            warnings_of(&format!(
+                "{config}exposure: {{services: [{{service: echo.app, to: [{to}]}}]}}\n"
+            ))
         };
         let none: [String; 0] = [];
         let warning = [format!(
