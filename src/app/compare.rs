@@ -52,6 +52,7 @@ pub(super) fn run(
     warnings.extend(subset_warnings(config, &snapshot));
     warnings.extend(check_dialable(config, &snapshot));
     warnings.extend(transit::check_grants(config, &snapshot));
+    warnings.extend(transit::unverifiable_gateways(path, &snapshot));
     warnings.extend(check_bindings(config, &snapshot));
     warnings.extend(routes::check_routes(config, &snapshot));
     warnings.extend(names::check_names(config, &snapshot));

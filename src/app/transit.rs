@@ -1,9 +1,13 @@
-//! Warnings about grants of transit, by which a peer may reach more than directly.
+//! Warnings about grants of transit, by which a peer may reach more than directly, and about
+//! gateways of other networks that cannot be verified.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
 
-use crate::config::{Config, ExposedService, Link, parse_identity};
-use crate::snapshot::{Service, Snapshot};
+use crate::config::{Audience, Config, ExposedService, Link, parse_identity};
+use crate::snapshot::{RemoteGateway, Service, Snapshot};
 use crate::wire::Transit;
 
 /// Returns a warning for each entry that widens the reach of peers. Gateways of other networks
@@ -28,18 +32,29 @@ pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> 
     findings.collect()
 }
 
-/// Returns a finding for each gateway of another network that the entry admits by its service
-/// account, and whose first peers are not evaluated.
+/// Returns a finding for each gateway of another network that the entry admits, but not as one of
+/// everyone, and whose first peers are not evaluated.
 fn unlisted_gateways(config: &Config, entry: &ExposedService) -> Vec<String> {
-    let identities = config.networks.iter().flat_map(|of| &of.identities);
-    let unlisted = identities.filter(|identity| !config.trust.gateways.contains(identity));
-    let is_admitted = |identity: &&String| {
-        let account = parse_identity(identity).map(|[_, namespace, account]| (namespace, account));
-        let accounts = entry.to.iter().flat_map(|to| &to.service_accounts);
-        let mut accounts = accounts.map(|(namespace, account)| (&**namespace, &**account));
-        accounts.any(|admitted| Some(admitted) == account)
+    let identities = config.networks.iter().flat_map(|network| {
+        let identities = network.identities.iter();
+        identities.map(|identity| (network.cluster.as_deref(), identity))
+    });
+    let unlisted = identities.filter(|(_, identity)| !config.trust.gateways.contains(identity));
+    let is_admitted = |(cluster, identity): &(Option<&str>, &String)| {
+        parse_identity(identity).is_some_and(|[domain, namespace, account]| {
+            let mut domains = config.trust.domains.iter();
+            let of_domain = || {
+                domains
+                    .find(|of| *of.name == *domain)
+                    .map(|of| &*of.cluster)
+            };
+            let cluster = cluster.or_else(of_domain);
+            let mut to = entry.to.iter().filter(|to| !to.anyone);
+            to.any(|to| admits(to, cluster, (namespace, account)))
+        })
     };
-    let admitted: BTreeSet<_> = unlisted.filter(is_admitted).collect();
+    let admitted = unlisted.filter(is_admitted).map(|(_, identity)| identity);
+    let admitted: BTreeSet<_> = admitted.collect();
     let finding = |identity| {
         format!(
             "{} is exposed to the gateway {identity}, whatever peer is behind it; write the \
@@ -48,6 +63,38 @@ fn unlisted_gateways(config: &Config, entry: &ExposedService) -> Vec<String> {
         )
     };
     admitted.into_iter().map(finding).collect()
+}
+
+/// Returns whether an audience has a peer of this cluster, namespace and service account. A cluster
+/// that the configuration does not name may be any.
+fn admits(to: &Audience, cluster: Option<&str>, (namespace, account): (&str, &str)) -> bool {
+    let is_of_cluster = match (to.cluster.as_deref(), cluster) {
+        (Some(only), Some(cluster)) => only == cluster,
+        _ => true,
+    };
+    let mut accounts = to.service_accounts.iter();
+    let is_account = |(of, name): &(String, String)| **of == *namespace && **name == *account;
+    is_of_cluster
+        && (to.namespaces.is_empty() || to.namespaces.iter().any(|of| **of == *namespace))
+        && (to.service_accounts.is_empty() || accounts.any(is_account))
+}
+
+/// Returns a finding for each gateway whose certificate nothing can prove, so that no tunnel opens
+/// through it. The addresses of hostnames are known only at run time.
+pub(super) fn unverifiable_gateways(file: &Path, snapshot: &Snapshot) -> Vec<String> {
+    let unknown = snapshot
+        .remote_gateways()
+        .filter(|(_, of)| !of.is_verifiable());
+    let finding = |(address, of): (SocketAddr, Arc<RemoteGateway>)| {
+        let network = &of.network;
+        format!(
+            "{}: warning: the gateway {address} of network {network} is not used: neither its \
+             cluster nor an identity is known; write one `clusterId` into the workloads behind it, \
+             or `{{name: {network}, cluster: CLUSTER}}` into `networks`",
+            file.display()
+        )
+    };
+    unknown.map(finding).collect()
 }
 
 /// Returns a finding if the entry admits peers of every cluster.
@@ -91,13 +138,12 @@ fn unlinked(config: &Config, entry: &ExposedService, service: &Service) -> Vec<S
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::super::inputs::exposure_table;
     use super::super::traffic;
     use super::*;
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{Mesh, Service, Template, Workload};
+    use crate::xds::file;
 
     const CONFIG: &str = r#"gateway: {cluster: east}
 identity: {kind: spiffe, socket: "unix:///dev/null"}
@@ -181,26 +227,67 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
     #[test]
     fn a_gateway_that_is_admitted_without_the_peers_behind_it_is_a_warning() {
         const IDENTITY: &str = "spiffe://north.local/ns/edge/sa/gateway";
-        let exposed = |account: &str, gateways: &str| {
-            let to = format!("{{cluster: west, service_accounts: [{account}]}}");
-            let text =
-                format!("{CONFIG}exposure: {{services: [{{service: echo.app, to: [{to}]}}]}}\n");
-            let text = text.replace(
+        let config = CONFIG
+            .replace(
                 "cluster: north, ",
                 &format!("cluster: north, identities: [\"{IDENTITY}\"], "),
-            );
+            )
+            .replace("west}]", "west}, {name: north.local, cluster: north}]");
+        let exposed = |to: &str, gateways: &str| {
             let gateways = format!("trust: {{gateways: [{gateways}], domains");
-            warnings_of(&text.replace("trust: {domains", &gateways))
+            let config = config.replace("trust: {domains", &gateways);
+            warnings_of(&format!(
+                "{config}exposure: {{services: [{{service: echo.app, to: [{to}]}}]}}\n"
+            ))
         };
         let none: [String; 0] = [];
-        assert_eq!(
-            exposed("edge/gateway", ""),
-            [format!(
-                "c:7: warning: echo.app is exposed to the gateway {IDENTITY}, whatever peer is \
-                 behind it; write the identity into `trust.gateways`, and its peers into `to`"
-            )]
-        );
-        assert_eq!(exposed("edge/gateway", &format!("\"{IDENTITY}\"")), none);
-        assert_eq!(exposed("shop/checkout", ""), none);
+        let warning = [format!(
+            "c:7: warning: echo.app is exposed to the gateway {IDENTITY}, whatever peer is behind \
+             it; write the identity into `trust.gateways`, and its peers into `to`"
+        )];
+        for to in [
+            "{service_accounts: [edge/gateway]}",
+            "{cluster: north, service_accounts: [edge/gateway]}",
+            "{cluster: north}",
+            "{namespaces: [shop, edge]}",
+        ] {
+            assert_eq!(exposed(to, ""), warning, "{to}");
+            assert_eq!(exposed(to, &format!("\"{IDENTITY}\"")), none, "{to}");
+        }
+        for to in [
+            "{cluster: west}",
+            "{cluster: west, service_accounts: [edge/gateway]}",
+            "{cluster: north, namespaces: [shop]}",
+            "{service_accounts: [shop/checkout]}",
+            "{anyone: true}",
+        ] {
+            assert_eq!(exposed(to, ""), none, "{to}");
+        }
+    }
+
+    #[test]
+    fn a_gateway_that_nothing_can_prove_is_a_warning() {
+        let warnings = |cluster: &str| {
+            let text = format!(
+                "workloads: [{{uid: w, namespace: app, {cluster}network: west, workloadIps: \
+                 [\"10.0.0.1\"], services: {{}}, networkGateway: {{destination: \
+                 west/192.0.2.7}}}}]\n"
+            );
+            let text = text.replace("services: {}", "services: {\"app/echo.app\": {80: 80}}");
+            let text = text
+                + "services: [{name: echo, namespace: app, hostname: echo.app, vips: \
+                              [\"/10.1.0.1\"], ports: {80: 80}}]\n";
+            let (mesh, _) = file::parse(Path::new("m"), &text).expect("a mesh");
+            let change = Change {
+                mesh: Some((mesh, "east".into())),
+                ..Change::default()
+            };
+            unverifiable_gateways(Path::new("m"), &build(&Snapshot::default(), change))
+        };
+        let want = "m: warning: the gateway 192.0.2.7:15008 of network west is not used: neither \
+                    its cluster nor an identity is known; write one `clusterId` into the workloads \
+                    behind it, or `{name: west, cluster: CLUSTER}` into `networks`";
+        assert_eq!(warnings(""), [want]);
+        assert_eq!(warnings("clusterId: west, "), [""; 0]);
     }
 }

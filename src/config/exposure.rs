@@ -82,7 +82,8 @@ section! {
         /// came through another gateway stay in this network.
         transit: Transit = default(Transit::Off);
         /// Limits of the tunnels that the entry admits. Peers cannot widen them. If several entries
-        /// admit a tunnel, those of each apply. Tunnels through `listeners[].routes` have none.
+        /// admit a tunnel, those of each apply. A peer that only a link admits has those of all
+        /// entries of the service. Tunnels through `listeners[].routes` have none.
         limits: ServiceLimits = nested();
         /// Subsets of the endpoints, which server names `outbound_.PORT_.SUBSET_.HOST` and
         /// `names.aliases[].subset` select. They belong to the service, whatever the entry.

@@ -14,7 +14,9 @@ section! {
         name: String = required("west");
         /// Cluster that the certificate of each gateway has to lead to, which `trust` names.
         cluster: Option<String> = default(
-            None, "that of the mesh's record of a gateway, else any cluster of the trust set");
+            None,
+            "that of the mesh's record of a gateway, else that of all instances behind its \
+             address");
         /// Gateways, each with its HBONE port, besides those of the mesh. Hostnames are resolved,
         /// and each address is a gateway.
         gateways: Vec<HostPort> as NonEmpty<Address> = default(
@@ -30,8 +32,8 @@ section! {
 #[expect(clippy::unnecessary_wraps, reason = "a check may refuse what was read")]
 fn check(network: Network, value: Value<'_>) -> Option<Network> {
     if network.cluster.is_none() && network.identities.is_empty() && !network.gateways.is_empty() {
-        let what = "has gateways without `cluster` and `identities`: any gateway of the trust set \
-                    can take their place";
+        let what = "has gateways without `cluster` and `identities`, which are not used: no \
+                    certificate can be proved to be theirs";
         value.warning(
             what,
             "`cluster: CLUSTER` or `identities: [spiffe://…]` beside them",
@@ -87,9 +89,9 @@ mod tests {
             ),
             (
                 "[{name: a, gateways: [\"192.0.2.1:15008\"]}]",
-                "11: warning: `networks[]` has gateways without `cluster` and `identities`: any \
-                 gateway of the trust set can take their place; write `cluster: CLUSTER` or \
-                 `identities: [spiffe://…]` beside them",
+                "11: warning: `networks[]` has gateways without `cluster` and `identities`, which \
+                 are not used: no certificate can be proved to be theirs; write `cluster: \
+                 CLUSTER` or `identities: [spiffe://…]` beside them",
             ),
         ] {
             assert_eq!(with(&format!("networks: {networks}")), want, "{networks}");

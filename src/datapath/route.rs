@@ -114,6 +114,8 @@ impl Route {
     pub fn reason_without_endpoint(&self) -> Reason {
         if self.by_waypoint {
             Reason::NoWaypoint
+        } else if self.is_at_hop_limit() {
+            Reason::GatewayLoop
         } else {
             Reason::NoEndpoint
         }

@@ -2,7 +2,7 @@
 //! without endpoints.
 
 use crate::snapshot::{ServicePort, Snapshot};
-use crate::wire::Transit;
+use crate::wire::{HOPS_MAX, Transit, Via};
 
 use super::first_peer::FirstPeer;
 use super::http2::tunnel::Forwarded;
@@ -53,13 +53,38 @@ impl Route {
         self.first_peer.as_deref()
     }
 
-    /// Adds endpoints of other networks, as far as `transit` permits. Tunnels to a waypoint, and
-    /// those of TLS listeners, stay.
+    /// Returns true if no gateway has forwarded the tunnel. After a loop through the next gateway,
+    /// other endpoints may then be tried. Later gateways leave that to the first one, which bounds
+    /// the connections of a loop.
+    pub fn is_from_client(&self) -> bool {
+        self.passed().is_none_or(|via| via.is_empty())
+    }
+
+    /// Returns true if the tunnel may leave the network, but has passed as many gateways as are
+    /// allowed.
+    pub fn is_at_hop_limit(&self) -> bool {
+        let is_at_limit = || self.passed().is_some_and(|via| via.is_full());
+        self.service()
+            .endpoints_by(self.port(), self.transit)
+            .is_some()
+            && is_at_limit()
+    }
+
+    /// Returns the gateways that the tunnel has passed, by a list that is not malformed.
+    fn passed(&self) -> Option<Via> {
+        Via::parse(self.forwarded()?.via.as_deref()?)
+    }
+
+    /// Adds endpoints of other networks, as far as `transit` permits. Tunnels to a waypoint, those
+    /// of TLS listeners, and those at the limit of gateways stay.
     pub fn permit_transit(mut self, transit: Transit) -> Self {
         if self.is_by_waypoint() || self.is_passthrough() {
             return self;
         }
         self.transit = transit;
+        if self.is_at_hop_limit() {
+            return self;
+        }
         if let Some(endpoints) = self.service().endpoints_by(self.port(), transit).cloned() {
             self.endpoints = endpoints;
         }
@@ -73,6 +98,11 @@ impl Route {
             let names = self.service().definition.waypoint_names();
             return Some(format!(
                 "it is behind the waypoint {names}, which is unknown or has no HBONE endpoint"
+            ));
+        }
+        if self.is_at_hop_limit() {
+            return Some(format!(
+                "no endpoint is in this network, and the tunnel has passed {HOPS_MAX} gateways"
             ));
         }
         if let Some(networks) = self.unreached_networks() {

@@ -4,7 +4,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::datapath::dial::remote;
 use crate::datapath::forward::establish::POLICY_REFUSALS_MAX;
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
@@ -20,7 +19,6 @@ use crate::snapshot::{
 use crate::status::ReducedLink;
 
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
-use super::question::OWN_HASH;
 use super::{ExplainState, Explainer, servers, why};
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
@@ -196,10 +194,7 @@ fn predict(
         (None, refusal)
     };
     let fail = |reason| move |detail| Failure { reason, detail };
-    let remote = endpoint.remote.as_ref();
-    let hops = remote.and_then(|_| remote::extend_via(Some(OWN_HASH), route.forwarded()).err());
     let failure = policy.map(fail(Reason::PolicyDenied));
-    let failure = failure.or_else(|| hops.map(fail(Reason::GatewayLoop)));
     Prediction {
         failure: failure.or_else(|| dial_failure(state, endpoint, None)),
         audited: logged.or(dry_run),
@@ -347,17 +342,12 @@ fn candidates<'a>(
 }
 
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
-/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] rejections or a gateway loop.
+/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] rejections. Answers of other gateways
+/// are not predicted.
 fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Result<(), Reason>> {
     let has = |is_in: &dyn Fn(&Candidate<'_>) -> bool, reason: Option<Reason>| {
         let mut among = candidates.iter().filter(|one| is_in(one));
         among.any(|one| one.reason() == reason)
-    };
-    // Ends after which no other endpoint is tried.
-    let ends = |is_in: &dyn Fn(&Candidate<'_>) -> bool| -> Vec<Result<(), Reason>> {
-        let opened = has(is_in, None).then_some(Ok(()));
-        let looped = has(is_in, Some(Reason::GatewayLoop)).then_some(Err(Reason::GatewayLoop));
-        opened.into_iter().chain(looped).collect()
     };
     let refusals = |is_in: &dyn Fn(&Candidate<'_>) -> bool| {
         let refused = candidates.iter().filter(|one| is_in(one));
@@ -369,13 +359,10 @@ fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Resul
     if candidates.is_empty() {
         return vec![Err(without)];
     }
-    let first = ends(&|one| one.probability > 0.0);
     for is_in in [&is_healthy as &dyn Fn(&Candidate<'_>) -> bool, &|_| true] {
         let is_denied = refusals(is_in) >= POLICY_REFUSALS_MAX;
-        let ends = ends(is_in);
-        if !ends.is_empty() {
-            let ends = if first.is_empty() { ends } else { first };
-            return ends
+        if has(is_in, None) {
+            return [Ok(())]
                 .into_iter()
                 .chain(is_denied.then_some(denied))
                 .collect();

@@ -11,7 +11,7 @@ use crate::snapshot::{Endpoint, RemoteGateway, Snapshot};
 pub(super) fn gateway(remote: &RemoteGateway) -> String {
     let (cluster, identities) = (&remote.cluster, remote.identities.join(" or "));
     match (identities.is_empty(), cluster.is_empty()) {
-        (true, true) => "of another cluster".to_owned(),
+        (true, true) => "that cannot be accepted: its cluster is unknown".to_owned(),
         (true, false) => format!("of cluster {cluster}"),
         (false, true) => identities,
         (false, false) => format!("{identities} of cluster {cluster}"),
@@ -45,6 +45,10 @@ pub(super) fn check(
     };
     let checked = check_any(snapshot, &remote.identities, |server| {
         server.check_gateway(remote, snapshot)
+    });
+    let checked = checked.and_then(|()| match remote.is_verifiable() {
+        true => Ok(()),
+        false => Err("neither its cluster nor an identity is known".to_owned()),
     });
     checked.map_err(|detail| Failure {
         reason: Reason::GatewayUntrusted,

@@ -1,10 +1,12 @@
 //! One HBONE connection to a gateway: its handshake, its PINGs and its end.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
@@ -60,9 +62,9 @@ const PING_DEADLINE: Duration = Duration::from_secs(20);
 /// tunnel on it.
 const QUIET: Duration = Duration::from_secs(1);
 /// Age from which another connection takes the new tunnels.
-const AGE_MAX: Duration = Duration::from_secs(60 * 60);
+pub(super) const AGE_MAX: Duration = Duration::from_secs(60 * 60);
 /// Time without tunnels after which a connection is closed, as in ztunnel's pool.
-const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
+pub(super) const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
 /// The same during a drain. A tunnel that waits for the connection takes its place before.
 const DRAIN_IDLE_MAX: Duration = Duration::from_millis(100);
 
@@ -103,6 +105,7 @@ pub(super) struct Driver {
     http2: Http2,
     pings: PingPong,
     state: Arc<State>,
+    connection: Weak<Connection>,
 }
 
 /// Tunnel's place among the streams of a connection.
@@ -251,21 +254,43 @@ async fn establish(
         peer: verified,
     });
     state.record_rtt(since);
+    let connection = Arc::new(Connection {
+        send,
+        state: Arc::clone(&state),
+    });
     let driver = Driver {
         http2,
         pings,
-        state: Arc::clone(&state),
+        state,
+        connection: Arc::downgrade(&connection),
     };
-    Ok((Arc::new(Connection { send, state }), driver))
+    Ok((connection, driver))
 }
 
 impl Driver {
     /// Runs the connection until it ends. Returns the cause. `on_idle` drops the other handles of
     /// retired connections, and the last one ends the connection once everything is sent.
-    pub(super) async fn run(mut self, drain: &DrainScope, on_idle: impl Fn()) -> String {
+    /// `on_goaway` is called when the gateway has sent GOAWAY while tunnels are open.
+    pub(super) async fn run(
+        mut self,
+        drain: &DrainScope,
+        on_idle: impl Fn(),
+        on_goaway: impl Fn(),
+    ) -> String {
         let state = Arc::clone(&self.state);
+        let (http2, connection) = (&mut self.http2, &self.connection);
+        let run = poll_fn(|cx| {
+            let ended = Pin::new(&mut *http2).poll(cx);
+            if ended.is_pending() && !state.is_retired() {
+                let open = connection.upgrade();
+                if open.is_some_and(|open| open.retire_after_goaway()) && state.streams() > 0 {
+                    on_goaway();
+                }
+            }
+            ended
+        });
         let why = tokio::select! {
-            ended = &mut self.http2 => match ended {
+            ended = run => match ended {
                 Ok(()) => "closed".to_owned(),
                 Err(error) => error.to_string(),
             },
@@ -409,9 +434,7 @@ impl Connection {
         if taken >= max || self.state.is_unusable() {
             return None;
         }
-        // A connection that has received GOAWAY is never ready.
-        let mut send = self.send.clone();
-        match send.poll_ready(&mut Context::from_waker(Waker::noop())) {
+        match self.poll_ready() {
             Poll::Ready(Ok(())) => Some(slot),
             Poll::Ready(Err(_)) => {
                 self.state.retire();
@@ -419,6 +442,21 @@ impl Connection {
             }
             Poll::Pending => None,
         }
+    }
+
+    /// Polls whether the connection takes a request. It never does after GOAWAY.
+    fn poll_ready(&self) -> Poll<Result<(), h2::Error>> {
+        let mut send = self.send.clone();
+        send.poll_ready(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// Retires the connection if the gateway has sent GOAWAY. Returns true if it has.
+    fn retire_after_goaway(&self) -> bool {
+        let is_over = matches!(self.poll_ready(), Poll::Ready(Err(_)));
+        if is_over {
+            self.state.retire();
+        }
+        is_over
     }
 }
 

@@ -185,7 +185,7 @@ impl Gateway {
                 let detail = format!("{address}: no HBONE connection within 5 s");
                 Err(Failure::new(Reason::GatewayUnreachable, detail))
             });
-            let finished = gateway.finish(opened, &context.lifecycle);
+            let finished = gateway.finish(opened, &context);
             result.send_replace(Some(finished));
         });
         connecting
@@ -195,7 +195,7 @@ impl Gateway {
     fn finish(
         self: &Arc<Self>,
         opened: Result<(Arc<Connection>, connection::Driver), Failure>,
-        lifecycle: &Lifecycle,
+        context: &Context,
     ) -> Result<(), Failure> {
         let mut connections = self.connections.lock();
         connections.connecting = None;
@@ -209,7 +209,8 @@ impl Gateway {
         connections.health = EndpointState::new();
         connections.replacement = Replacement::default();
         drop(connections);
-        let (gateway, drain) = (Arc::downgrade(self), lifecycle.drain_scope());
+        let (gateway, context) = (Arc::downgrade(self), context.clone());
+        let (lifecycle, drain) = (context.lifecycle.clone(), context.lifecycle.drain_scope());
         // It may still send bytes of tunnels that have ended.
         lifecycle.spawn_closing(async move {
             let forget = || {
@@ -217,7 +218,12 @@ impl Gateway {
                     gateway.forget(None);
                 }
             };
-            let error = driver.run(&drain, forget).await;
+            let replace = || {
+                if let Some(gateway) = gateway.upgrade().filter(|_| !drain.is_draining()) {
+                    gateway.replace(&context);
+                }
+            };
+            let error = driver.run(&drain, forget, replace).await;
             if let Some(gateway) = gateway.upgrade() {
                 let address = gateway.target.address;
                 debug!(%address, error, "connection to a gateway of another network ended");
@@ -225,6 +231,16 @@ impl Gateway {
             }
         });
         Ok(())
+    }
+
+    /// Opens a connection in place of a retired one, so that the next tunnel need not wait for it.
+    fn replace(self: &Arc<Self>, context: &Context) {
+        let mut connections = self.connections.lock();
+        connections.open.retain(|one| !one.state.is_retired());
+        let is_alone = connections.open.is_empty() && connections.connecting.is_none();
+        if is_alone && connections.replacement.is_due() {
+            self.connect(&mut connections, context);
+        }
     }
 
     /// Forgets retired connections, with the cause of the last end.

@@ -79,20 +79,21 @@ impl ServerIdentity<'_> {
     /// # Errors
     /// The difference.
     pub fn check_gateway(self, wanted: &RemoteGateway, snapshot: &Snapshot) -> Result<(), String> {
-        let (uri, own) = (&self.identity.uri, &*snapshot.balancing.position.cluster);
+        if !wanted.is_verifiable() {
+            let network = &wanted.network;
+            return Err(format!(
+                "neither the cluster nor an identity of this gateway is known; write `cluster` for \
+                 network {network} into `networks`"
+            ));
+        }
+        let uri = &self.identity.uri;
         if !wanted.identities.is_empty() && !wanted.identities.contains(uri) {
             return Err(format!("{uri} is not an identity of this gateway"));
         }
-        if !wanted.cluster.is_empty() {
-            return self.check_cluster(&wanted.cluster, snapshot);
+        if wanted.cluster.is_empty() {
+            return self.cluster(snapshot).map(drop);
         }
-        if wanted.identities.is_empty() && *self.cluster(snapshot)? == *own {
-            return Err(format!(
-                "{uri} belongs to our own cluster {own}, and neither cluster nor identities of \
-                 this gateway are known"
-            ));
-        }
-        Ok(())
+        self.check_cluster(&wanted.cluster, snapshot)
     }
 
     /// Checks that the server is an expected workload of a cluster.

@@ -15,12 +15,19 @@ pub struct RemoteGateway {
     /// Network behind the gateway.
     pub network: Arc<str>,
     /// Cluster that the issuer or trust domain of the gateway's certificate must lead to; empty if
-    /// any cluster of the trust set may serve the network.
+    /// unknown. Without identities, no certificate is then accepted.
     pub cluster: Arc<str>,
     /// Identities (`spiffe://…`) of which the gateway must have one; empty if unknown.
     pub identities: Box<[Arc<str>]>,
     /// Addresses besides that of the endpoint, in the order in which they are tried.
     pub other_addresses: Box<[SocketAddr]>,
+}
+
+impl RemoteGateway {
+    /// Returns whether a certificate can prove to be that of the gateway.
+    pub fn is_verifiable(&self) -> bool {
+        !(self.cluster.is_empty() && self.identities.is_empty())
+    }
 }
 
 /// Returns the network whose gateway a record represents; `None` for any other workload.

@@ -38,7 +38,7 @@ impl Gateway {
     ) -> Vec<Self> {
         let port = record_port(record, network);
         let gateway = |(first, other): (IpAddr, Option<IpAddr>)| {
-            let mut remote = remote_gateway(network, Some(record), rules);
+            let mut remote = remote_gateway(network, (&record.cluster, Some(record)), rules);
             remote.other_addresses = other
                 .map(|ip| SocketAddr::new(ip, port))
                 .into_iter()
@@ -163,17 +163,17 @@ impl Gateway {
     }
 }
 
-/// Returns the gateway of a network with what its configuration and its record say.
+/// Returns the gateway of a network with what its configuration, and otherwise the mesh, say: the
+/// cluster, and the record if there is one.
 pub(super) fn remote_gateway(
     network: &str,
-    record: Option<&Workload>,
+    (cluster, record): (&Arc<str>, Option<&Workload>),
     rules: &NetworkTable,
 ) -> RemoteGateway {
     let rule = rules.get(network);
-    let cluster = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
-    let of_record = || record.map(|record| &record.cluster);
-    let cluster = cluster.or_else(|| of_record().filter(|of| ***of != *UNNAMED_CLUSTER));
-    let cluster = cluster.cloned().unwrap_or_default();
+    let configured = rule.map(|rule| &rule.cluster).filter(|of| !of.is_empty());
+    let of_mesh = || Some(cluster).filter(|of| ***of != *UNNAMED_CLUSTER);
+    let cluster = configured.or_else(of_mesh).cloned().unwrap_or_default();
     let identities = rule.map(|rule| &rule.identities);
     let identities = identities.filter(|list| !list.is_empty()).cloned();
     let of_record = || {

@@ -28,11 +28,19 @@ pub(super) struct RemoteInstances {
 struct Instances {
     /// Instances by uid.
     list: Box<[Arc<Workload>]>,
-    /// State of the service behind each gateway.
-    states: States,
+    behind: Behind,
 }
 
-type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
+/// Gateways in front of the instances of a service, by network and address.
+type Behind = HashMap<(Arc<str>, SocketAddr), BehindGateway>;
+
+/// Instances of a service behind one gateway.
+#[derive(Debug)]
+struct BehindGateway {
+    remote: Arc<RemoteGateway>,
+    /// State of the service behind the gateway.
+    state: Arc<EndpointState>,
+}
 
 /// Instances of a service in one network.
 #[derive(Default)]
@@ -145,12 +153,13 @@ impl RemoteInstances {
             let list = merge(old.list.iter().cloned(), changes);
             let earlier = previous.services.get(name);
             let known = |key: &(Arc<str>, SocketAddr)| {
-                let earlier = earlier.and_then(|of| of.states.get(key));
-                old.states.get(key).or(earlier).cloned()
+                let earlier = earlier.and_then(|of| of.behind.get(key));
+                let known = old.behind.get(key).or(earlier);
+                known.map(|known| Arc::clone(&known.state))
             };
-            let states = self.states(&list, rules, own_network, known);
+            let behind = self.behind(&list, rules, own_network, known);
             let list = list.into();
-            let instances = Arc::new(Instances { list, states });
+            let instances = Arc::new(Instances { list, behind });
             let is_used = !instances.list.is_empty();
             self.services
                 .set(Arc::clone(name), is_used.then_some(instances));
@@ -161,35 +170,33 @@ impl RemoteInstances {
         }
     }
 
-    /// Returns the current form of a gateway. One without a record is what the configuration of
-    /// its network says.
+    /// Returns the current form of a gateway. One without a record keeps what the configuration of
+    /// its network does not say.
     pub(super) fn current(
         &self,
         known: &RemoteGateway,
         address: SocketAddr,
         rules: &NetworkTable,
     ) -> Arc<RemoteGateway> {
-        self.recorded(&known.network, address).map_or_else(
-            || Arc::new(remote_gateway(&known.network, None, rules)),
-            |gateway| Arc::clone(&gateway.remote),
-        )
+        if let Some(gateway) = self.recorded(&known.network, address) {
+            return Arc::clone(&gateway.remote);
+        }
+        let mut now = remote_gateway(&known.network, (&known.cluster, None), rules);
+        if now.identities.is_empty() {
+            now.identities.clone_from(&known.identities);
+        }
+        Arc::new(now)
     }
 
     /// Returns whether a gateway is one of those with an address, in the same form. Looks at all
     /// services only if it has no record.
-    pub(super) fn contains(
-        &self,
-        known: &RemoteGateway,
-        address: SocketAddr,
-        rules: &NetworkTable,
-    ) -> bool {
+    pub(super) fn contains(&self, known: &RemoteGateway, address: SocketAddr) -> bool {
         if let Some(gateway) = self.recorded(&known.network, address) {
             return *gateway.remote == *known;
         }
         let key = (Arc::clone(&known.network), address);
-        let is_named = |of: &Arc<Instances>| of.states.contains_key(&key);
-        *known == remote_gateway(&known.network, None, rules)
-            && self.services.values().any(is_named)
+        let mut services = self.services.values();
+        services.any(|of| of.behind.get(&key).is_some_and(|it| *it.remote == *known))
     }
 
     /// Returns the gateway at an address that has a record.
@@ -198,25 +205,29 @@ impl RemoteInstances {
         recorded.find(|gateway| gateway.has_address(address))
     }
 
-    fn states(
+    fn behind(
         &self,
         instances: &[Arc<Workload>],
         rules: &NetworkTable,
         own_network: &str,
         known: impl Fn(&(Arc<str>, SocketAddr)) -> Option<Arc<EndpointState>>,
-    ) -> States {
+    ) -> Behind {
         let mut networks: BTreeMap<&str, Vec<&Arc<Workload>>> = BTreeMap::new();
         for one in instances {
             if let Some(network) = remote_network(one, own_network) {
                 networks.entry(network).or_default().push(one);
             }
         }
-        let keys = networks.into_iter().flat_map(|(network, instances)| {
+        let gateways = networks.into_iter().flat_map(|(network, instances)| {
             let gateways = self.gateways(network, &instances, rules).into_iter();
-            gateways.map(|gateway| (Arc::clone(&gateway.remote.network), gateway.address))
+            gateways.map(|gateway| (gateway.address, gateway.remote))
         });
-        let state = |key| known(&key).unwrap_or_default();
-        keys.map(|key| (key.clone(), state(key))).collect()
+        let behind = |(address, remote): (SocketAddr, Arc<RemoteGateway>)| {
+            let key = (Arc::clone(&remote.network), address);
+            let state = known(&key).unwrap_or_default();
+            (key, BehindGateway { remote, state })
+        };
+        gateways.map(behind).collect()
     }
 
     /// Returns the gateways of a network that have an address: those with a record, then those
@@ -235,11 +246,15 @@ impl RemoteInstances {
             };
             let address = SocketAddr::new(ip, port);
             if !gateways.iter().any(|gateway| gateway.has_address(address)) {
+                let behind = instances.iter().filter(|other| {
+                    address_of(other.network_gateway.as_deref()) == Some((ip, port))
+                });
+                let cluster = common(behind.map(|one| &one.cluster));
                 gateways.push(Gateway {
                     address,
                     record: None,
                     second_record: None,
-                    remote: Arc::new(remote_gateway(network, None, rules)),
+                    remote: Arc::new(remote_gateway(network, (&cluster, None), rules)),
                 });
             }
         }
@@ -274,15 +289,15 @@ impl RemoteInstances {
             let (ready, all) = capacity(&found.serving);
             let gateways = self.gateways(network, &found.all, rules);
             let instances = found.serving.iter().map(|(one, _)| &***one);
-            let cluster = common_cluster(&gateways);
+            let cluster = common(gateways.iter().map(|gateway| &gateway.remote.cluster));
             let part = match subset {
-                Some(subset) => Some(subset.part_of_network(instances, cluster)?),
+                Some(subset) => Some(subset.part_of_network(instances, &cluster)?),
                 None => None,
             };
             let gateways = gateways.into_iter().filter(Gateway::is_ready);
             let gateways = gateways.filter_map(|gateway| {
                 let key = (Arc::clone(&gateway.remote.network), gateway.address);
-                let state = Arc::clone(known.states.get(&key)?);
+                let state = Arc::clone(&known.behind.get(&key)?.state);
                 Some(gateway.endpoint(service, port, (&found.serving, ready), state))
             });
             let gateways: Vec<_> = gateways.collect();
@@ -297,10 +312,7 @@ impl RemoteInstances {
     }
 
     /// Returns all gateways that have an address, with or without a record.
-    pub(super) fn known_gateways(
-        &self,
-        rules: &NetworkTable,
-    ) -> BTreeMap<(SocketAddr, Arc<str>), Arc<RemoteGateway>> {
+    pub(super) fn known_gateways(&self) -> BTreeMap<(SocketAddr, Arc<str>), Arc<RemoteGateway>> {
         let mut known = BTreeMap::new();
         for gateway in self.gateways.values().flat_map(|list| list.iter()) {
             let key = (gateway.address, Arc::clone(&gateway.remote.network));
@@ -308,11 +320,9 @@ impl RemoteInstances {
                 .entry(key)
                 .or_insert_with(|| Arc::clone(&gateway.remote));
         }
-        for (network, address) in self.services.values().flat_map(|of| of.states.keys()) {
+        for ((network, address), of) in self.services.values().flat_map(|of| &of.behind) {
             let key = (*address, Arc::clone(network));
-            known
-                .entry(key)
-                .or_insert_with(|| Arc::new(remote_gateway(network, None, rules)));
+            known.entry(key).or_insert_with(|| Arc::clone(&of.remote));
         }
         known
     }
@@ -437,14 +447,13 @@ fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u16)> {
     }
 }
 
-/// Returns the cluster of all gateways; empty if it is unknown or not the same.
-fn common_cluster(gateways: &[Gateway]) -> &str {
-    let mut clusters = gateways.iter().map(|gateway| &*gateway.remote.cluster);
-    let first = clusters.next().unwrap_or_default();
-    if clusters.all(|other| other == first) {
+/// Returns the cluster that all have; empty if it is unknown or not the same.
+pub(super) fn common<'a>(mut clusters: impl Iterator<Item = &'a Arc<str>>) -> Arc<str> {
+    let first = clusters.next().cloned().unwrap_or_default();
+    if clusters.all(|other| *other == first) {
         first
     } else {
-        ""
+        Arc::default()
     }
 }
 

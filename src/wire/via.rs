@@ -57,9 +57,19 @@ impl Via {
         self.0.contains(&gateway)
     }
 
+    /// Returns true if the tunnel has passed no gateway.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns true if no further gateway may forward the tunnel.
+    pub fn is_full(&self) -> bool {
+        self.0.len() >= HOPS_MAX
+    }
+
     /// Returns the list with one more gateway, or `None` at the limit.
     pub fn with(mut self, gateway: GatewayHash) -> Option<Self> {
-        (self.0.len() < HOPS_MAX).then(|| self.0.push(gateway))?;
+        (!self.is_full()).then(|| self.0.push(gateway))?;
         Some(self)
     }
 }

@@ -4,8 +4,14 @@
 //! is the reason alone if the value itself is wrong. [`At`] adds the path of the value.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::snapshot::gateway_record;
+use crate::snapshot::mesh::{Place, Template, Workload};
 
 /// Path of a value in an error.
 pub(super) trait At<T> {
@@ -23,6 +29,39 @@ impl<T> At<T> for Result<T, String> {
             }
         })
     }
+}
+
+/// Returns the records of the gateways that workloads of other networks name by hostname. The
+/// cluster of a gateway is that of all workloads that name it.
+pub(super) fn named_gateways<'a>(workloads: impl Iterator<Item = &'a Workload>) -> Vec<Workload> {
+    let mut records: BTreeMap<Arc<str>, Workload> = BTreeMap::new();
+    for record in workloads.filter_map(named_gateway) {
+        match records.entry(Arc::clone(&record.uid)) {
+            Entry::Vacant(new) => drop(new.insert(record)),
+            Entry::Occupied(mut known) if known.get().cluster != record.cluster => {
+                let mut template = Template::clone(&record.template);
+                template.cluster = Arc::default();
+                known.get_mut().template = template.into();
+            }
+            Entry::Occupied(_) => {}
+        }
+    }
+    records.into_values().collect()
+}
+
+fn named_gateway(workload: &Workload) -> Option<Workload> {
+    let gateway = workload.network_gateway.as_deref()?;
+    let Place::Name(name) = &gateway.place else {
+        return None;
+    };
+    let (_, host) = name.split_once('/')?;
+    let network = Some(&workload.network).filter(|network| !network.is_empty())?;
+    Some(gateway_record(
+        network,
+        &workload.cluster,
+        host,
+        gateway.port,
+    ))
 }
 
 /// Converts all entries of a list.

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::support::dns::{Answer, DnsServer};
 use crate::support::oracle::{self, Oracle, Plan, SideResult};
 use crate::support::{
     ECHO, Endpoint, GATEWAY, Gateway, Net, RESET, Settings, endpoint_port, identities, replace,
@@ -375,6 +376,44 @@ fn two_donors_share_the_connections_and_one_that_is_gone_is_replaced() {
             |ends: &std::collections::BTreeMap<String, f64>| ends.values().sum::<f64>() == 40.0;
         until("their ends", completed, all).await;
     });
+}
+
+#[test]
+fn acceptance_11_all_addresses_of_a_bindings_gateway_are_replaced_within_5_s() {
+    run(async {
+        let (here, old, new) = (Net::new(), Net::new(), Net::new());
+        let _workloads = [
+            Workload::start(old, WORKLOAD, false).await,
+            Workload::start(new, WORKLOAD, false).await,
+        ];
+        let first = start_west(&west(old, &[(11, 1, "HBONE")])).await;
+        let _second = start_west(&west(new, &[(11, 1, "HBONE")])).await;
+        let says = |net: Net| Answer::Addresses(vec![net.ip(1)], 300);
+        let dns = DnsServer::start(here.address(3, 5300), says(old)).await;
+        let mut settings = east(here, &[old], "");
+        let address = format!("\"{}:15008\"", old.ip(1));
+        settings.more = settings.more.replace(&address, "\"west.example:15008\"");
+        settings.more += &format!("dns: {{servers: [\"{}\"]}}\n", here.address(3, 5300));
+        let _acceptor = Gateway::start(&settings).await;
+        recovers(bound(here)).await;
+        // The old one is gone before the name leads to the new one, whose TTL is 300 s.
+        dns.set_answer(says(new));
+        drop(first);
+        recovers(bound(here)).await;
+    });
+}
+
+/// Connects to a binding until it answers.
+async fn recovers(address: SocketAddr) {
+    let answers = async || {
+        let mut client = connect(address).await;
+        try_echo(&mut client).await.is_ok()
+    };
+    let recovered = timeout(
+        Duration::from_secs(5),
+        until("an answer", answers, |is| *is),
+    );
+    recovered.await.expect("a recovery within 5 s");
 }
 
 #[test]

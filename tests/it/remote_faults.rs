@@ -359,12 +359,24 @@ fn a_gateway_with_100_streams_in_use_and_no_second_connection_is_replaced() {
     run(async {
         let rig = Rig::start(Fault::OneConnection).await;
         let mut open = Vec::new();
-        for _ in 0..STREAMS {
-            open.push(rig.client.tunnel(ALONE).await.expect("a tunnel"));
+        // Only a second connection to the faulty gateway fails.
+        while rig.failed_dials().await == 0.0 {
+            assert!(
+                open.len() < 250,
+                "the faulty gateway has a place for each tunnel"
+            );
+            let mut tunnel = rig.client.tunnel(ECHO).await.expect("a tunnel");
+            echoes(&mut tunnel).await;
+            open.push(tunnel);
         }
+        assert!(
+            open.len() > STREAMS as usize,
+            "{} tunnels are open",
+            open.len()
+        );
+        rig.no_tunnel_fails().await;
         let text = "gateway_unreachable";
         rig.is_rejected("gateway_unreachable", text).await;
-        rig.no_tunnel_fails().await;
         for tunnel in &mut open {
             echoes(tunnel).await;
         }

@@ -322,20 +322,7 @@ fn two_gateways_that_send_a_service_to_each_other_reject_it_after_three_tunnels(
     run(async {
         let (here, there) = (Net::new(), Net::new());
         let first = Gateway::start(&east(here, &[there], WEST_GATEWAY)).await;
-        let mut settings = west(there, &[(99, 1, "TCP")]);
-        settings.mesh = settings.mesh.replace(
-            "clusterId: west, network: west",
-            "clusterId: east, network: east",
-        );
-        let to = "to: [{cluster: east}, {cluster: west}]";
-        let transit = format!("{to}\n      transit: always");
-        settings.exposure = settings.exposure.replace(to, &transit);
-        settings.more += &format!(
-            "networks: [{{name: east, cluster: east, identities: [\"{GATEWAY}\"], gateways: \
-             [\"{}:15008\"]}}]\n",
-            here.ip(1)
-        );
-        let second = start_west(&settings).await;
+        let second = start_west(&sends_back(there, here)).await;
         let client = Client::connect(first.address, &identities().client(CLIENT, GATEWAY)).await;
         let client = client.expect("a connection");
         let refused = timeout(SOON, client.tunnel(ECHO)).await.expect("an answer");
@@ -350,6 +337,50 @@ fn two_gateways_that_send_a_service_to_each_other_reject_it_after_three_tunnels(
         let connections = connections(&[&first, &second]).await;
         assert!(connections <= 3.0, "{connections} connections");
     });
+}
+
+#[test]
+fn a_gateway_that_sends_tunnels_back_is_replaced_by_the_first_gateway() {
+    run(async {
+        let (here, lost, good) = (Net::new(), Net::new(), Net::new());
+        let endpoint = Endpoint::echo(good.listen(11, endpoint_port()).await);
+        let first = Gateway::start(&east(here, &[lost, good], WEST_GATEWAY)).await;
+        let back = start_west(&sends_back(lost, here)).await;
+        let _serves = start_west(&west(good, &[(11, 1, "TCP")])).await;
+        let client = first.client(identities()).await;
+        let mut opened = 0;
+        while back.tunnels("gateway_loop").await == 0.0 {
+            assert!(opened < 40, "the other gateway takes all tunnels");
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            echoes(&mut tunnel).await;
+            opened += 1;
+        }
+        // It is ejected for this service.
+        for _ in 0..10 {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            echoes(&mut tunnel).await;
+        }
+        assert_eq!(back.tunnels("gateway_loop").await, 1.0);
+        assert_eq!(endpoint.accepted(), opened + 10);
+    });
+}
+
+/// Settings of a gateway of network west that sends the service back to a gateway of east.
+fn sends_back<'a>(net: Net, to: Net) -> Settings<'a> {
+    let mut settings = west(net, &[(99, 1, "TCP")]);
+    settings.mesh = settings.mesh.replace(
+        "clusterId: west, network: west",
+        "clusterId: east, network: east",
+    );
+    let both = "to: [{cluster: east}, {cluster: west}]";
+    let transit = format!("{both}\n      transit: always");
+    settings.exposure = settings.exposure.replace(both, &transit);
+    settings.more += &format!(
+        "networks: [{{name: east, cluster: east, identities: [\"{GATEWAY}\"], gateways: \
+         [\"{}:15008\"]}}]\n",
+        to.ip(1)
+    );
+    settings
 }
 
 /// Returns the number of connections of these gateways and of their client.

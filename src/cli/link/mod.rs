@@ -199,7 +199,8 @@ fn remote_gateways(cluster: &str, peer: &Side) -> String {
             "Hostname"
         };
         let account = peer.identity.as_deref().and_then(parse_identity);
-        let account = account.map_or("eastwest", |[_, _, account]| account);
+        let account = account.map_or(["istio-system", "eastwest"], |[_, rest @ ..]| rest);
+        let [namespace, account] = account;
         let _ = write!(
             text,
             "---
@@ -208,7 +209,7 @@ apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata:
   name: {name}
-  namespace: istio-system
+  namespace: {namespace}
   labels:
     topology.istio.io/network: {network}
   annotations:
@@ -229,6 +230,7 @@ spec:
 ",
             name = quoted(&name),
             network = quoted(&peer.network),
+            namespace = quoted(namespace),
             account = quoted(account),
             value = quoted(&gateway.host),
             port = gateway.port.unwrap_or(HBONE_PORT),

@@ -111,6 +111,15 @@ fn manifests_have_the_configuration_and_a_gateway_for_each_address() {
     ] {
         assert!(text.contains(want), "{want}\n{text}");
     }
+    let of_edge = text_of_link(&parsed(&[
+        "west,domain=west.local,network=net-w,gateway=198.51.100.7:31008",
+        "east,identity=spiffe://east.local/ns/edge/sa/gw,gateway=203.0.113.10",
+        "--kubernetes",
+    ]));
+    let of_edge = of_edge.expect("a text");
+    for want in ["  namespace: \"edge\"\n", "service-account: \"gw\"\n"] {
+        assert!(of_edge.contains(want), "{want}\n{of_edge}");
+    }
     let data = text
         .split("  strait.yaml: |\n")
         .nth(2)

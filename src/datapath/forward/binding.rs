@@ -310,10 +310,15 @@ async fn pick_and_open(
         reason = failure.reason;
         gateway.metrics.dial_failed(reason);
         record.set_detail(failure.detail);
-        if !reason.is_retriable() {
+        // No gateway is before this one, so a loop ends the way through this gateway alone.
+        let is_loop = reason == Reason::GatewayLoop;
+        if !(reason.is_retriable() || is_loop) {
             break;
         }
-        if reason.ejects_endpoint() {
+        if reason != Reason::DialDenied {
+            gateway.reader.request_refresh(&endpoint);
+        }
+        if reason.ejects_endpoint() || is_loop {
             balance::eject_after_failure(&endpoints, &endpoint, &gateway.metrics);
         }
         tried.push(endpoint);

@@ -228,13 +228,14 @@ async fn pick_and_dial(
         reason = failed.reason;
         gateway.metrics.dial_failed(reason);
         record.set_detail(failed.detail);
-        if !reason.is_retriable() {
+        let is_loop = reason == Reason::GatewayLoop && failed.permit.route().is_from_client();
+        if !(reason.is_retriable() || is_loop) {
             break;
         }
         if reason != Reason::DialDenied {
             gateway.reader.request_refresh(&failed.endpoint);
         }
-        if reason.ejects_endpoint() {
+        if reason.ejects_endpoint() || is_loop {
             balance::eject_after_failure(
                 failed.permit.route().endpoints(),
                 &failed.endpoint,

@@ -7,7 +7,7 @@ use crate::datapath::balance;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Service, Template, Workload};
 use crate::snapshot::traffic::Override;
-use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use crate::snapshot::{Audience, Endpoint, Exposure, ExposureTable, RemoteGateway, TrustSet};
 use crate::status::ReducedLink;
 use crate::wire::{RegionPattern, Transit};
 
@@ -163,11 +163,15 @@ fn rejection(of: &Generated) -> Option<Reason> {
         Err(reason) => Some(reason),
         Ok(permit) => match balance::pick(permit, &[], &of.link_factors()) {
             Err(permit) => Some(permit.route().reason_without_endpoint()),
-            Ok(pick) if pick.endpoint().remote.is_some() => {
-                let via = remote::extend_via(own(), pick.route().forwarded());
-                via.is_err().then_some(Reason::GatewayLoop)
+            // The generated gateways fail in no other way.
+            Ok(pick) => {
+                let endpoints = &pick.route().endpoints().endpoints;
+                let remote = |one: &Arc<Endpoint>| one.remote.clone();
+                let is_unknown = |of: Arc<RemoteGateway>| !of.is_verifiable();
+                let mut remote = endpoints.iter().map(remote);
+                let is_untrusted = remote.all(|of| of.is_some_and(is_unknown));
+                is_untrusted.then_some(Reason::GatewayUntrusted)
             }
-            Ok(_) => None,
         },
     }
 }

@@ -7,6 +7,7 @@ use tokio::io::AsyncWriteExt;
 use super::inner::{self, Carrier};
 use super::*;
 use crate::lifecycle::{Phase, wait_for_phase};
+use crate::outer::connection::{AGE_MAX, IDLE_MAX};
 
 /// Time without progress after which a write is blocked.
 const BLOCKED: Duration = Duration::from_millis(300);
@@ -296,7 +297,7 @@ async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
     let snapshot = world.publisher.reader().snapshot();
     for (wanted, why) in [
         (remote("west", &[WEST]), None),
-        (remote("", &[]), None),
+        (remote("", &[]), Some("neither the cluster")),
         (remote("north", &[]), Some("belongs to cluster west")),
         (
             remote("west", &["spiffe://west.local/ns/a/sa/b"]),
@@ -358,9 +359,106 @@ async fn an_open_connection_is_checked_against_the_workloads_of_now() {
     assert!(error.contains("belongs to cluster north"), "{error}");
     // A tunnel that ends at the gateway has no workload.
     let outer = world
-        .open_at(workload.address, remote("", &[]))
+        .open_at(workload.address, remote("north", &[]))
         .await
         .expect("a tunnel");
     let checked = outer.servers().check_workload(&any, "west", &snapshot);
     assert_eq!(checked, Ok(()));
+}
+
+/// Returns the number of connections that take tunnels.
+fn usable(world: &World) -> usize {
+    world.pool.status().iter().map(|row| row.connections).sum()
+}
+
+/// Keeps the runtime busy, so that the paused clock moves by the test alone and not while bytes are
+/// on the way.
+fn stop_auto_advance() -> JoinSet<()> {
+    let mut busy = JoinSet::new();
+    busy.spawn(async {
+        loop {
+            tokio::task::yield_now().await;
+        }
+    });
+    busy
+}
+
+/// Lets the tasks run until a condition holds.
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(timeout(SOON, wait).await.is_ok(), "{what}");
+}
+
+#[tokio::test]
+async fn a_goaway_while_a_tunnel_is_open_opens_a_connection_for_the_next_one() {
+    let world = World::new();
+    let (gateway, stop) = world.stoppable().await;
+    let mut old = world.open(&gateway).await.expect("a tunnel");
+    stop.send_replace(Stop::GoAway);
+    until("a second connection", || {
+        gateway.connections() == 2 && usable(&world) == 1
+    })
+    .await;
+    let mut new = world.open(&gateway).await.expect("a tunnel");
+    for stream in [&mut old, &mut new] {
+        echoes(stream, b"hello").await;
+    }
+    assert_eq!(gateway.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_goaway_without_tunnels_opens_no_connection() {
+    let world = World::new();
+    let (gateway, stop) = world.stoppable().await;
+    drop(world.open(&gateway).await.expect("a tunnel"));
+    stop.send_replace(Stop::GoAway);
+    until("the connection is retired", || usable(&world) == 0).await;
+    assert_eq!(gateway.connections(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_its_maximum_age_a_connection_is_replaced_and_keeps_its_tunnels() {
+    let _busy = stop_auto_advance();
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let mut first = world.open(&gateway).await.expect("a tunnel");
+    tokio::time::advance(AGE_MAX - Duration::from_secs(60)).await;
+    let mut second = world.open(&gateway).await.expect("a tunnel");
+    assert_eq!(gateway.connections(), 1);
+    tokio::time::advance(Duration::from_secs(60)).await;
+    let mut third = world.open(&gateway).await.expect("a tunnel");
+    until("a second connection", || {
+        gateway.connections() == 2 && usable(&world) == 1
+    })
+    .await;
+    let mut fourth = world.open(&gateway).await.expect("a tunnel");
+    for stream in [&mut first, &mut second, &mut third, &mut fourth] {
+        echoes(stream, b"hello").await;
+    }
+    assert_eq!(gateway.connections(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_tunnels_is_closed_at_the_idle_limit() {
+    let _busy = stop_auto_advance();
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    drop(world.open(&gateway).await.expect("a tunnel"));
+    let since = Instant::now();
+    while usable(&world) == 1 {
+        assert!(since.elapsed() < 2 * IDLE_MAX, "it is closed");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for _ in 0..200 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let time = since.elapsed();
+    assert!(time >= IDLE_MAX, "{time:?}");
+    assert!(time <= IDLE_MAX + Duration::from_secs(15), "{time:?}");
+    drop(world.open(&gateway).await.expect("a tunnel"));
+    assert_eq!(gateway.connections(), 2);
 }

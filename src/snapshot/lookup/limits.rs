@@ -18,6 +18,7 @@ impl Exposure {
 impl Snapshot {
     /// Returns the entries with limits that admit one of the callers to the service port to which
     /// `asked` leads, each once. Of several services behind an alias, the entries of each apply.
+    /// All entries of a service apply to a caller that only a link admits to it.
     pub fn limiting_entries<'a>(
         &self,
         callers: impl Iterator<Item = Caller<'a>> + Clone,
@@ -30,24 +31,29 @@ impl Snapshot {
             return found;
         }
         match means {
-            MatchedBy::Exposed => found.extend(self.exposure.entries_with_alias(asked)),
+            MatchedBy::Exposed => {
+                let mut entries = self.exposure.entries_with_alias(asked).collect();
+                self.retain_admitting(&mut entries, callers, None);
+                found = entries;
+            }
             MatchedBy::Alias(alias) => {
                 for (host, port) in self.behind(alias, asked.port) {
-                    self.add_entries(&mut found, host, port);
+                    let mut entries = self.entries_of_port(host, port);
+                    self.retain_admitting(&mut entries, callers.clone(), Some(host));
+                    found.append(&mut entries);
                 }
             }
-            MatchedBy::Service | MatchedBy::Workload(_) => {
-                self.add_entries(&mut found, to.host, to.port);
+            MatchedBy::Service => {
+                found = self.entries_of_port(to.host, to.port);
+                self.retain_admitting(&mut found, callers, Some(to.host));
+            }
+            MatchedBy::Workload(_) => {
+                found = self.entries_of_port(to.host, to.port);
+                found.retain(|entry| entry.exposes_workloads);
+                self.retain_admitting(&mut found, callers, None);
             }
         }
-        let by_workload = matches!(means, MatchedBy::Workload(_));
-        found.retain(|entry| {
-            entry.limits.is_some()
-                && (entry.exposes_workloads || !by_workload)
-                && callers
-                    .clone()
-                    .any(|caller| entry.admits(caller, &self.trust))
-        });
+        found.retain(|entry| entry.limits.is_some());
         let mut unique: Vec<&Exposure> = Vec::with_capacity(found.len());
         for entry in found {
             let is_same = |one: &&Exposure| Arc::ptr_eq(&one.open, &entry.open);
@@ -58,8 +64,26 @@ impl Snapshot {
         unique
     }
 
-    fn add_entries<'a>(&'a self, found: &mut Vec<&'a Exposure>, host: &str, port: u16) {
+    fn entries_of_port(&self, host: &str, port: u16) -> Vec<&Exposure> {
         let entries = self.exposure.entries(&self.exposure_host(host)).iter();
-        found.extend(entries.filter(|entry| entry.applies_to(port)));
+        entries.filter(|entry| entry.applies_to(port)).collect()
+    }
+
+    /// Retains the entries that admit one of the callers. All are retained for a caller that only a
+    /// link admits, by the host of the service.
+    fn retain_admitting<'a>(
+        &self,
+        entries: &mut Vec<&Exposure>,
+        callers: impl Iterator<Item = Caller<'a>> + Clone,
+        linked_host: Option<&str>,
+    ) {
+        let admits = |entry: &Exposure, caller| entry.admits(caller, &self.trust);
+        let is_by_link = |caller| {
+            let is_linked = linked_host.is_some_and(|host| self.is_exposed_by_link(caller, host));
+            is_linked && !entries.iter().any(|entry| admits(entry, caller))
+        };
+        if !callers.clone().any(is_by_link) {
+            entries.retain(|entry| callers.clone().any(|caller| admits(entry, caller)));
+        }
     }
 }

@@ -39,7 +39,7 @@ impl Snapshot {
     /// Returns the gateways of other networks, by the mesh and by the configuration, each with its
     /// address.
     pub fn remote_gateways(&self) -> impl Iterator<Item = (SocketAddr, Arc<RemoteGateway>)> {
-        let known = self.index.remote.known_gateways(&self.networks);
+        let known = self.index.remote.known_gateways();
         let known = known.into_iter();
         known.map(|((address, _), gateway)| (address, gateway))
     }
@@ -55,7 +55,7 @@ impl Snapshot {
 
     /// Returns whether a gateway is still one of another network, in the same form.
     pub fn has_gateway(&self, known: &RemoteGateway, address: SocketAddr) -> bool {
-        self.index.remote.contains(known, address, &self.networks)
+        self.index.remote.contains(known, address)
     }
 
     /// Returns whether an identity is that of a gateway of another network, by the mesh or by the

@@ -265,7 +265,12 @@ impl Endpoints {
             }
             HostAddress::Named(name) => {
                 let address = format!("{name}:{port}");
-                workload.hostname = (*name).into();
+                if workload.network.is_empty() {
+                    workload.hostname = (*name).into();
+                } else {
+                    let place = Place::Name(format!("{}/{name}", workload.network));
+                    workload.network_gateway = Some(Arc::new(GatewayAddress { place, port }));
+                }
                 address
             }
         };

@@ -23,7 +23,7 @@ use self::cluster::EndpointSource;
 use self::endpoints::{ENDPOINTS_MAX, Endpoints, LOCALITIES_MAX};
 use self::names::{ClusterTarget, Target, cluster_target, service_of};
 use super::client::{Resource, ResourceStore, Response};
-use super::convert::shown;
+use super::convert::{named_gateways, shown};
 use super::interner::Interner;
 use super::store::{CLUSTER, is_named};
 use super::tables::{MeshStore, Tables, has_all_clusters};
@@ -454,7 +454,14 @@ fn workloads(cluster: &str, serving: &ServingCluster) -> Vec<Workload> {
             ..workload.clone()
         }
     });
-    made.collect()
+    let mut made: Vec<_> = made.collect();
+    // Each cluster has a record of its own, which is removed with it.
+    let gateways = named_gateways(made.iter()).into_iter();
+    made.extend(gateways.map(|record| Workload {
+        uid: format!("{}/{cluster}", record.uid).into(),
+        ..record
+    }));
+    made
 }
 
 /// Returns the load balancing settings of a cluster.

@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 
 use crate::snapshot::builder::HBONE_PORT;
-use crate::snapshot::gateway_record;
-use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint, Workload};
+use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint};
 use crate::xds::convert::unicast;
 use crate::yaml::{Fields, Value};
 
@@ -74,17 +73,6 @@ fn destination(text: &str) -> Option<Place> {
         (None, false) => Place::Name(text.to_owned()),
         (None, true) => return None,
     })
-}
-
-/// Returns the record of the gateway that a workload of another network names by hostname.
-pub(super) fn named_gateway(workload: &Workload) -> Option<Workload> {
-    let gateway = workload.network_gateway.as_deref()?;
-    let Place::Name(name) = &gateway.place else {
-        return None;
-    };
-    let (_, host) = name.split_once('/')?;
-    let network = Some(&workload.network).filter(|network| !network.is_empty())?;
-    Some(gateway_record(network, &"".into(), host, gateway.port))
 }
 
 /// Warns of services whose waypoints are all missing from the file, because their tunnels are

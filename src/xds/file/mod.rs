@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::convert::{normal_hostname, unicast};
+use super::convert::{named_gateways, normal_hostname, unicast};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
     Derived, Locality, Mesh, PodLabels, Ports, Protocol, Service, Services, Sorted, Template,
@@ -71,10 +71,7 @@ fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let policies = policies.map(Arc::new).collect();
     let services = services.into_iter().map(|(service, _)| service);
     let workloads: Vec<_> = workloads.into_iter().flatten().collect();
-    let gateways: Vec<_> = workloads
-        .iter()
-        .filter_map(gateways::named_gateway)
-        .collect();
+    let gateways = named_gateways(workloads.iter());
     let mesh = Mesh::new(services, gateways.into_iter().chain(workloads));
     (mesh, policies)
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{Mesh, Template, Workload};
+use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Template, Workload};
 use crate::snapshot::{Endpoint, NetworkRule, NetworkTable, Publisher, Snapshot};
 
 use super::{always, assert_shares, gateway, locality, pods, service, spread};
@@ -50,6 +50,39 @@ fn a_gateway_with_several_addresses_has_the_share_of_one() {
     let mut endpoints = set.endpoints.iter();
     let dual = endpoints.find(|one| one.address.is_ipv6()).expect("one");
     assert_eq!(others(dual), ["192.0.2.1:15008"]);
+}
+
+#[test]
+fn a_gateway_that_only_instances_name_has_the_cluster_on_which_they_agree() {
+    let behind = |at: u8, last: u8, cluster: &str| {
+        let place = Place::Address("west".to_owned(), [192, 0, 2, last].into());
+        let mut one = changed(pods("west", at).remove(usize::from(at) - 1), |of| {
+            of.cluster = cluster.into();
+        });
+        one.network_gateway = Some(Arc::new(GatewayAddress { place, port: 15008 }));
+        one
+    };
+    let clusters = |instances: &[(u8, &str)]| {
+        let instances = (1..).zip(instances);
+        let instances = instances.map(|(at, (last, cluster))| behind(at, *last, cluster));
+        let snapshot = spread(instances.collect());
+        let endpoints = always(&snapshot).endpoints.iter();
+        let remote = endpoints.map(|one| Arc::clone(one.remote.as_ref().expect("a gateway")));
+        let shown = remote.map(|of| (of.cluster.to_string(), of.is_verifiable()));
+        shown.collect::<Vec<_>>()
+    };
+    let known = |cluster: &str| (cluster.to_owned(), true);
+    let unknown = (String::new(), false);
+    assert_eq!(clusters(&[(7, "west"), (7, "west")]), [known("west")]);
+    assert_eq!(
+        clusters(&[(7, "west"), (8, "north")]),
+        [known("west"), known("north")]
+    );
+    for other in ["north", "", "Kubernetes"] {
+        let mixed = clusters(&[(7, "west"), (7, other)]);
+        assert!(mixed.iter().eq([&unknown]), "{other}: {mixed:?}");
+    }
+    assert_eq!(clusters(&[(7, "Kubernetes")]), [unknown]);
 }
 
 /// Returns istiod's record of an address of a gateway.
@@ -257,6 +290,9 @@ fn the_generation_moves_with_a_new_gateway_and_a_new_identity_of_a_gateway() {
         identities(&configured),
         "spiffe://west.local/ns/edge/sa/configured"
     );
-    // Without a record, only the configuration of the network is left.
-    assert_eq!(identities(&updated(&first, pods("west", 2))), "");
+    // Without a record, a gateway still has to prove the same.
+    assert_eq!(
+        identities(&updated(&first, pods("west", 2))),
+        "spiffe://west.local/ns/edge/sa/gateway"
+    );
 }

@@ -512,7 +512,7 @@ fn gateways_come_from_records_instances_and_the_configuration() {
         format!("192.0.2.4:15008 {configured}"),
         format!("192.0.2.8:15008 {configured}"),
         format!("192.0.2.9:443 {configured}"),
-        "192.0.2.7:31008 west  ".to_owned(),
+        "192.0.2.7:31008 west west ".to_owned(),
     ];
     assert_eq!(shown(&second), want);
     assert!(second.is_gateway("spiffe://north.local/ns/edge/sa/gw"));
@@ -528,7 +528,7 @@ fn gateways_come_from_records_instances_and_the_configuration() {
     };
     let want = [
         "192.0.2.4:15008 north north spiffe://north.local/ns/edge/sa/gateway",
-        "192.0.2.7:31008 west  ",
+        "192.0.2.7:31008 west west ",
     ];
     assert_eq!(shown(&build(&third, without)), want);
 }

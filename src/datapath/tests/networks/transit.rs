@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::config::parse_identity;
-use crate::datapath::http2::tunnel::{Origin, Target};
+use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
 use crate::datapath::policy;
@@ -81,6 +81,44 @@ fn a_tunnel_leaves_the_network_only_as_far_as_entry_listener_and_way_permit() {
             assert_eq!(endpoints.is_empty(), want == Off, "{case}");
             assert_eq!(permit.route().detail().is_some(), want == Off, "{case}");
         }
+    }
+}
+
+#[test]
+fn a_tunnel_at_the_limit_of_gateways_has_the_endpoints_of_this_network() {
+    let remote = [gateway("west", 1), pod("west", 1)];
+    let any = TrafficRule {
+        preferences: Some(&[]),
+        ..TrafficRule::default()
+    };
+    for (hops, here, want) in [
+        (2, 1, Ok(2)),
+        (2, 0, Ok(1)),
+        (3, 1, Ok(1)),
+        (3, 0, Err(Reason::GatewayLoop)),
+    ] {
+        let workloads = [&pods("east", here)[..], &remote].concat();
+        let snapshot = snapshot_with(Transit::Always, service(&[]), workloads, any.clone());
+        let peer = peer(&snapshot, CLIENT, Transit::Always);
+        let via = ["0123456789abcdef"; 3][..hops].join(",");
+        let forwarded = Forwarded {
+            via: Some(via.into_bytes().into()),
+            ..Forwarded::default()
+        };
+        let target = Target {
+            authority: Authority::parse("echo.app:80").expect("an authority"),
+            origin: Origin::Workload,
+            via_gateway: true,
+            forwarded: Some(Box::new(forwarded)),
+        };
+        let route = route::resolve(&snapshot, &peer, target).expect("a route");
+        let permit = policy::run(&snapshot, &peer, route).expect("a permit");
+        let route = permit.route();
+        let got = match route.endpoints().endpoints.len() {
+            0 => Err(route.reason_without_endpoint()),
+            count => Ok(count),
+        };
+        assert_eq!(got, want, "{hops} gateways, {here} pods");
     }
 }
 

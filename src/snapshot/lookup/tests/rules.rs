@@ -116,6 +116,43 @@ fn the_limits_of_each_entry_that_admits_a_peer_apply() {
 }
 
 #[test]
+fn a_peer_that_only_a_link_admits_has_the_limits_of_all_entries() {
+    let mesh = Mesh::new([service(ECHO, &[80]), service(CART, &[80])], []);
+    let of_cart = Audience {
+        namespaces: vec!["cart".into()],
+        ..Audience::default()
+    };
+    let of_cart = Exposure {
+        audiences: vec![of_cart],
+        ..limited("west", 2)
+    };
+    let mut exposure = ExposureTable::new(false);
+    exposure.add_entry(ECHO, &of_cart, []);
+    exposure.add_entry(ECHO, &limited("north", 3), []);
+    exposure.add_entry(CART, &exposed("west", false), []);
+    exposure.add_entry(CART, &limited("north", 4), []);
+    let names = names(&[("both.global:80", &[ECHO, CART], None, "")]);
+    let pattern = SniPattern::parse("*").expect("a pattern");
+    let change = Change {
+        scope: Some(ServiceVisibility {
+            by_link: [("west".into(), vec![pattern])].into(),
+            ..ServiceVisibility::default()
+        }),
+        ..Change::default()
+    };
+    let snapshot = build(&build_snapshot(mesh, names, exposure), change);
+    for (domain, text, want) in [
+        ("west.local", "echo.app.global:80", &[2, 3][..]),
+        ("west.local", "cart.shop.global:80", &[]),
+        ("west.local", "both.global:80", &[2, 3]),
+        ("north.local", "echo.app.global:80", &[3]),
+    ] {
+        let want: Vec<_> = want.iter().map(|max| Some(*max)).collect();
+        assert_eq!(limits(&snapshot, domain, text), want, "{domain} {text}");
+    }
+}
+
+#[test]
 fn an_entry_for_the_same_peers_keeps_its_count_in_a_new_table() {
     let table = |first: &Exposure, second: &Exposure| {
         let mut exposure = ExposureTable::new(false);
