@@ -92,10 +92,10 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 /// Returns the best endpoint of the set that is not in `tried`, if one is left.
 ///
 /// In a set with groups, one group is drawn by its share; the others replace it if it has no
-/// eligible endpoint. Two weighted draws follow, and the less loaded endpoint is taken. Load is
-/// the number of tunnels in flight per weight. On equal load the first draw is taken, so that the
-/// shares equal the weights. Loads that gateways advertise, and exceeded budgets of links, change
-/// their weights.
+/// eligible endpoint, first those of the same part of a split subset. Two weighted draws follow,
+/// and the less loaded endpoint is taken. Load is the number of tunnels in flight per weight. On
+/// equal load the first draw is taken, so that the shares equal the weights. Loads that gateways
+/// advertise, and exceeded budgets of links, change their weights.
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.

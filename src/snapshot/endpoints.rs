@@ -111,8 +111,18 @@ pub struct Group {
     /// Fraction of all picks while each group has an endpoint that may be picked. The sum is 1
     /// unless no endpoint is ready.
     pub share: f64,
+    part: PartKey,
     range: Range<usize>,
     table: AliasTable,
+}
+
+/// Key of a part of a split subset, which has tiers of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PartKey {
+    /// True for endpoints of other networks that only take what the own network cannot.
+    pub(super) is_failover: bool,
+    /// Index of the part; `None` if nothing is split.
+    pub(super) part: Option<usize>,
 }
 
 /// Attribute that the endpoints of a tier have in common.
@@ -144,6 +154,7 @@ pub enum Tier {
 /// Input of the builder for one group. Shares are proportional to `parts`.
 #[derive(Debug)]
 pub(super) struct Found {
+    pub(super) part: PartKey,
     pub(super) tier: Tier,
     pub(super) place: Option<(Arc<str>, u32)>,
     pub(super) endpoints: Vec<Arc<Endpoint>>,
@@ -311,6 +322,7 @@ impl EndpointSet {
                 ready: group.count.ready,
                 all: group.count.all,
                 share: f64::from(group.parts) / parts.max(1.0),
+                part: group.part,
                 range: start..start + group.endpoints.len(),
                 table: AliasTable::new(group.endpoints.iter().map(|endpoint| endpoint.weight)),
             });
@@ -365,18 +377,25 @@ impl EndpointSet {
         }
     }
 
-    /// Returns the drawn group, then the groups that replace it in fallback order if none of its
-    /// endpoints may be picked.
+    /// Returns the drawn group, then the groups that replace it if none of its endpoints may be
+    /// picked: first those of its part of a split subset, then all others, in fallback order.
     pub fn drawn<'a>(
         &'a self,
         groups: &'a Groups,
         first: usize,
         links: &'a LinkFactors,
     ) -> impl Iterator<Item = Part<'a>> + Clone {
-        let others = (0..groups.list.len()).filter(move |other| *other != first);
-        let order = std::iter::once(first).chain(others);
-        let parts = order.filter_map(move |place| groups.list.get(place));
-        parts.map(move |group| {
+        let drawn = groups.list.get(first);
+        let others = move |is_in_part: bool| {
+            let others = groups.list.iter().enumerate();
+            let others = others.filter(move |(place, group)| {
+                let is_same = drawn.is_some_and(|drawn| drawn.part == group.part);
+                *place != first && is_same == is_in_part
+            });
+            others.map(|(_, group)| group)
+        };
+        let order = drawn.into_iter().chain(others(true)).chain(others(false));
+        order.map(move |group| {
             let range = group.range.clone();
             let [start, end] = [range.start, range.end]
                 .map(|bound| self.remote.partition_point(|index| *index < bound));

@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::super::endpoints::Found;
+use super::super::endpoints::{Found, PartKey};
 use super::super::traffic::{Count, Spill};
-use super::{Group, PartKey, Ranking, TierKey};
+use super::{Group, Ranking, TierKey};
 
 /// Load of a tier that takes everything: shares are whole percents, as Envoy's are.
 const FULL_LOAD_PERCENT: u64 = 100;
