@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::snapshot::{
-    Endpoint, EndpointSet, EndpointState, FACTOR_ONE, InFlight, LinkFactors, Load, Part,
+    Endpoint, EndpointSet, EndpointState, InFlight, LINK_FACTOR_ONE, LinkFactors, Load, Part,
 };
 use crate::telemetry::Metrics;
 
@@ -188,7 +188,7 @@ fn draw(
     /// Number of draws over all endpoints before the eligible ones are summed: most are eligible.
     const BLIND_DRAWS: usize = 3;
     // A larger factor makes other draws count less often.
-    let draws = BLIND_DRAWS * (max / FACTOR_ONE).max(1) as usize;
+    let draws = BLIND_DRAWS * (max / LINK_FACTOR_ONE).max(1) as usize;
     for _ in 0..draws {
         let place = part.draw()?;
         let candidate = part.candidates.get(place)?;
@@ -206,7 +206,8 @@ fn draw(
         }
     };
     let mut places = 0..part.candidates.len();
-    let total: u64 = places.clone().map(|place| weight(&place)).sum();
+    let weights = places.clone().map(|place| weight(&place));
+    let total = weights.fold(0, u64::saturating_add);
     if total == 0 {
         return None;
     }

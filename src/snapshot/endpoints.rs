@@ -8,6 +8,7 @@ use derive_more::Display;
 use tokio::time::Instant;
 
 use super::alias_table::AliasTable;
+use super::link_factors::WHOLE_PERCENT;
 use super::mesh::{self, Scope};
 use super::remote_instances::NetworkShare;
 use super::traffic::{Count, Spill};
@@ -80,6 +81,8 @@ pub struct Candidate {
 
 /// Factor of a weight that nothing changes, and unit of the factors.
 pub const FACTOR_ONE: u32 = 256;
+/// The same for factors with that of the link, whose percentages thus stay exact.
+pub const LINK_FACTOR_ONE: u32 = FACTOR_ONE * WHOLE_PERCENT;
 /// Limit of the factor by which advertised loads raise a weight, or its inverse reduces it.
 const FACTOR_MAX: u32 = 4;
 
@@ -447,19 +450,26 @@ impl Part<'_> {
         let has_local = self.remote.len() < self.candidates.len();
         let remote = self.remote.iter();
         let factors = remote.map(|index| self.factor(index - self.start, &now));
-        let factors = factors.chain(has_local.then_some(FACTOR_ONE));
-        factors.max().unwrap_or(FACTOR_ONE)
+        let factors = factors.chain(has_local.then_some(LINK_FACTOR_ONE));
+        factors.max().unwrap_or(LINK_FACTOR_ONE)
     }
 
-    /// Returns the factor of the weight of an endpoint of the group, in 256ths, with that of its
-    /// link.
+    /// Returns the factor of the weight of an endpoint of the group with that of its link, in units
+    /// of [`LINK_FACTOR_ONE`].
     pub fn factor(&self, place: usize, now: impl Fn() -> Instant) -> u32 {
         let candidate = self.candidates.get(place);
         let factor = candidate.map_or(FACTOR_ONE, |one| one.factor(now));
-        self.links.apply(self.endpoints.get(place), factor)
+        factor.saturating_mul(self.link_percent(place))
     }
 
-    /// Returns the weight of an endpoint of the group times [`FACTOR_ONE`], with its factor.
+    /// Returns the factor of the link of an endpoint of the group, in percent.
+    fn link_percent(&self, place: usize) -> u32 {
+        let endpoint = self.endpoints.get(place);
+        let endpoint = endpoint.filter(|_| !self.links.is_empty());
+        endpoint.map_or(WHOLE_PERCENT, |endpoint| self.links.percent(endpoint))
+    }
+
+    /// Returns the weight of an endpoint of the group times [`LINK_FACTOR_ONE`], with its factor.
     pub fn scaled_weight(&self, place: usize, now: impl Fn() -> Instant) -> u64 {
         let weight = self.candidates.get(place).map_or(0, |one| one.weight);
         u64::from(weight) * u64::from(self.factor(place, now))

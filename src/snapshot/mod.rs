@@ -53,7 +53,8 @@ mod waypoints;
 pub use bindings::BoundEndpoints;
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{
-    Candidate, EndpointSet, FACTOR_ONE, Group, Groups, Part, Service, Tier, TransitSets,
+    Candidate, EndpointSet, FACTOR_ONE, Group, Groups, LINK_FACTOR_ONE, Part, Service, Tier,
+    TransitSets,
 };
 pub use exclusion::ExclusionReason;
 pub use exposure::{

@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use tokio::time::Instant;
 
 use super::LinkFactors;
-use super::endpoints::{Candidate, EndpointSet, FACTOR_ONE, Part};
+use super::endpoints::{Candidate, EndpointSet, LINK_FACTOR_ONE, Part};
 
 /// Load of an endpoint: tunnels in flight per weight, with the factor of the weight.
 ///
@@ -24,7 +24,7 @@ impl Load {
         let state = &part.candidates.get(place)?.state;
         let weight = part.scaled_weight(place, now);
         // In the unit of the weight.
-        let tunnels = u64::from(state.in_flight()) * u64::from(FACTOR_ONE);
+        let tunnels = u64::from(state.in_flight()) * u64::from(LINK_FACTOR_ONE);
         let amount = if part.by_latency {
             (tunnels + weight).saturating_mul(u64::from(state.mean_dial_millis()))
         } else {

@@ -1,6 +1,8 @@
 //! Weights of gateways by exceeded budgets of links.
 
-use crate::snapshot::{InFlight, LinkFactors};
+use tokio::time::Instant;
+
+use crate::snapshot::{FACTOR_ONE, InFlight, LinkFactors};
 use crate::status::ReducedLink;
 
 use super::{always, assert_shares_with, gateway, pods, spread};
@@ -56,6 +58,20 @@ fn tunnels_in_flight_are_compared_by_the_reduced_weight() {
     let _more = InFlight::new(&set.endpoints[1].state);
     let less = [("10.0.0.1:15008", 0.75), ("192.0.2.1:15008", 0.25)];
     assert_shares_with(set, &links, &less);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_low_percentage_of_a_low_weight_is_exact() {
+    let mut workloads = [pods("east", 1), pods("west", 100)].concat();
+    workloads.push(gateway("west", 1));
+    let snapshot = spread(workloads);
+    let set = always(&snapshot);
+    let slow = &set.endpoints[1].state;
+    slow.record_share(FACTOR_ONE / 4, Instant::now());
+    let links = LinkFactors::of_peer(&[reduced("south", "west", 1)], "south");
+    // A quarter of 100 instances, of which 1 %.
+    let want = [("10.0.0.1:15008", 0.8), ("192.0.2.1:15008", 0.2)];
+    assert_shares_with(set, &links, &want);
 }
 
 #[test]
