@@ -462,10 +462,14 @@ impl Part<'_> {
         factor.saturating_mul(self.link_percent(place))
     }
 
-    /// Returns the factor of the link of an endpoint of the group, in percent.
+    /// Returns the factor of the link of an endpoint of the group, in percent. Local endpoints are
+    /// recognized by their candidates alone, because a draw may ask for all.
     fn link_percent(&self, place: usize) -> u32 {
+        let is_remote = |one: &Candidate| one.instances > 0;
+        if self.links.is_empty() || !self.candidates.get(place).is_some_and(is_remote) {
+            return WHOLE_PERCENT;
+        }
         let endpoint = self.endpoints.get(place);
-        let endpoint = endpoint.filter(|_| !self.links.is_empty());
         endpoint.map_or(WHOLE_PERCENT, |endpoint| self.links.percent(endpoint))
     }
 
