@@ -1,7 +1,6 @@
 //! Stage 7: the pick of an endpoint by weight, live load and passive health.
 
 use std::cell::LazyCell;
-use std::cmp::Ordering;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -95,7 +94,8 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 /// eligible endpoint, first those of the same part of a split subset. Two weighted draws follow,
 /// and the less loaded endpoint is taken. Load is the number of tunnels in flight per weight. On
 /// equal load the first draw is taken, so that the shares equal the weights. Loads that gateways
-/// advertise, and exceeded budgets of links, change their weights.
+/// advertise, and exceeded budgets of links, change their weights. If the budgets reduce the two by
+/// different factors, the first draw is taken.
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.
@@ -171,11 +171,8 @@ fn best_of_two(
     let draw = || draw(part, eligible, max, now);
     let (first, second) = (draw()?, draw()?);
     let load = |place: usize| Load::of(part, place, now);
-    let best = match load(second)?.compare(load(first)?) {
-        Ordering::Less => second,
-        Ordering::Equal | Ordering::Greater => first,
-    };
-    Some(part.start + best)
+    let is_less = load(second)?.is_less_than(load(first)?);
+    Some(part.start + if is_less { second } else { first })
 }
 
 /// Draws an eligible endpoint of a group by weight, in which the largest factor is `max`.

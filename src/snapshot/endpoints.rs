@@ -464,7 +464,7 @@ impl Part<'_> {
 
     /// Returns the factor of the link of an endpoint of the group, in percent. Local endpoints are
     /// recognized by their candidates alone, because a draw may ask for all.
-    fn link_percent(&self, place: usize) -> u32 {
+    pub(super) fn link_percent(&self, place: usize) -> u32 {
         let is_remote = |one: &Candidate| one.instances > 0;
         if self.links.is_empty() || !self.candidates.get(place).is_some_and(is_remote) {
             return WHOLE_PERCENT;
