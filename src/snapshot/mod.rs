@@ -72,7 +72,7 @@ pub use precedence::Collision;
 pub use remote::RemoteGateway;
 pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
 pub use shards::Shards;
-pub use subset::{Subset, SubsetPart, label};
+pub use subset::{Subset, SubsetPart};
 pub use tiers::{exclusion_reason, location_exclusion};
 pub use trust::{Caller, PeerCluster, TrustSet};
 
