@@ -9,7 +9,9 @@ use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change, HBONE_PORT};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot, label};
+use crate::snapshot::{
+    BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot, Subset, SubsetPart,
+};
 
 use super::inputs::{exposure_table, name_table};
 use super::{names, routes, traffic, transit};
@@ -82,24 +84,30 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snaps
     builder::build(&Snapshot::default(), change)
 }
 
-/// Returns warnings about labels of subsets that no workload of their service has.
+/// Returns warnings about labels of subsets that select nothing of their service.
 fn subset_warnings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     for exposed in &config.exposure.services {
         let Some(service) = snapshot.service_by_name(&exposed.service.host) else {
             continue;
         };
-        let name = format!("{}/{}", service.namespace, service.hostname);
         let labels = exposed.subsets.iter();
         let labels = labels.flat_map(|of| of.labels.iter().map(move |label| (&of.name, label)));
         for (subset, (key, value)) in labels {
-            let mut workloads = snapshot.mesh.workloads.values();
-            if !workloads
-                .any(|one| one.services.get(&*name).is_some() && label(one, key) == Some(value))
-            {
+            let part = SubsetPart {
+                name: subset.as_str().into(),
+                labels: [(key.as_str().into(), value.as_str().into())].into(),
+                weight: 1,
+            };
+            let of_label = Subset {
+                name: subset.as_str().into(),
+                parts: [part].into(),
+            };
+            if !snapshot.has_subset(service, &of_label) {
                 warnings.push(format!(
-                    "{}: warning: no workload of {} has the label `{key}: {value}` of its subset \
-                     {subset}; write a label that one has",
+                    "{}: warning: the label `{key}: {value}` of subset {subset} selects no \
+                     workload of {} in this network, and no other network as a whole; write a \
+                     label that one has",
                     exposed.line, exposed.service.host
                 ));
             }

@@ -1,14 +1,13 @@
 //! Stage 7: the pick of an endpoint by weight, live load and passive health.
 
 use std::cell::LazyCell;
-use std::cmp::Ordering;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 use tracing::info;
 
 use crate::snapshot::{
-    Endpoint, EndpointSet, EndpointState, FACTOR_ONE, InFlight, LinkFactors, Load, Part,
+    Endpoint, EndpointSet, EndpointState, InFlight, LINK_FACTOR_ONE, LinkFactors, Load, Part,
 };
 use crate::telemetry::Metrics;
 
@@ -92,10 +91,11 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 /// Returns the best endpoint of the set that is not in `tried`, if one is left.
 ///
 /// In a set with groups, one group is drawn by its share; the others replace it if it has no
-/// eligible endpoint. Two weighted draws follow, and the less loaded endpoint is taken. Load is
-/// the number of tunnels in flight per weight. On equal load the first draw is taken, so that the
-/// shares equal the weights. Loads that gateways advertise, and exceeded budgets of links, change
-/// their weights.
+/// eligible endpoint, first those of the same part of a split subset. Two weighted draws follow,
+/// and the less loaded endpoint is taken. Load is the number of tunnels in flight per weight. On
+/// equal load the first draw is taken, so that the shares equal the weights. Loads that gateways
+/// advertise, and exceeded budgets of links, change their weights. If the budgets reduce the two by
+/// different factors, the first draw is taken.
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.
@@ -171,11 +171,8 @@ fn best_of_two(
     let draw = || draw(part, eligible, max, now);
     let (first, second) = (draw()?, draw()?);
     let load = |place: usize| Load::of(part, place, now);
-    let best = match load(second)?.compare(load(first)?) {
-        Ordering::Less => second,
-        Ordering::Equal | Ordering::Greater => first,
-    };
-    Some(part.start + best)
+    let is_less = load(second)?.is_less_than(load(first)?);
+    Some(part.start + if is_less { second } else { first })
 }
 
 /// Draws an eligible endpoint of a group by weight, in which the largest factor is `max`.
@@ -188,7 +185,7 @@ fn draw(
     /// Number of draws over all endpoints before the eligible ones are summed: most are eligible.
     const BLIND_DRAWS: usize = 3;
     // A larger factor makes other draws count less often.
-    let draws = BLIND_DRAWS * (max / FACTOR_ONE).max(1) as usize;
+    let draws = BLIND_DRAWS * (max / LINK_FACTOR_ONE).max(1) as usize;
     for _ in 0..draws {
         let place = part.draw()?;
         let candidate = part.candidates.get(place)?;
@@ -206,7 +203,8 @@ fn draw(
         }
     };
     let mut places = 0..part.candidates.len();
-    let total: u64 = places.clone().map(|place| weight(&place)).sum();
+    let weights = places.clone().map(|place| weight(&place));
+    let total = weights.fold(0, u64::saturating_add);
     if total == 0 {
         return None;
     }

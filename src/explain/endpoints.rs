@@ -13,7 +13,7 @@ use crate::outer::{ExpectedWorkloads, Failure};
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, ExclusionReason, FACTOR_ONE, LinkFactors, MatchedBy,
+    Endpoint, EndpointSet, Enforcement, ExclusionReason, LINK_FACTOR_ONE, LinkFactors, MatchedBy,
     Protocol, Service, exclusion_reason, location_exclusion, pick_probabilities,
 };
 use crate::status::ReducedLink;
@@ -327,7 +327,7 @@ fn candidates<'a>(
     let whole = drawn.set.whole(&links);
     let factors = 0..drawn.set.endpoints.len();
     let factors = factors.map(|place| whole.factor(place, || state.now));
-    let factors = factors.map(|factor| f64::from(factor) / f64::from(FACTOR_ONE));
+    let factors = factors.map(|factor| f64::from(factor) / f64::from(LINK_FACTOR_ONE));
     let numbers = probability.into_iter().zip(factors);
     let endpoints = drawn.set.endpoints.iter().zip(numbers).zip(places);
     let candidates = endpoints.map(|((endpoint, (probability, factor)), group)| Candidate {

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::exclusion::remote_network;
 use super::tiers::Ranking;
-use super::{Alias, Shards, Snapshot, mesh};
+use super::{Alias, Service, Shards, Snapshot, Subset, mesh};
 
 impl Snapshot {
     /// Builds the derived service of an alias, or removes it if no target exists. If one target has
@@ -53,6 +54,24 @@ impl Snapshot {
             .service(&definition, &behind, Some(alias), ranking);
         self.derived_services
             .insert(Arc::clone(&alias.label), Arc::new(service));
+    }
+
+    /// Returns whether a workload of a service in the own network, or all of its instances in
+    /// another one, are in a subset, whatever is ready.
+    pub fn has_subset(&self, service: &Service, subset: &Subset) -> bool {
+        let name = format!("{}/{}", service.namespace, service.hostname);
+        let mut own = self.mesh.workloads.values().filter(|one| {
+            let is_of_service = one.services.get(&*name).is_some();
+            is_of_service && remote_network(one, self.network()).is_none()
+        });
+        let network = (self.network(), self.mesh.hbone_only);
+        let has_part = |port: &u16| {
+            let service = (&*service.definition, name.as_str());
+            let remote = &self.index.remote;
+            remote.has_part(service, *port, &self.networks, network, subset)
+        };
+        own.any(|one| subset.part_of(one).is_some())
+            || service.definition.ports.keys().any(has_part)
     }
 
     /// Rebuilds all derived services.

@@ -8,6 +8,7 @@ use derive_more::Display;
 use tokio::time::Instant;
 
 use super::alias_table::AliasTable;
+use super::link_factors::WHOLE_PERCENT;
 use super::mesh::{self, Scope};
 use super::remote_instances::NetworkShare;
 use super::traffic::{Count, Spill};
@@ -80,6 +81,8 @@ pub struct Candidate {
 
 /// Factor of a weight that nothing changes, and unit of the factors.
 pub const FACTOR_ONE: u32 = 256;
+/// The same for factors with that of the link, whose percentages thus stay exact.
+pub const LINK_FACTOR_ONE: u32 = FACTOR_ONE * WHOLE_PERCENT;
 /// Limit of the factor by which advertised loads raise a weight, or its inverse reduces it.
 const FACTOR_MAX: u32 = 4;
 
@@ -111,8 +114,18 @@ pub struct Group {
     /// Fraction of all picks while each group has an endpoint that may be picked. The sum is 1
     /// unless no endpoint is ready.
     pub share: f64,
+    part: PartKey,
     range: Range<usize>,
     table: AliasTable,
+}
+
+/// Key of a part of a split subset, which has tiers of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PartKey {
+    /// True for endpoints of other networks that only take what the own network cannot.
+    pub(super) is_failover: bool,
+    /// Index of the part; `None` if nothing is split.
+    pub(super) part: Option<usize>,
 }
 
 /// Attribute that the endpoints of a tier have in common.
@@ -144,6 +157,7 @@ pub enum Tier {
 /// Input of the builder for one group. Shares are proportional to `parts`.
 #[derive(Debug)]
 pub(super) struct Found {
+    pub(super) part: PartKey,
     pub(super) tier: Tier,
     pub(super) place: Option<(Arc<str>, u32)>,
     pub(super) endpoints: Vec<Arc<Endpoint>>,
@@ -311,6 +325,7 @@ impl EndpointSet {
                 ready: group.count.ready,
                 all: group.count.all,
                 share: f64::from(group.parts) / parts.max(1.0),
+                part: group.part,
                 range: start..start + group.endpoints.len(),
                 table: AliasTable::new(group.endpoints.iter().map(|endpoint| endpoint.weight)),
             });
@@ -365,18 +380,25 @@ impl EndpointSet {
         }
     }
 
-    /// Returns the drawn group, then the groups that replace it in fallback order if none of its
-    /// endpoints may be picked.
+    /// Returns the drawn group, then the groups that replace it if none of its endpoints may be
+    /// picked: first those of its part of a split subset, then all others, in fallback order.
     pub fn drawn<'a>(
         &'a self,
         groups: &'a Groups,
         first: usize,
         links: &'a LinkFactors,
     ) -> impl Iterator<Item = Part<'a>> + Clone {
-        let others = (0..groups.list.len()).filter(move |other| *other != first);
-        let order = std::iter::once(first).chain(others);
-        let parts = order.filter_map(move |place| groups.list.get(place));
-        parts.map(move |group| {
+        let drawn = groups.list.get(first);
+        let others = move |is_in_part: bool| {
+            let others = groups.list.iter().enumerate();
+            let others = others.filter(move |(place, group)| {
+                let is_same = drawn.is_some_and(|drawn| drawn.part == group.part);
+                *place != first && is_same == is_in_part
+            });
+            others.map(|(_, group)| group)
+        };
+        let order = drawn.into_iter().chain(others(true)).chain(others(false));
+        order.map(move |group| {
             let range = group.range.clone();
             let [start, end] = [range.start, range.end]
                 .map(|bound| self.remote.partition_point(|index| *index < bound));
@@ -428,19 +450,30 @@ impl Part<'_> {
         let has_local = self.remote.len() < self.candidates.len();
         let remote = self.remote.iter();
         let factors = remote.map(|index| self.factor(index - self.start, &now));
-        let factors = factors.chain(has_local.then_some(FACTOR_ONE));
-        factors.max().unwrap_or(FACTOR_ONE)
+        let factors = factors.chain(has_local.then_some(LINK_FACTOR_ONE));
+        factors.max().unwrap_or(LINK_FACTOR_ONE)
     }
 
-    /// Returns the factor of the weight of an endpoint of the group, in 256ths, with that of its
-    /// link.
+    /// Returns the factor of the weight of an endpoint of the group with that of its link, in units
+    /// of [`LINK_FACTOR_ONE`].
     pub fn factor(&self, place: usize, now: impl Fn() -> Instant) -> u32 {
         let candidate = self.candidates.get(place);
         let factor = candidate.map_or(FACTOR_ONE, |one| one.factor(now));
-        self.links.apply(self.endpoints.get(place), factor)
+        factor.saturating_mul(self.link_percent(place))
     }
 
-    /// Returns the weight of an endpoint of the group times [`FACTOR_ONE`], with its factor.
+    /// Returns the factor of the link of an endpoint of the group, in percent. Local endpoints are
+    /// recognized by their candidates alone, because a draw may ask for all.
+    pub(super) fn link_percent(&self, place: usize) -> u32 {
+        let is_remote = |one: &Candidate| one.instances > 0;
+        if self.links.is_empty() || !self.candidates.get(place).is_some_and(is_remote) {
+            return WHOLE_PERCENT;
+        }
+        let endpoint = self.endpoints.get(place);
+        endpoint.map_or(WHOLE_PERCENT, |endpoint| self.links.percent(endpoint))
+    }
+
+    /// Returns the weight of an endpoint of the group times [`LINK_FACTOR_ONE`], with its factor.
     pub fn scaled_weight(&self, place: usize, now: impl Fn() -> Instant) -> u64 {
         let weight = self.candidates.get(place).map_or(0, |one| one.weight);
         u64::from(weight) * u64::from(self.factor(place, now))

@@ -10,6 +10,9 @@ use crate::status::ReducedLink;
 #[derive(Clone, Debug, Default)]
 pub struct LinkFactors(Vec<(Arc<str>, u32)>);
 
+/// Factor of a weight that no link reduces.
+pub(super) const WHOLE_PERCENT: u32 = 100;
+
 /// No factors, for picks that no link reduces.
 pub const NO_LINK_FACTORS: &LinkFactors = &LinkFactors(Vec::new());
 
@@ -21,19 +24,17 @@ impl LinkFactors {
         Self(factors.collect())
     }
 
-    /// Returns the factor of a weight with that of the link to the cluster of the endpoint's
-    /// gateway, rounded up, so that it is never 0.
-    pub(super) fn apply(&self, endpoint: Option<&Arc<Endpoint>>, factor: u32) -> u32 {
-        if self.0.is_empty() {
-            return factor;
-        }
-        let remote = endpoint.and_then(|endpoint| endpoint.remote.as_ref());
-        let of_link = remote.and_then(|remote| {
+    /// Returns whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the factor of the link to the cluster of the endpoint's gateway, in percent.
+    pub(super) fn percent(&self, endpoint: &Endpoint) -> u32 {
+        let of_link = endpoint.remote.as_ref().and_then(|remote| {
             let mut links = self.0.iter();
             links.find(|(to, _)| *to == remote.cluster)
         });
-        of_link.map_or(factor, |(_, percent)| {
-            factor.saturating_mul(*percent).div_ceil(100)
-        })
+        of_link.map_or(WHOLE_PERCENT, |(_, percent)| *percent)
     }
 }

@@ -53,7 +53,8 @@ mod waypoints;
 pub use bindings::BoundEndpoints;
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{
-    Candidate, EndpointSet, FACTOR_ONE, Group, Groups, Part, Service, Tier, TransitSets,
+    Candidate, EndpointSet, FACTOR_ONE, Group, Groups, LINK_FACTOR_ONE, Part, Service, Tier,
+    TransitSets,
 };
 pub use exclusion::ExclusionReason;
 pub use exposure::{
@@ -71,7 +72,7 @@ pub use precedence::Collision;
 pub use remote::RemoteGateway;
 pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
 pub use shards::Shards;
-pub use subset::{Subset, SubsetPart, label};
+pub use subset::{Subset, SubsetPart};
 pub use tiers::{exclusion_reason, location_exclusion};
 pub use trust::{Caller, PeerCluster, TrustSet};
 

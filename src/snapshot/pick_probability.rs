@@ -10,19 +10,26 @@ use super::endpoints::{Candidate, EndpointSet, FACTOR_ONE, Part};
 
 /// Load of an endpoint: tunnels in flight per weight, with the factor of the weight.
 ///
+/// The tunnels are those of all peers, so the factor of the peer's link does not count. Endpoints
+/// with different factors of links are not compared, because a reduced weight then would be reduced
+/// twice.
+///
 /// With `by_latency` it is (tunnels per weight + 1) × dial time in milliseconds. An idle nearer
 /// endpoint then has less load, and each tunnel per weight adds one dial time.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     amount: u64,
     weight: u64,
+    /// Factor of the link, in percent.
+    link_percent: u32,
 }
 
 impl Load {
     /// Returns the current load of an endpoint of a group.
     pub fn of(part: Part<'_>, place: usize, now: impl Fn() -> Instant) -> Option<Self> {
-        let state = &part.candidates.get(place)?.state;
-        let weight = part.scaled_weight(place, now);
+        let candidate = part.candidates.get(place)?;
+        let state = &candidate.state;
+        let weight = u64::from(candidate.weight) * u64::from(candidate.factor(now));
         // In the unit of the weight.
         let tunnels = u64::from(state.in_flight()) * u64::from(FACTOR_ONE);
         let amount = if part.by_latency {
@@ -30,11 +37,25 @@ impl Load {
         } else {
             tunnels
         };
-        Some(Self { amount, weight })
+        Some(Self {
+            amount,
+            weight,
+            link_percent: part.link_percent(place),
+        })
+    }
+
+    /// Returns whether the second of two draws is taken, because it has less load.
+    pub fn is_less_than(self, first: Self) -> bool {
+        self.link_percent == first.link_percent && self.compare(first).is_lt()
+    }
+
+    /// Returns the weight in draws.
+    fn drawn_weight(self) -> f64 {
+        self.weight as f64 * f64::from(self.link_percent)
     }
 
     /// Compares two loads without division.
-    pub fn compare(self, other: Self) -> Ordering {
+    fn compare(self, other: Self) -> Ordering {
         let own = u128::from(self.amount) * u128::from(other.weight);
         own.cmp(&(u128::from(other.amount) * u128::from(self.weight)))
     }
@@ -45,8 +66,9 @@ impl Load {
 /// factors of its links. The sum is 1, or 0 if no endpoint can be picked.
 ///
 /// The result is exact. A pick draws two endpoints and takes the first unless the second is less
-/// loaded. Within a group, an endpoint with a part p of the weight thus has the probability p ×
-/// (P(load ≥ its) + P(load > its)).
+/// loaded and has the same factor of its link. Within a group, an endpoint with a part p of the
+/// weight thus has the probability p × (P(other factor) + P(same factor, load ≥ its) + P(same
+/// factor, load > its)).
 pub fn pick_probabilities(set: &EndpointSet, links: &LinkFactors, now: Instant) -> Vec<f64> {
     let is_healthy = |candidate: &Candidate| !candidate.state.is_ejected(now);
     // Ejected endpoints serve only when no other is left.
@@ -82,18 +104,24 @@ fn add_probabilities(
             Some((Load::of(part, place, || now)?, probabilities))
         })
         .collect();
-    let total: f64 = all.iter().map(|(load, _)| load.weight as f64).sum();
-    all.sort_by(|(one, _), (other, _)| one.compare(*other));
-    let mut above = total;
-    for equally_loaded in all.chunk_by_mut(|(one, _), (other, _)| one.compare(*other).is_eq()) {
-        let at_least = above;
-        above -= equally_loaded
-            .iter()
-            .map(|(load, _)| load.weight as f64)
-            .sum::<f64>();
-        for (load, probabilities) in equally_loaded {
-            let part = load.weight as f64 / total;
-            **probabilities += share * part * (at_least + above) / total;
+    let weight =
+        |all: &[(Load, &mut f64)]| -> f64 { all.iter().map(|(load, _)| load.drawn_weight()).sum() };
+    let total = weight(&all);
+    let by_link = |(load, _): &(Load, _)| load.link_percent;
+    all.sort_by(|one, other| {
+        let by_load = || one.0.compare(other.0);
+        by_link(one).cmp(&by_link(other)).then_with(by_load)
+    });
+    for compared in all.chunk_by_mut(|one, other| by_link(one) == by_link(other)) {
+        let mut above = weight(compared);
+        let apart = total - above;
+        for equally_loaded in compared.chunk_by_mut(|one, other| one.0.compare(other.0).is_eq()) {
+            let at_least = above;
+            above -= weight(equally_loaded);
+            for (load, probabilities) in equally_loaded {
+                let part = load.drawn_weight() / total;
+                **probabilities += share * part * (apart + at_least + above) / total;
+            }
         }
     }
 }

@@ -288,10 +288,9 @@ impl RemoteInstances {
         let share = |(network, found): (&str, Found<'_>)| {
             let (ready, all) = capacity(&found.serving);
             let gateways = self.gateways(network, &found.all, rules);
-            let instances = found.serving.iter().map(|(one, _)| &***one);
             let cluster = common(gateways.iter().map(|gateway| &gateway.remote.cluster));
             let part = match subset {
-                Some(subset) => Some(subset.part_of_network(instances, &cluster)?),
+                Some(subset) => Some(found.part_of(subset, &cluster)?),
                 None => None,
             };
             let gateways = gateways.into_iter().filter(Gateway::is_ready);
@@ -309,6 +308,28 @@ impl RemoteInstances {
             })
         };
         networks.into_iter().filter_map(share).collect()
+    }
+
+    /// Returns whether all instances that serve a port in one other network are in one part of a
+    /// subset, whatever is ready. Gateways without an address are what the configuration of their
+    /// network says.
+    pub(super) fn has_part(
+        &self,
+        service: (&mesh::Service, &str),
+        port: u16,
+        rules: &NetworkTable,
+        network: (&str, bool),
+        subset: &Subset,
+    ) -> bool {
+        let networks = self.instances(service, port, network);
+        networks.into_iter().any(|(network, found)| {
+            let gateways = self.gateways(network, &found.all, rules);
+            let cluster = match &gateways[..] {
+                [] => configured.cluster,
+                gateways => common(gateways.iter().map(|gateway| &gateway.remote.cluster)),
+            };
+            !found.serving.is_empty() && found.part_of(subset, &cluster).is_some()
+        })
     }
 
     /// Returns all gateways that have an address, with or without a record.
@@ -419,6 +440,14 @@ impl RemoteInstances {
             let mut identities = gateway.remote.identities.iter();
             identities.any(|identity| **identity == *principal)
         })
+    }
+}
+
+impl Found<'_> {
+    /// Returns the index of the part of a subset that all instances that serve the port are in.
+    fn part_of(&self, subset: &Subset, cluster: &str) -> Option<usize> {
+        let instances = self.serving.iter().map(|(one, _)| &***one);
+        subset.part_of_network(instances, cluster)
     }
 }
 

@@ -66,7 +66,7 @@ impl SubsetPart {
 
 /// Returns the value of a label of a workload. Sources without labels give those that Istio derives
 /// from them.
-pub fn label<'a>(workload: &'a Workload, key: &str) -> Option<&'a str> {
+fn label<'a>(workload: &'a Workload, key: &str) -> Option<&'a str> {
     let derived = match key {
         CLUSTER => return Some(&workload.cluster),
         REGION => return Some(&workload.locality.region),

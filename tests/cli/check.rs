@@ -530,38 +530,6 @@ fn weights_for_regions_where_nothing_is_are_reported() {
 }
 
 #[test]
-fn labels_of_subsets_that_no_workload_has_are_reported() {
-    run(async {
-        let folder = folder_with_certificates().await;
-        let labels = "  - labels: {team: a}\n    canonicalRevision: v1\n    uid:";
-        let mesh = GOOD_MESH.replacen("  - uid:", labels, 1);
-        assert_ne!(mesh, GOOD_MESH);
-        write(folder.path(), "mesh.yaml", &mesh);
-        let subsets = [
-            ("one", "{team: a, version: v1}"),
-            ("two", "{team: b}"),
-            ("three", "{tier: a}"),
-        ];
-        let subsets = subsets.map(|(name, labels)| format!("{{name: {name}, labels: {labels}}}"));
-        let to = "      to: [{cluster: west, namespaces: [shop]}]\n";
-        let more = format!("{to}      subsets: [{}]\n", subsets.join(", "));
-        let config = GOOD.replacen(to, &more, 1);
-        assert_ne!(config, GOOD);
-        write(folder.path(), "strait.yaml", &config);
-        let checked = check(folder.path()).await;
-        assert_eq!(checked.code, Some(0), "{checked:?}");
-        let line = |label: &str, subset: &str| {
-            format!(
-                "strait.yaml:16: warning: no workload of echo.app.svc.cluster.local has the label \
-                 `{label}` of its subset {subset}; write a label that one has\n"
-            )
-        };
-        let want = line("team: b", "two") + &line("tier: a", "three");
-        assert_eq!(checked.stderr, want);
-    });
-}
-
-#[test]
 fn what_objects_export_is_counted_and_endpoints_without_a_port_are_reported() {
     run(async {
         let folder = folder_with_certificates().await;

@@ -39,4 +39,6 @@ mod schema;
 #[cfg(test)]
 mod status;
 #[cfg(test)]
+mod subsets;
+#[cfg(test)]
 mod tenants;

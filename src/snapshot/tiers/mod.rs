@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 
-use super::endpoints::{Entries, Entry, Found, Tier};
+use super::endpoints::{Entries, Entry, Found, PartKey, Tier};
 use super::exclusion::{
     remote_network, service_exclusion, speaks_hbone, target_port, workload_exclusion,
 };
@@ -66,15 +66,6 @@ struct Placement {
     /// Weight of that region or locality. An endpoint of weight 0 counts in its tier but gets no
     /// tunnels.
     weight: u32,
-}
-
-/// Key of a part of a split subset, which has tiers of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct PartKey {
-    /// True for endpoints of other networks that only take what the own network cannot.
-    is_failover: bool,
-    /// Index of the part; `None` if nothing is split.
-    part: Option<usize>,
 }
 
 /// Key of a tier of a part.
@@ -279,6 +270,7 @@ impl<'a> Ranking<'a> {
     fn build_group(&self, group: Group, parts: u32, scale: u32) -> Found {
         let instances = |units: u32| units.div_ceil(scale);
         Found {
+            part: group.tier.part,
             tier: group.placement.tier,
             place: self.name(group.placement),
             endpoints: group.ready,

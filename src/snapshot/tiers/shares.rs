@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::super::endpoints::Found;
+use super::super::endpoints::{Found, PartKey};
 use super::super::traffic::{Count, Spill};
-use super::{Group, PartKey, Ranking, TierKey};
+use super::{Group, Ranking, TierKey};
 
 /// Load of a tier that takes everything: shares are whole percents, as Envoy's are.
 const FULL_LOAD_PERCENT: u64 = 100;
@@ -50,7 +50,10 @@ impl Ranking<'_> {
         let side_loads: BTreeMap<_, _> = sides.keys().copied().zip(side_loads).collect();
         let mut loads = BTreeMap::new();
         for part in parts.keys() {
+            // A tier of a split subset without weighted endpoints would lose the share it takes.
+            let has_weight = |tier| tier_sums.get(tier).is_some_and(|sum| *sum > 0);
             let tiers = tiers.iter().filter(|(tier, _)| tier.part == *part);
+            let tiers = tiers.filter(|(tier, _)| self.split.is_none() || has_weight(tier));
             let of_part = tier_loads(self.spill, tiers.clone().map(|(_, count)| *count));
             loads.extend(tiers.map(|(tier, _)| *tier).zip(of_part));
         }

@@ -4,7 +4,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
 use crate::snapshot::tests::{echo as service, locality};
 use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
-use crate::snapshot::{Group, Snapshot};
+use crate::snapshot::{Alias, Group, NameTable, Snapshot, SubsetPart};
 use crate::wire::RegionPattern;
 
 use super::*;
@@ -54,9 +54,12 @@ fn set(snapshot: &Snapshot) -> &Arc<EndpointSet> {
     &snapshot.services.get("echo.app").expect("a service").ports[&80]
 }
 
-/// Formats the groups: tier, place, share in percent, ready of all.
 fn groups(snapshot: &Snapshot) -> Vec<String> {
-    let set = set(snapshot);
+    groups_of(set(snapshot))
+}
+
+/// Formats the groups: tier, place, share in percent, ready of all.
+fn groups_of(set: &EndpointSet) -> Vec<String> {
     let Some(groups) = set.groups() else {
         return vec![format!("plain, {} ready", set.endpoints.len())];
     };
@@ -329,11 +332,23 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
     }
 }
 
-fn locality_weight(priority: u32, of: &str, weight: u32) -> LocalityWeight {
-    LocalityWeight {
-        priority,
+/// Returns the service with an Envoy assignment. Weights are by priority and locality.
+fn assigned(by_locality: bool, localities: &[(u32, &str, u32)]) -> Service {
+    let localities = localities.iter();
+    let localities = localities.map(|(priority, of, weight)| LocalityWeight {
+        priority: *priority,
         locality: locality(of),
-        weight,
+        weight: *weight,
+    });
+    let assignment = Assignment {
+        overprovisioning: 140,
+        by_locality,
+        localities: localities.collect(),
+        drops: Vec::new(),
+    };
+    Service {
+        assignments: [(80, Arc::new(assignment))].into(),
+        ..service(&[])
     }
 }
 
@@ -341,24 +356,6 @@ fn locality_weight(priority: u32, of: &str, weight: u32) -> LocalityWeight {
 /// ready / all) of the remaining load, and each locality weight × that ratio.
 #[test]
 fn an_assignment_is_shared_out_as_envoy_does() {
-    let assigned = |by_locality, localities: &[(u32, &str, u32)]| {
-        let localities = localities.iter();
-        Service {
-            assignments: [(
-                80,
-                Arc::new(Assignment {
-                    overprovisioning: 140,
-                    by_locality,
-                    localities: localities
-                        .map(|(priority, of, weight)| locality_weight(*priority, of, *weight))
-                        .collect(),
-                    drops: Vec::new(),
-                }),
-            )]
-            .into(),
-            ..service(&[])
-        }
-    };
     // Priority, locality, ready, all.
     type Of = (u32, &'static str, usize, usize);
     let table: [(Service, &[Of], &[&str]); 7] = [
@@ -414,19 +411,6 @@ fn an_assignment_is_shared_out_as_envoy_does() {
 /// As in Envoy, degraded endpoints take what healthy ones leave, and count as not ready there.
 #[test]
 fn degraded_endpoints_take_what_the_others_leave() {
-    let assigned = |by_locality| {
-        let localities = vec![locality_weight(0, "a", 1), locality_weight(0, "b", 3)];
-        let assignment = Assignment {
-            overprovisioning: 140,
-            by_locality,
-            localities,
-            drops: Vec::new(),
-        };
-        Service {
-            assignments: [(80, Arc::new(assignment))].into(),
-            ..service(&[])
-        }
-    };
     // Priority, locality, degraded, number.
     type Of = (u32, &'static str, bool, usize);
     let table: [(bool, &[Of], &[&str]); 5] = [
@@ -480,12 +464,52 @@ fn degraded_endpoints_take_what_the_others_leave() {
                 ..workload(at, (place, "", true))
             });
         let snapshot = built(
-            assigned(by_locality),
+            assigned(by_locality, &[(0, "a", 1), (0, "b", 3)]),
             workloads.collect(),
             Change::default(),
         );
         assert_eq!(groups(&snapshot), want, "{of:?}");
     }
+}
+
+#[test]
+fn a_tier_without_weights_takes_nothing_of_the_share_of_a_subset() {
+    let service = assigned(true, &[(0, "a", 1), (0, "b", 0), (1, "c", 1)]);
+    let workloads = [(0, "a", "v1"), (0, "b", "v2"), (1, "c", "v2")].into_iter();
+    let workloads = workloads
+        .enumerate()
+        .map(|(at, (priority, place, version))| {
+            let mut one = workload(at, (place, "", true));
+            one.canonical_revision = version.into();
+            Workload { priority, ..one }
+        });
+    let part = |name: &str| SubsetPart {
+        name: name.into(),
+        labels: [("version".into(), name.into())].into(),
+        weight: 50,
+    };
+    let parts = ["v1", "v2"].map(part).into();
+    let alias = Alias::new(
+        "echo.app",
+        None,
+        vec![("echo.app".into(), None)],
+        None,
+        None,
+    );
+    let alias = alias.with_subset(Subset {
+        name: "mix".into(),
+        parts,
+    });
+    let label = Arc::clone(&alias.label);
+    let names = Some(NameTable::new([], [("echo.app@mix", alias)]));
+    let change = Change {
+        names,
+        ..Change::default()
+    };
+    let snapshot = built(service, workloads.collect(), change);
+    let derived = snapshot.derived_services.get(&label).expect("a service");
+    let want = ["priority 0 v1, a 50% 1/1", "priority 1 v2, c 50% 1/1"];
+    assert_eq!(groups_of(&derived.ports[&80]), want);
 }
 
 #[test]

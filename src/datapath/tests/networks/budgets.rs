@@ -1,6 +1,8 @@
 //! Weights of gateways by exceeded budgets of links.
 
-use crate::snapshot::{InFlight, LinkFactors};
+use tokio::time::Instant;
+
+use crate::snapshot::{FACTOR_ONE, InFlight, LinkFactors};
 use crate::status::ReducedLink;
 
 use super::{always, assert_shares_with, gateway, pods, spread};
@@ -40,22 +42,52 @@ fn an_exceeded_budget_leaves_a_part_of_the_weight_for_peers_of_its_link_alone() 
 }
 
 #[test]
-fn tunnels_in_flight_are_compared_by_the_reduced_weight() {
-    let mut workloads = [pods("east", 1), pods("west", 4)].concat();
+fn tunnels_of_other_peers_in_flight_leave_a_reduced_weight_at_its_percentage() {
+    let mut workloads = [pods("east", 1), pods("west", 1)].concat();
     workloads.push(gateway("west", 1));
     let snapshot = spread(workloads);
     let set = always(&snapshot);
     let links = LinkFactors::of_peer(&[reduced("south", "west", 25)], "south");
-    let half = [("10.0.0.1:15008", 0.5), ("192.0.2.1:15008", 0.5)];
-    let _open: Vec<_> = set
-        .endpoints
-        .iter()
-        .map(|one| InFlight::new(&one.state))
-        .collect();
-    assert_shares_with(set, &links, &half);
-    let _more = InFlight::new(&set.endpoints[1].state);
-    let less = [("10.0.0.1:15008", 0.75), ("192.0.2.1:15008", 0.25)];
-    assert_shares_with(set, &links, &less);
+    let open = |place: usize, count: usize| -> Vec<_> {
+        let state = &set.endpoints[place].state;
+        (0..count).map(|_| InFlight::new(state)).collect()
+    };
+    let want = [("10.0.0.1:15008", 0.8), ("192.0.2.1:15008", 0.2)];
+    let _even = [open(0, 10), open(1, 10)];
+    assert_shares_with(set, &links, &want);
+    let _more = open(1, 10);
+    assert_shares_with(set, &links, &want);
+}
+
+#[test]
+fn gateways_of_one_link_are_compared_by_tunnels_in_flight() {
+    let mut workloads = [pods("east", 1), pods("west", 4)].concat();
+    workloads.extend([gateway("west", 1), gateway("west", 2)]);
+    let snapshot = spread(workloads);
+    let set = always(&snapshot);
+    let links = LinkFactors::of_peer(&[reduced("south", "west", 25)], "south");
+    let _open = InFlight::new(&set.endpoints[1].state);
+    // The busy gateway loses the draws in which the other one is the second or the first.
+    let want = [
+        ("10.0.0.1:15008", 0.5),
+        ("192.0.2.1:15008", 0.25 * 0.75),
+        ("192.0.2.2:15008", 0.25 * 1.25),
+    ];
+    assert_shares_with(set, &links, &want);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_low_percentage_of_a_low_weight_is_exact() {
+    let mut workloads = [pods("east", 1), pods("west", 100)].concat();
+    workloads.push(gateway("west", 1));
+    let snapshot = spread(workloads);
+    let set = always(&snapshot);
+    let slow = &set.endpoints[1].state;
+    slow.record_share(FACTOR_ONE / 4, Instant::now());
+    let links = LinkFactors::of_peer(&[reduced("south", "west", 1)], "south");
+    // A quarter of 100 instances, of which 1 %.
+    let want = [("10.0.0.1:15008", 0.8), ("192.0.2.1:15008", 0.2)];
+    assert_shares_with(set, &links, &want);
 }
 
 #[test]

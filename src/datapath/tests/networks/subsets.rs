@@ -2,10 +2,15 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
+use crate::datapath::balance::choose;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Scope, Workload};
 use crate::snapshot::traffic::TrafficRule;
-use crate::snapshot::{Alias, EndpointSet, NameTable, Snapshot, Subset, SubsetPart};
+use crate::snapshot::{
+    Alias, EndpointSet, NO_LINK_FACTORS, NameTable, Snapshot, Subset, SubsetPart,
+};
 use crate::wire::Transit;
 use crate::wire::label::{CLUSTER, REGION};
 
@@ -114,9 +119,8 @@ fn a_split_under_failover_stays_while_the_own_network_is_ready() {
     assert_shares(&set.expect("a set"), &want);
 }
 
-#[test]
-fn a_part_with_endpoints_here_and_in_another_network_has_tiers_of_its_own() {
-    // Two of the four pods of region `west` are here.
+/// Returns workloads of which two of the six pods of region `west` are here, and parts by region.
+fn region_in_two_networks() -> (Vec<Workload>, [Part<'static>; 2]) {
     let mut workloads = networks();
     let mut here: Vec<_> = pods("east", 4).drain(2..).collect();
     for one in &mut here {
@@ -125,13 +129,15 @@ fn a_part_with_endpoints_here_and_in_another_network_has_tiers_of_its_own() {
     workloads.extend(here);
     let local: Part<'_> = ("local", 10, &[(REGION, "east")]);
     let remote: Part<'_> = ("remote", 90, &[(REGION, "west")]);
-    let shares = |transit| {
-        let set = subset(
-            transit,
-            workloads.clone(),
-            Some(&[Scope::Network]),
-            &[local, remote],
-        );
+    (workloads, [local, remote])
+}
+
+#[test]
+fn a_part_with_endpoints_here_and_in_another_network_has_tiers_of_its_own() {
+    let (workloads, parts) = region_in_two_networks();
+    let network: Option<&[Scope]> = Some(&[Scope::Network]);
+    for transit in [Transit::Always, Transit::Failover] {
+        let set = subset(transit, workloads.clone(), network, &parts);
         let want = [
             ("10.0.0.1:15008", 0.05),
             ("10.0.0.2:15008", 0.05),
@@ -139,9 +145,45 @@ fn a_part_with_endpoints_here_and_in_another_network_has_tiers_of_its_own() {
             ("10.0.0.4:15008", 0.45),
         ];
         assert_shares(&set.expect("a set"), &want);
-    };
-    shares(Transit::Always);
-    shares(Transit::Failover);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_whose_first_tier_fails_uses_its_next_one_before_another_part() {
+    let (workloads, parts) = region_in_two_networks();
+    let gateways = ["192.0.2.1:15008", "192.0.2.2:15008"];
+    let local = ["10.0.0.1:15008", "10.0.0.2:15008"];
+    // Under failover, other networks come after all parts of the own network.
+    for (transit, to_local, through) in [
+        (Transit::Always, 0.05, &gateways[..]),
+        (Transit::Failover, 0.5, &[]),
+    ] {
+        let network: Option<&[Scope]> = Some(&[Scope::Network]);
+        let set = subset(transit, workloads.clone(), network, &parts).expect("a set");
+        let first = set.endpoints.iter().filter(|one| {
+            let is_west = *one.definition.locality.region == *"west";
+            is_west && one.remote.is_none()
+        });
+        let first: Vec<_> = first.cloned().collect();
+        assert_eq!(first.len(), 2);
+        let is_local = |_: &u32| {
+            let chosen = choose(&set, &first, NO_LINK_FACTORS).expect("an endpoint");
+            local.contains(&chosen.address.to_string().as_str())
+        };
+        fastrand::seed(17);
+        let count = (0..10_000).filter(is_local).count();
+        // Four standard deviations of a share of 10 % are 120.
+        let want = if through.is_empty() { 10_000 } else { 1_000 };
+        assert!(count.abs_diff(want) < 120, "{transit:?}: {count}");
+        for one in &first {
+            one.state.eject(Instant::now());
+        }
+        let to_local = local.iter().map(|at| (*at, to_local));
+        let want: Vec<_> = to_local
+            .chain(through.iter().map(|at| (*at, 0.45)))
+            .collect();
+        assert_shares(&set, &want);
+    }
 }
 
 /// Returns the addresses of the gateways in a subset by these labels.
