@@ -216,7 +216,7 @@ fn dial_failure(
     let denied = addresses.find_map(|address| world.deny.denies(*address));
     let denied = denied.map(|rule| Failure {
         reason: Reason::DialDenied,
-        detail: format!("its address is {rule}; see dial.allow"),
+        detail: format!("its address is {rule}; see `dial.allow`"),
     });
     denied.or_else(|| servers::check(world.snapshot, endpoint, expected).err())
 }
