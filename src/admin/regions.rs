@@ -363,7 +363,7 @@ mod tests {
         let (_, drained) = asked(&fixture, "POST", "/drain/region?region=us-west-2").await;
         assert!(drained.contains("is evacuated"), "{drained}");
         let (_, after) = asked(&fixture, "GET", page).await;
-        let why = "region us-west-2 is evacuated (`strait drain region`)";
+        let why = "in network west: region us-west-2 is evacuated (`strait drain region`)";
         assert!(after.contains(why), "{after}");
     }
 

@@ -116,7 +116,8 @@ impl<'a> View<'a> {
                 return Some(text);
             }
             let by_location = location_exclusion(self.snapshot, service, workload, port);
-            return Some(by_location.unwrap_or(why).to_string());
+            let by_location = by_location.map(|why| why.in_network(network));
+            return Some(by_location.unwrap_or_else(|| why.to_string()));
         }
         let Some(endpoint) = endpoint else {
             return Some(match built {
@@ -149,7 +150,7 @@ impl<'a> View<'a> {
     /// Returns why an endpoint is not dialled at present, apart from its weight and tier.
     pub(super) fn not_dialled_reason(&self, endpoint: &Endpoint) -> Option<String> {
         if let Some(rule) = (self.denies)(endpoint.address) {
-            return Some(format!("its address is {rule}; see dial.allow"));
+            return Some(format!("its address is {rule}; see `dial.allow`"));
         }
         let left = endpoint.state.ejected_for(self.now)?;
         let seconds = left.as_millis().div_ceil(1000);

@@ -1,13 +1,14 @@
 //! Checks of files for commands that do not serve. They also work without the gateway's
 //! certificates, such as on a laptop or a CI runner.
 
-use std::net::SocketAddr;
+use std::io::ErrorKind;
 
 use crate::config::{Discovery, Examined, Identity, Source};
 use crate::datapath::accept;
 use crate::yaml::Severity;
 
 use super::inputs::{Report, load_and_check};
+use super::listeners::ClosedListeners;
 
 /// Maximum number of absent files in the warning.
 const NAMED_MAX: usize = 8;
@@ -36,26 +37,43 @@ pub fn check_without_keys(source: &Source) -> Report {
 /// Checks all files on the machine of the gateway.
 fn check_as_gateway(source: &Source, examined: Examined) -> Report {
     let mut report = load_and_check(source, examined);
-    let unavailable = unavailable_addresses(&report, "error");
-    report.errors.extend(unavailable);
+    let closed = unavailable_addresses(&report, "error");
+    report.errors.extend(closed.own);
+    report.skipped_objects.extend(closed.of_objects);
     report
 }
 
-/// Returns the bindings on whose addresses this host cannot listen.
-fn unavailable_addresses(report: &Report, severity: &str) -> Vec<String> {
+/// Returns the bindings on whose addresses this process cannot listen. An address in use may be
+/// that of the running gateway.
+fn unavailable_addresses(report: &Report, severity: &str) -> ClosedListeners {
     let config = report.inputs.as_ref().map(|inputs| &inputs.config);
-    let bindings = config.into_iter().flat_map(|config| &config.bindings);
-    let unavailable = bindings.filter_map(|binding| {
-        // Any free port: a running gateway has that of the binding.
+    let mut closed = ClosedListeners::default();
+    for binding in config.into_iter().flat_map(|config| &config.bindings) {
+        let Err(error) = accept::reserve(binding.listen) else {
+            continue;
+        };
         let ip = binding.listen.ip();
-        let error = accept::reserve(SocketAddr::new(ip, 0)).err()?;
-        Some(format!(
-            "{}: {severity}: the binding of {} cannot listen on {}: {error}; write an address of \
-             this host, or route the network of {ip} to it by `ip route add local NETWORK dev lo`",
+        let how = match error.kind() {
+            ErrorKind::AddrInUse => continue,
+            ErrorKind::PermissionDenied => {
+                "write a port from 1024 on, or add the capability NET_BIND_SERVICE".to_owned()
+            }
+            _ => format!(
+                "write an address of this host, or route the network of {ip} to it by `ip route \
+                 add local NETWORK dev lo`"
+            ),
+        };
+        let list = if binding.is_of_object {
+            &mut closed.of_objects
+        } else {
+            &mut closed.own
+        };
+        list.push(format!(
+            "{}: {severity}: the binding of {} cannot listen on {}: {error}; {how}",
             binding.line, binding.service, binding.listen
-        ))
-    });
-    unavailable.collect()
+        ));
+    }
+    closed
 }
 
 fn check_with_absent_files(source: &Source, mut examined: Examined) -> Report {
@@ -67,8 +85,10 @@ fn check_with_absent_files(source: &Source, mut examined: Examined) -> Report {
         .retain(|finding| finding.severity != Severity::Absent);
     let warning = has_absent.then(|| warning(&examined)).flatten();
     let mut report = load_and_check(source, examined);
-    let unavailable = unavailable_addresses(&report, "warning");
-    report.warnings.extend(unavailable);
+    let closed = unavailable_addresses(&report, "warning");
+    report
+        .warnings
+        .extend(closed.own.into_iter().chain(closed.of_objects));
     report.warnings.splice(0..0, warning.clone());
     report.absent = warning;
     report

@@ -133,15 +133,23 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         let sets = sets.map(|(_, set)| set).chain(remote);
         // One endpoint represents all: they are in one network and dialled in the same way.
         let endpoint = sets.flat_map(|set| &set.endpoints).next();
-        let wrong = match (port, endpoint.map(|endpoint| deny.denies(endpoint.address))) {
+        let denied = |address| {
+            let how = if deny.is_own(address) {
+                "write the address of a workload"
+            } else {
+                "see `dial.allow`"
+            };
+            Some((deny.denies(address)?, how))
+        };
+        let wrong = match (port, endpoint.map(|endpoint| denied(endpoint.address))) {
             (Some(port), _) if !service.ports.contains_key(port) => {
                 format!("has no port {port}; write one that it has")
             }
             // The addresses of hostnames are known only at run time.
             (_, None) if is_by_name(&snapshot.mesh, service) => continue,
             (_, None) => format!("has no endpoint in network {network} that can be dialled"),
-            (_, Some(Some(rule))) => {
-                format!("has an endpoint at {rule}, which is never dialled; see dial.allow")
+            (_, Some(Some((rule, how)))) => {
+                format!("has an endpoint at {rule}, which is never dialled; {how}")
             }
             (_, Some(None)) => continue,
         };
@@ -161,10 +169,16 @@ fn check_gateways(config: &Config) -> Vec<String> {
     });
     let denied = gateways.filter_map(|(network, gateway)| {
         let port = gateway.port.unwrap_or(HBONE_PORT);
-        let rule = deny.denies(SocketAddr::new(gateway.host.parse().ok()?, port))?;
+        let address = SocketAddr::new(gateway.host.parse().ok()?, port);
+        let rule = deny.denies(address)?;
+        let how = if deny.is_own(address) {
+            "write the address of a gateway of that network"
+        } else {
+            "see `dial.allow`"
+        };
         Some(format!(
             "{}:{}: warning: the gateway {gateway} of network {} is {rule}, which is never \
-             dialled; see dial.allow",
+             dialled; {how}",
             config.file.display(),
             network.line,
             network.name

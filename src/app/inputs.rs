@@ -126,14 +126,12 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => {
             let loaded = report.record_errors(xds::file::load(path));
-            loaded.map(|(mesh, findings)| {
-                report.note(&findings);
-                mesh
-            })
+            loaded.inspect(|(_, findings)| report.note(findings))
         }
         // Discovery provides it at run time.
         Some(Discovery::Istio { .. } | Discovery::Envoy { .. }) => {
-            Some((Mesh::default(), Policies::default()))
+            let nothing = (Mesh::default(), Policies::default());
+            Some((nothing, Findings::default()))
         }
         None => None,
     };
@@ -144,13 +142,17 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     let own_issuer = trust::own_issuer(&examined, certificates.as_ref());
     report.warnings.extend(own_issuer);
     let revocation = trust::revocation_warnings(source.path(), &examined, certificates.as_ref());
-    if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
+    if let (Some(config), Some(mesh), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)
     {
+        let ((mesh, policies), mesh_findings) = mesh;
+        let (objects, object_findings) = objects;
         let mesh_files = MeshFiles {
             mesh,
             policies,
+            mesh_findings,
             objects,
+            object_findings,
         };
         let own_config = config;
         let (config, joined) = report.join(&own_config, &mesh_files);
@@ -180,7 +182,7 @@ impl Report {
         report
     }
 
-    fn note(&mut self, findings: &Findings) {
+    pub(super) fn note(&mut self, findings: &Findings) {
         for finding in &findings.0 {
             let lines = match finding.severity {
                 Severity::Error | Severity::Absent => &mut self.errors,
@@ -213,10 +215,9 @@ impl Report {
     }
 
     /// Loads the Kubernetes objects.
-    pub(super) fn load_objects(&mut self, paths: &[PathBuf]) -> Option<Objects> {
-        let (objects, findings) = self.record_errors(xds::objects::load(paths))?;
-        self.note(&findings);
-        Some(objects)
+    pub(super) fn load_objects(&mut self, paths: &[PathBuf]) -> Option<(Objects, Findings)> {
+        let loaded = self.record_errors(xds::objects::load(paths));
+        loaded.inspect(|(_, findings)| self.note(findings))
     }
 
     /// Returns the configuration with the entries of objects, and the joined files under it.
@@ -224,9 +225,8 @@ impl Report {
         let (mut merged, findings) = xds::objects::merge(config, &files.objects);
         self.note(&findings);
         let joined = files.join(&mut merged);
+        self.note(&joined.distributed);
         self.warnings.extend(joined.warnings.iter().cloned());
-        let skipped = joined.skipped_objects.iter().cloned();
-        self.skipped_objects.extend(skipped);
         (merged, joined)
     }
 

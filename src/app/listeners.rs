@@ -76,18 +76,39 @@ struct DataPathThreads {
     workers: Vec<WorkerHandle>,
 }
 
-/// Binds the addresses of all listeners without listening.
+/// Listeners that are not open, one line each.
+#[derive(Debug, Default)]
+pub(super) struct ClosedListeners {
+    /// Those of the configuration.
+    pub(super) own: Vec<String>,
+    /// Bindings of objects.
+    pub(super) of_objects: Vec<String>,
+}
+
+/// Binds the addresses of all listeners without listening. A binding of an object stays closed if
+/// that fails: a tenant chooses its port, and must not prevent the start.
 ///
 /// # Errors
-/// An address is in use or does not belong to this host.
+/// An address of the configuration is in use or does not belong to this host.
 pub(super) fn bind_all(listeners: Vec<config::Listener>) -> anyhow::Result<Vec<Entry>> {
-    let reserved = listeners.into_iter().map(|listener| {
-        Ok(Entry {
-            socket: SocketState::Bound(bind(&listener)?),
-            config: listener,
-        })
+    let entries = listeners.into_iter().map(|listener| {
+        let socket = match bind(&listener) {
+            Err(error) if !listener.is_of_object() => return Err(error),
+            bound => SocketState::of(bound),
+        };
+        let config = listener;
+        Ok(Entry { config, socket })
     });
-    reserved.collect()
+    entries.collect()
+}
+
+impl SocketState {
+    fn of(bound: anyhow::Result<Socket>) -> Self {
+        match bound {
+            Ok(socket) => Self::Bound(socket),
+            Err(error) => Self::Closed(format!("{error:#}")),
+        }
+    }
 }
 
 fn bind(listener: &config::Listener) -> anyhow::Result<Socket> {
@@ -143,7 +164,8 @@ impl Listeners {
     /// Starts the workers and accepts connections.
     ///
     /// # Errors
-    /// The system lacks threads, or another process already listens on an address.
+    /// The system lacks threads, or another process already listens on an address of the
+    /// configuration.
     pub(super) fn open(&self, workers: usize) -> anyhow::Result<()> {
         let mut state = self.state.lock();
         state.threads = Some(start_workers(&self.gateway, workers)?);
@@ -173,8 +195,8 @@ impl Listeners {
     }
 
     /// Drains the listeners that were removed from the configuration and opens the new ones.
-    /// Retries those that failed to open. Returns one line for each that is not open.
-    pub(super) fn apply(&self, config: &Config) -> Vec<String> {
+    /// Retries those that failed to open. Returns those that are not open.
+    pub(super) fn apply(&self, config: &Config) -> ClosedListeners {
         let mut state = self.state.lock();
         let mut old = std::mem::take(&mut state.entries);
         let entry = |new: config::Listener| {
@@ -193,31 +215,19 @@ impl Listeners {
         }
         for entry in &mut entries {
             if let SocketState::Closed(_) = entry.socket {
-                entry.socket = match bind(&entry.config) {
-                    Ok(socket) => SocketState::Bound(socket),
-                    Err(error) => SocketState::Closed(format!("{error:#}")),
-                };
+                entry.socket = SocketState::of(bind(&entry.config));
             }
         }
         state.entries = entries;
         let own = addresses(&state.entries).chain(self.others.iter().copied());
         self.gateway.deny.set_own(own.collect());
         state.listen(&self.gateway);
-        let closed = state
-            .entries
-            .iter()
-            .filter_map(|entry| match &entry.socket {
-                SocketState::Closed(why) => Some((&entry.config, why)),
-                SocketState::Bound(_) | SocketState::Open(_) => None,
-            });
-        let closed = closed.map(|(listener, why)| {
-            let (line, name) = (&listener.line, &listener.name);
-            format!(
-                "{line}: listener `{name}` is not open: {why}; it is tried again with the \
-                 next change of a file"
-            )
-        });
-        closed.collect()
+        state.closed()
+    }
+
+    /// Returns the listeners that are not open.
+    pub(super) fn closed(&self) -> ClosedListeners {
+        self.state.lock().closed()
     }
 
     /// Stops accepting, drains the connections, and resets the remaining ones at the deadline.
@@ -278,8 +288,28 @@ impl Listeners {
 }
 
 impl State {
+    fn closed(&self) -> ClosedListeners {
+        let mut closed = ClosedListeners::default();
+        for entry in &self.entries {
+            let SocketState::Closed(why) = &entry.socket else {
+                continue;
+            };
+            let (line, name) = (&entry.config.line, &entry.config.name);
+            let list = if entry.config.is_of_object() {
+                &mut closed.of_objects
+            } else {
+                &mut closed.own
+            };
+            list.push(format!(
+                "{line}: listener `{name}` is not open: {why}; it is tried again with the \
+                 next change of a file"
+            ));
+        }
+        closed
+    }
+
     /// Listens on each bound address, if the data path has started. Returns the errors of the
-    /// listeners that fail.
+    /// listeners of the configuration that fail.
     fn listen(&mut self, gateway: &Arc<DataPath>) -> Vec<String> {
         self.removed
             .retain(|removed| removed.listener.strong_count() > 0);
@@ -294,7 +324,9 @@ impl State {
                     Ok(open) => SocketState::Open(open),
                     Err(error) => {
                         let error = format!("{error:#}");
-                        failed.push(error.clone());
+                        if !entry.config.is_of_object() {
+                            failed.push(error.clone());
+                        }
                         SocketState::Closed(error)
                     }
                 },

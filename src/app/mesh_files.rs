@@ -7,10 +7,10 @@ use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, ServiceVisibility};
 use crate::wire::sni::SniPattern;
-use crate::xds::objects::{Objects, join};
+use crate::xds::objects::{Objects, distribute, join};
 use crate::yaml::Findings;
 
-use super::{compare, traffic};
+use super::compare;
 
 /// Content of the mesh file and of the files of objects.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +19,12 @@ pub(super) struct MeshFiles {
     pub(super) mesh: Mesh,
     /// Policies of the mesh file.
     pub(super) policies: Policies,
+    /// Findings about the mesh file.
+    pub(super) mesh_findings: Findings,
     /// Kubernetes objects.
     pub(super) objects: Objects,
+    /// Findings about the objects.
+    pub(super) object_findings: Findings,
 }
 
 /// Result of joining that content under a configuration.
@@ -35,13 +39,12 @@ pub(super) struct Joined {
     pub(super) warnings: Vec<String>,
     /// Claims of objects that have no effect because of other claims, one line each.
     pub(super) conflicts: Vec<String>,
-    /// Mistakes in entries of objects that are skipped, one line each.
-    pub(super) skipped_objects: Vec<String>,
+    /// Findings about the distributions of objects.
+    pub(super) distributed: Findings,
 }
 
 impl MeshFiles {
-    /// Joins mesh and objects under a configuration. Removes entries of objects from it that would
-    /// leave a service without endpoints.
+    /// Joins mesh and objects under a configuration, and adds the distributions of objects to it.
     pub(super) fn join(&self, config: &mut Config) -> Joined {
         let joined = join(&self.mesh, &self.objects, config);
         let lines = |findings: Findings| findings.0.iter().map(ToString::to_string).collect();
@@ -56,14 +59,15 @@ impl MeshFiles {
             linked: linked_clusters(config),
             by_link: exposed_by_links(config),
         };
-        let skipped_objects = traffic::remove_unusable(config, &mesh);
+        let of_file = matches!(config.discovery, Discovery::File { .. }).then_some(&mesh);
+        let distributed = distribute(config, &self.objects, of_file);
         let compared = compare::run(config, &mesh, &scope, &self.policies);
         Joined {
             mesh,
             scope,
             warnings: [conflicts.clone(), lines(joined.warnings), compared].concat(),
             conflicts,
-            skipped_objects,
+            distributed,
         }
     }
 }

@@ -192,6 +192,7 @@ impl App {
             reconnected: Arc::default(),
         };
         sockets.serve(&app, &log)?;
+        let closed = app.listeners.closed();
         let (first, certificate) = oneshot::channel();
         let certificates = app.certificates(source, inputs.material, inputs.trust, first)?;
         inputs.warnings.iter().for_each(|one| warn!("{one}"));
@@ -205,7 +206,7 @@ impl App {
             own_config: inputs.own_config,
             mesh_files: inputs.mesh_files,
             warnings: inputs.warnings,
-            skipped_objects: inputs.skipped_objects,
+            skipped_objects: [inputs.skipped_objects, closed.of_objects].concat(),
             seen,
         };
         let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);

@@ -14,6 +14,7 @@ use anyhow::Context;
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source};
+use crate::snapshot::Policies;
 use crate::snapshot::builder::Change;
 use crate::status::ReloadSource;
 use crate::telemetry::LogHandle;
@@ -24,6 +25,7 @@ use crate::yaml::FILE_BYTES_MAX;
 
 use super::certificates::SharedCertificates;
 use super::inputs::{self, Report};
+use super::listeners::ClosedListeners;
 use super::mesh_files::{Joined, MeshFiles};
 use super::state::App;
 use super::{traffic, trust};
@@ -155,15 +157,7 @@ impl Reloader {
             let mut own = self::files(&config, what).into_iter();
             own.any(|file| changed.contains(&file))
         };
-        // The mesh decides whether distributions of objects can be used.
-        let is_compared = |what: &ReloadSource| {
-            let is_distributing =
-                *what == ReloadSource::Objects && self.mesh_files.objects.distribute();
-            is_distributing && has_changed(ReloadSource::Mesh)
-        };
-        let is_due = |what: &ReloadSource| {
-            has_changed(*what) || is_compared(what) || self.failed.contains_key(what)
-        };
+        let is_due = |what: &ReloadSource| has_changed(*what) || self.failed.contains_key(what);
         let is_new_change = |what| !is_second_pass && has_changed(what);
         let mut due: Vec<_> = ReloadSource::ALL.into_iter().filter(is_due).collect();
         loop {
@@ -210,7 +204,8 @@ impl Reloader {
     }
 
     /// Reports the parts of a source that are not in use. They are tried again after every
-    /// change; objects only after a change of theirs, as they depend on nothing else.
+    /// change. Objects are read again only after a change of theirs, and joined again with every
+    /// mesh and configuration.
     fn record_partial_success(&mut self, what: ReloadSource, left: String, is_news: bool) {
         if self.failed.get(&what) == Some(&left) && !is_news {
             return;
@@ -224,15 +219,21 @@ impl Reloader {
         };
     }
 
-    /// Reports the mistakes in objects that were read together with another file.
+    /// Reports the objects that are not in use since they were joined with another file. While
+    /// newer files of objects are unusable, the status keeps that error.
     fn record_skipped_objects(&mut self, passed_over: Vec<String>) {
+        let what = ReloadSource::Objects;
         if passed_over == self.passed_over {
             return;
         }
-        if passed_over.is_empty() {
-            self.record_success(ReloadSource::Objects)
-        } else {
-            self.record_partial_success(ReloadSource::Objects, passed_over.join("\n"), true)
+        let left = passed_over.join("\n");
+        match (passed_over.is_empty(), self.failed.contains_key(&what)) {
+            (true, true) => {}
+            (true, false) => self.record_success(what),
+            (false, true) => {
+                error!(what = what.label(), error = %left, "file applied in part");
+            }
+            (false, false) => self.record_partial_success(what, left, true),
         }
         self.passed_over = passed_over;
     }
@@ -258,6 +259,7 @@ impl Reloader {
         let mut report = Report::from_findings(&examined.findings);
         let trust = report.load_trust(&old.file, &examined);
         let objects = report.load_objects(&examined.objects);
+        report.note(&self.mesh_files.mesh_findings);
         let restart_only = examined
             .config
             .as_ref()
@@ -266,9 +268,10 @@ impl Reloader {
             .config
             .map(|new| without_restart_only(&old, new))
             .zip(objects);
-        let new = new.map(|(own, objects)| {
+        let new = new.map(|(own, (objects, object_findings))| {
             let mesh_files = MeshFiles {
                 objects,
+                object_findings,
                 ..self.mesh_files.clone()
             };
             let (new, joined) = report.join(&own, &mesh_files);
@@ -299,19 +302,20 @@ impl Reloader {
         let file = new.file.display().to_string();
         self.own_config = own;
         self.mesh_files = mesh_files;
-        let mut left = self.publish(new, change);
+        let closed = self.publish(new, change);
+        let mut left = closed.own;
         let keys = restart_only.unwrap_or_default().into_iter();
         left.extend(keys.map(|key| {
             format!("{file}: `{key}` needs a restart; the value of the start stays in use")
         }));
         self.files_of_rejected.clear();
         self.warn(report.warnings);
-        self.record_skipped_objects(report.skipped_objects);
+        self.record_skipped_objects([report.skipped_objects, closed.of_objects].concat());
         Ok(left)
     }
 
-    /// Publishes a configuration. Returns one line for each listener that is not open.
-    fn publish(&self, new: Config, change: Change) -> Vec<String> {
+    /// Publishes a configuration. Returns the listeners that are not open.
+    fn publish(&self, new: Config, change: Change) -> ClosedListeners {
         // Before the snapshot update, whose generation causes open tunnels to be evaluated with
         // them.
         let listeners = self.app.listeners.update_in_place(&new);
@@ -323,55 +327,59 @@ impl Reloader {
             ..change
         });
         // After the snapshot update, which contains the targets of a new listener.
-        let left = self.app.listeners.apply(&new);
+        let closed = self.app.listeners.apply(&new);
         self.app.config.store(Arc::new(new));
-        left
+        closed
     }
 
     fn reload_mesh(&mut self) -> anyhow::Result<()> {
-        let config = self.app.config.load_full();
-        let Discovery::File { path } = config.discovery.clone() else {
+        let Discovery::File { path } = &self.own_config.discovery else {
             return Ok(());
         };
-        let ((mesh, policies), findings) = xds::file::load(&path)?;
+        let ((mesh, policies), mesh_findings) = xds::file::load(path)?;
         let mesh_files = MeshFiles {
             mesh,
-            policies,
-            objects: self.mesh_files.objects.clone(),
+            policies: policies.clone(),
+            mesh_findings,
+            ..self.mesh_files.clone()
         };
-        let mut warnings = Report::from_findings(&findings).warnings;
-        // The objects are read again afterwards if the mesh may remove entries of theirs.
-        let joined = mesh_files.join(&mut Config::clone(&config));
-        warnings.extend(joined.warnings.iter().cloned());
-        self.app.publisher.update(Change {
-            policies: Some(mesh_files.policies.clone()),
-            ..self.change(&config, joined)
-        });
-        self.mesh_files = mesh_files;
-        self.warn(warnings);
+        let left = self.publish_files(mesh_files, Some(policies));
+        self.record_skipped_objects(left);
         Ok(())
     }
 
     fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
-        let config = self.app.config.load_full();
-        let (objects, findings) = xds::objects::load(&config.exposure.files)?;
+        let (objects, object_findings) = xds::objects::load(&self.own_config.exposure.files)?;
         let mesh_files = MeshFiles {
             objects,
+            object_findings,
             ..self.mesh_files.clone()
         };
-        let mut report = Report::from_findings(&findings);
-        let (new, joined) = report.join(&self.own_config, &mesh_files);
-        self.passed_over.clone_from(&report.skipped_objects);
-        let change = self.change(&new, joined);
-        self.mesh_files = mesh_files;
+        let left = self.publish_files(mesh_files, None);
+        self.passed_over.clone_from(&left);
+        Ok(left)
+    }
+
+    /// Joins the files with the configuration, and publishes both. Returns the parts of objects
+    /// that are not in use.
+    fn publish_files(&mut self, files: MeshFiles, policies: Option<Policies>) -> Vec<String> {
+        let config = self.app.config.load_full();
+        let mut report = Report::from_findings(&files.mesh_findings);
+        report.note(&files.object_findings);
+        let (new, joined) = report.join(&self.own_config, &files);
+        let change = Change {
+            policies,
+            ..self.change(&new, joined)
+        };
+        self.mesh_files = files;
         let closed = if new == *config {
             self.app.publisher.update(change);
-            Vec::new()
+            self.app.listeners.apply(&new)
         } else {
             self.publish(new, change)
         };
         self.warn(report.warnings);
-        Ok([report.skipped_objects, closed].concat())
+        [report.skipped_objects, closed.of_objects].concat()
     }
 
     /// Returns the change of the snapshot for the joined files, and publishes their conflicts in

@@ -10,6 +10,8 @@ use crate::snapshot::mesh::{Locality, Mesh, Scope};
 use crate::snapshot::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{NetworkRule, NetworkTable};
 use crate::wire::RegionPattern;
+use crate::xds::objects::limit_findings;
+use crate::yaml::Finding;
 
 /// Returns the position of this gateway from the configuration, or from the pod until the mesh
 /// contains its record. Only istiod sends records of pods.
@@ -89,85 +91,44 @@ pub(super) fn unknown_names(config: &Config, mesh: &Mesh) -> Vec<String> {
     let Discovery::File { path } = &config.discovery else {
         return Vec::new();
     };
-    let mut warnings = services(config, mesh, path);
-    warnings.extend(regions(config, mesh, path));
-    warnings
-}
-
-/// Removes distributions of objects that the mesh file contradicts, and returns an error for each:
-/// those of a service of another namespace, and those whose regions have no workload, which would
-/// leave the service without endpoints.
-pub(super) fn remove_unusable(config: &mut Config, mesh: &Mesh) -> Vec<String> {
-    let Discovery::File { path } = &config.discovery else {
-        return Vec::new();
-    };
-    let localities = localities(mesh);
-    let mut errors = Vec::new();
-    config.traffic.retain(|entry| {
-        let (Some(namespace), Some(host)) = (&entry.namespace, entry.service.as_deref()) else {
-            return true;
-        };
-        let owners = mesh.services.values();
-        let mut owners = owners.filter(|one| *one.hostname == *host).peekable();
-        let is_foreign = owners.peek().is_some() && !owners.any(|one| one.namespace == *namespace);
-        let weights = || entry.regions.iter().filter(|one| one.weight > 0);
-        let has_weights = weights().next().is_some();
-        let wrong = if is_foreign {
-            format!(
-                "{host} is not a service of namespace {namespace}, so its distribution is \
-                 ignored; write a policy in the namespace of the service"
-            )
-        } else if has_weights && !weights().any(|one| has_workload(&one.region, &localities)) {
-            format!(
-                "the distribution of {host} is ignored: no workload of {} is in a region with a \
-                 weight, so no endpoint would be left; write one of its regions",
-                path.display()
-            )
-        } else {
-            return true;
-        };
-        errors.push(format!("{}: error: {wrong}", entry.line));
-        false
-    });
-    errors
-}
-
-fn localities(mesh: &Mesh) -> HashSet<&Locality> {
-    let workloads = mesh.workloads.values();
-    workloads.map(|one| &*one.locality).collect()
-}
-
-fn has_workload(region: &RegionPattern, localities: &HashSet<&Locality>) -> bool {
-    let mut localities = localities.iter();
-    region.part_count() == 0
-        || localities.any(|at| region.matches(&at.region, &at.zone, &at.subzone))
+    let services = limit_findings(services(config, mesh, path));
+    let regions = limit_findings(regions(config, mesh, path));
+    let all = services.iter().chain(&regions);
+    all.map(ToString::to_string).collect()
 }
 
 /// Returns warnings about weights of regions without workloads. With weights, endpoints that no
 /// entry matches get no tunnels, so one typo can leave a service without endpoints.
-fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
-    let localities = localities(mesh);
+fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<Finding> {
+    let workloads = mesh.workloads.values();
+    let localities: HashSet<&Locality> = workloads.map(|one| &*one.locality).collect();
+    let has_workload = |region: &RegionPattern| {
+        let mut localities = localities.iter();
+        region.part_count() == 0
+            || localities.any(|at| region.matches(&at.region, &at.zone, &at.subzone))
+    };
     let entries = config.traffic.iter();
     let weights = entries.flat_map(|entry| entry.regions.iter().map(|one| (&entry.line, one)));
     let unknown = weights
-        .filter(|(_, one)| one.weight > 0 && !has_workload(&one.region, &localities))
+        .filter(|(_, one)| one.weight > 0 && !has_workload(&one.region))
         .map(|(line, one)| {
-            format!(
-                "{line}: warning: `traffic` has unknown region {}: no workload of {} is in it; \
-                 write one of its regions",
+            let what = format!(
+                "`traffic` has unknown region {}: no workload of {} is in it",
                 one.region,
                 path.display()
-            )
+            );
+            Finding::warning(&line.0, what, "one of its regions")
         });
     unknown.collect()
 }
 
 /// Returns warnings about entries for unknown services.
-fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
+fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<Finding> {
+    let services = mesh.services.values();
+    let hostnames: HashSet<&str> = services.map(|service| &*service.hostname).collect();
     let is_known = |host: &str| {
-        let mut services = mesh.services.values();
         let mut aliases = config.names.aliases.iter();
-        services.any(|service| *service.hostname == *host)
+        hostnames.contains(host)
             // An alias of several services, or of one region of a service, is balanced
             // separately.
             || aliases.any(|alias| {
@@ -179,11 +140,11 @@ fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
     let unknown = entries
         .filter(|(_, host)| !is_known(host))
         .map(|(line, host)| {
-            format!(
-                "{line}: warning: `traffic` has unknown service {host}: it is not in {}; write \
-                 the hostname of one",
+            let what = format!(
+                "`traffic` has unknown service {host}: it is not in {}",
                 path.display()
-            )
+            );
+            Finding::warning(&line.0, what, "the hostname of one")
         });
     unknown.collect()
 }

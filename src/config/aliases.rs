@@ -32,6 +32,14 @@ section! {
     }
 }
 
+impl Names {
+    /// Returns `NAME.NAMESPACE` of a name of a family, and any other name as it is.
+    pub fn family<'n>(&self, host: &'n str) -> &'n str {
+        let stem = |suffix: &String| host.strip_suffix(suffix.as_str())?.strip_suffix('.');
+        self.suffixes.iter().find_map(stem).unwrap_or(host)
+    }
+}
+
 section! {
     /// A name that leads to services.
     pub struct Alias at "names.aliases[]", check(check_alias), compare(compare) {

@@ -58,6 +58,8 @@ section! {
         connections_per_client: u32 as Connections = default(CONNECTIONS_PER_CLIENT);
         /// Time without a byte in either direction after which a connection is reset.
         idle: Duration as IdleTime = default(IDLE);
+        /// True for the entry of an object.
+        is_of_object: bool = aside(|_| false);
         /// The line of the entry, for findings that need other sections.
         line: Line = aside(Line::of);
     }
@@ -121,6 +123,7 @@ impl ObjectBindings {
             connections: CONNECTIONS,
             connections_per_client: CONNECTIONS_PER_CLIENT,
             idle: IDLE,
+            is_of_object: true,
             line,
         }
     }
@@ -223,6 +226,7 @@ mod tests {
             connections: 10,
             connections_per_client: 2,
             idle: Duration::from_secs(90),
+            is_of_object: false,
             line: Line::default(),
         };
         assert_eq!(bindings, [expected]);

@@ -167,6 +167,11 @@ impl Listener {
         matches!(self.protocol, ListenerProtocol::Binding(_))
     }
 
+    /// Returns whether the listener is a binding of an object.
+    pub fn is_of_object(&self) -> bool {
+        matches!(&self.protocol, ListenerProtocol::Binding(binding) if binding.is_of_object)
+    }
+
     /// Returns whether the listener forwards TLS by passthrough.
     pub fn is_tls(&self) -> bool {
         matches!(self.protocol, ListenerProtocol::Tls(_))

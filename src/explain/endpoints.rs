@@ -213,7 +213,7 @@ fn dial_failure(
     let denied = addresses.find_map(|address| state.deny.denies(*address));
     let denied = denied.map(|rule| Failure {
         reason: Reason::DialDenied,
-        detail: format!("its address is {rule}; see dial.allow"),
+        detail: format!("its address is {rule}; see `dial.allow`"),
     });
     denied.or_else(|| servers::check(state.snapshot, endpoint, expected).err())
 }

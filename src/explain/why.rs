@@ -168,7 +168,7 @@ pub(super) fn other_network(
         _ if is_reached => format!("in network {network}, reached through its gateways"),
         Transit::Off => format!("in network {network}, and transit is off"),
         _ => match by_location() {
-            Some(why) => format!("in network {network}: {why}"),
+            Some(why) => why.in_network(network),
             None => format!("in network {network}, which has no gateway that can be used{or}"),
         },
     }

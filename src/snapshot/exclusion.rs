@@ -69,6 +69,13 @@ pub enum ExclusionReason {
     BehindWaypoint,
 }
 
+impl ExclusionReason {
+    /// Describes the reason for an instance of another network.
+    pub fn in_network(&self, network: &str) -> String {
+        format!("in network {network}: {self}")
+    }
+}
+
 /// Returns the start of a sentence about what the region of a workload has.
 fn region_with_verb(region: &str) -> String {
     match region {

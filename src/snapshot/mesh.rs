@@ -12,6 +12,10 @@ use serde::Serialize;
 use super::shards::Shards;
 use crate::status::{PodName, WorkloadLabels};
 
+/// Namespace of services whose source has none. A rule that is limited to a
+/// namespace does not apply to them.
+pub const UNKNOWN_NAMESPACE: &str = "unknown";
+
 /// Complete state of a discovery source.
 ///
 /// Copies are cheap. A source keeps its state and passes on a copy of it. The builder finds

@@ -324,6 +324,7 @@ impl RemoteInstances {
         let networks = self.instances(service, port, network);
         networks.into_iter().any(|(network, found)| {
             let gateways = self.gateways(network, &found.all, rules);
+            let configured = remote_gateway(network, (&Arc::default(), None), rules);
             let cluster = match &gateways[..] {
                 [] => configured.cluster,
                 gateways => common(gateways.iter().map(|gateway| &gateway.remote.cluster)),

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use super::mesh::{Locality, Mesh, Scope};
+use super::mesh::{Locality, Mesh, Scope, UNKNOWN_NAMESPACE};
 use crate::wire::RegionPattern;
 
 /// Position of this gateway; its network comes with the mesh.
@@ -220,10 +220,12 @@ impl Traffic {
         }
     }
 
-    /// Returns the rule of the service of a namespace by its hostname, or of an alias.
+    /// Returns the rule of the service of a namespace by its hostname, or of an alias. A service of
+    /// an unknown namespace has no rule that is limited to a namespace.
     pub(super) fn rule(&self, host: &str, namespace: &str) -> Option<&TrafficRule> {
+        let known = Some(namespace).filter(|of| *of != UNKNOWN_NAMESPACE);
         let mut rules = self.services.get(host)?.iter();
-        rules.find(|rule| rule.namespace.as_deref().is_none_or(|of| of == namespace))
+        rules.find(|rule| rule.namespace.is_none() || rule.namespace.as_deref() == known)
     }
 }
 
@@ -314,6 +316,7 @@ mod tests {
             ("a.global".into(), rule(Some("evil"), 1)),
             ("a.global".into(), rule(Some("app"), 2)),
             ("b.global".into(), rule(None, 3)),
+            ("c.example.com".into(), rule(Some("unknown"), 4)),
         ];
         let traffic = Traffic::new(rules, TrafficRule::default());
         for (host, namespace, percent) in [
@@ -321,6 +324,8 @@ mod tests {
             ("a.global", "evil", Some(1)),
             ("a.global", "other", None),
             ("b.global", "other", Some(3)),
+            ("b.global", "unknown", Some(3)),
+            ("c.example.com", "unknown", None),
         ] {
             let spill = traffic.rule(host, namespace).and_then(|rule| rule.spill);
             assert_eq!(spill, percent.map(Spill::below), "{host} of {namespace}");

@@ -55,8 +55,8 @@ pub struct Destination {
 pub(super) trait Labels:
     EncodeLabelSet + Clone + Eq + Hash + Send + Sync + fmt::Debug + 'static
 {
-    /// Returns labels with fewer values, which those that exceed the limit share. Of these, it
-    /// returns the ones without values that peers influence.
+    /// Returns labels with fewer values, which those that exceed the limit share. Called on shared
+    /// labels, it returns the default.
     fn overflow(&self) -> Self;
 }
 

@@ -19,12 +19,13 @@ use prometheus_client::registry::{Metric, Registry};
 
 use super::labels::Labels;
 
-/// Limit of label sets of one counter. Further ones are counted together as `unknown`. A label
+/// Limit of label sets of one counter. Further ones share those of [`Labels::overflow`]. A label
 /// set takes about 1 KiB: 7 counters × 4,096 × 1 KiB = 28 MiB.
 pub(super) const MAX_LABEL_SETS: usize = 4096;
 
-/// Limit of label sets that others share beyond [`MAX_LABEL_SETS`]: pairs of clusters, of which a
-/// gateway with 160 others has as many as there are sources and destinations of its tunnels.
+/// Limit of label sets that others share beyond [`MAX_LABEL_SETS`]. Of bytes to other networks,
+/// each pair of a source and a destination cluster has one: 32 sources × 32 destinations = 1,024.
+/// Further pairs share one of `unknown`.
 const MAX_SHARED_SETS: usize = 1024;
 
 /// Lifetime of an unused label set: longer than any scrape interval, and usually longer than the
@@ -113,7 +114,7 @@ impl<L: Labels> LabelSets<L> {
             tracing::warn!(
                 metric = self.0.name,
                 limit = MAX_LABEL_SETS,
-                "limit of label sets reached; further ones are counted as `unknown`"
+                "limit of label sets reached; further ones share label sets"
             );
         }
         others

@@ -17,7 +17,7 @@ fn addresses_that_a_gateway_cannot_use_are_reported() {
         let reported = check(folder.path()).await.stderr;
         let want = format!(
             "strait.yaml:{line}: warning: the gateway 127.9.0.1:15008 of network west is a \
-             loopback address, which is never dialled; see dial.allow\n"
+             loopback address, which is never dialled; see `dial.allow`\n"
         );
         assert_eq!(reported, want);
         let allowed = format!("{denied}dial: {{allow: [127.9.0.0/16]}}\n");
@@ -25,7 +25,11 @@ fn addresses_that_a_gateway_cannot_use_are_reported() {
         let binding = |listen: &str| {
             format!("bindings: [{{cluster: west, service: \"a.b:1\", listen: \"{listen}\"}}]\n")
         };
-        for (listen, code) in [("192.0.2.1:1", 1), ("127.9.0.2:1", 0), ("0.0.0.0:1", 0)] {
+        for (listen, code) in [
+            ("192.0.2.1:1", 1),
+            ("127.9.0.2:18080", 0),
+            ("0.0.0.0:18080", 0),
+        ] {
             let text = format!("{GOOD}{allowed}{}", binding(listen));
             write(folder.path(), "strait.yaml", &text);
             let checked = check(folder.path()).await;

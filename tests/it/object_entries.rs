@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::bindings;
+use crate::reload::reloads;
 use crate::scope::{started, write};
 use crate::support::{
     ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, endpoint_port, identities, replace,
@@ -191,6 +192,11 @@ fn a_policy_whose_regions_leave_the_mesh_is_ignored_until_they_are_back() {
         gateway.logged("no workload of ").await;
         // Not `no_endpoint`: the policy would leave none.
         echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        // Another mesh that the policy does not fit repeats no error.
+        replace(&gateway.file("mesh.yaml"), &in_regions(&mesh, ["eu", "ap"]));
+        reloads(&gateway, "mesh", "ok", 2.0).await;
+        let errors = "strait_reload_total{what=\"objects\",result=\"error\"}";
+        assert!(gateway.metric(errors).await < 1.5);
         replace(&gateway.file("mesh.yaml"), &settings.mesh);
         reloaded(&gateway, "ok", 1.0).await;
         let east = Endpoint::echo(net.listen(11, endpoint_port()).await);
@@ -198,6 +204,73 @@ fn a_policy_whose_regions_leave_the_mesh_is_ignored_until_they_are_back() {
             echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
         }
         assert_eq!(east.accepted(), 0);
+    });
+}
+
+#[test]
+fn a_mesh_is_compared_with_the_policies_in_use_while_their_files_are_unusable() {
+    run(async {
+        let net = Net::new();
+        let mut settings =
+            Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
+        let mesh = settings.mesh.clone();
+        settings.mesh = in_regions(&mesh, ["us-east", "us-west"]);
+        settings.exposure += "  files: [objects]\n";
+        let gateway = started(&settings, &policy(0, 100)).await;
+        let _west = Endpoint::echo(net.listen(12, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        write(gateway.folder.path(), "all.yaml", "kind: [\n");
+        reloaded(&gateway, "error", 1.0).await;
+        replace(&gateway.file("mesh.yaml"), &in_regions(&mesh, ["eu", "eu"]));
+        reloads(&gateway, "mesh", "ok", 1.0).await;
+        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        gateway.logged("no workload of ").await;
+        write(gateway.folder.path(), "all.yaml", "");
+        reloaded(&gateway, "ok", 1.0).await;
+        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+    });
+}
+
+#[test]
+fn a_binding_of_an_object_whose_port_is_in_use_stops_no_start_and_opens_later() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        let listen = net.address(2, 8080);
+        let _ = write!(
+            settings.exposure,
+            "  files: [objects]\n  bindings: {{addresses: {}/32}}\n",
+            listen.ip()
+        );
+        let spec = "spec: {remote: [{cluster: west, services: [{name: pay.global, port: 8080}]}]}";
+        let binding = object(
+            "multicluster.istio.io/v1alpha1",
+            "RemoteServiceBinding",
+            spec,
+        );
+        let taken = net.listen(2, 8080).await;
+        let gateway = started(&settings, &binding).await;
+        let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let client = gateway.client(identities()).await;
+        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        gateway
+            .logged("listener `binding pay.global:8080` is not open")
+            .await;
+        assert!(
+            gateway
+                .metric("strait_reload_total{what=\"objects\",result=\"error\"}")
+                .await
+                > 0.5
+        );
+        drop(taken);
+        replace(
+            &gateway.file("mesh.yaml"),
+            &format!("{}# again\n", settings.mesh),
+        );
+        let connected = async || TcpStream::connect(listen).await;
+        let _ = until("a listener", connected, Result::is_ok).await;
+        reloaded(&gateway, "ok", 1.0).await;
     });
 }
 

@@ -211,7 +211,7 @@ fn each_endpoint_that_is_not_used_says_why() {
             ("through", "not used: the workload is in network west"),
             (
                 "denied",
-                "not used: its address is a link-local address; see dial.allow",
+                "not used: its address is a link-local address; see `dial.allow`",
             ),
             ("other-port", "not used: the service has no such port"),
             ("dead", "not used: its dials failed; ejected for "),

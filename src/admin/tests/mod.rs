@@ -464,7 +464,7 @@ async fn a_denied_address_and_a_namesake_are_reported() {
     });
     let (_, text) = ask(admin_router(state), "GET", "/status?service=echo").await;
     assert!(
-        text.contains("not used: its address is a loopback address; see dial.allow"),
+        text.contains("not used: its address is a loopback address; see `dial.allow`"),
         "{text}"
     );
     assert!(

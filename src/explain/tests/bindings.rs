@@ -116,6 +116,7 @@ fn binding(rng: &mut Rng) -> config::Binding {
         connections: rng.u32(1..4),
         connections_per_client: rng.u32(1..3),
         idle: std::time::Duration::from_secs(1),
+        is_of_object: false,
         line: config::Line::default(),
         to: Vec::new(),
     }
@@ -259,7 +260,7 @@ async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() 
         // No other address of the mesh answers.
         let is_denied = |row: &EndpointRow| {
             let refused = row.refused.as_deref();
-            refused.is_some_and(|why| why.ends_with("see dial.allow"))
+            refused.is_some_and(|why| why.ends_with("see `dial.allow`"))
         };
         if LOCAL.contains(&&*reason) && answer.endpoints.iter().all(is_denied) {
             let metrics = of.connect().await;

@@ -21,6 +21,7 @@ use prost::encoding::WireType;
 
 use self::cluster::EndpointSource;
 use self::endpoints::{ENDPOINTS_MAX, Endpoints, LOCALITIES_MAX};
+pub(super) use self::names::namespace_of_host;
 use self::names::{ClusterTarget, Target, cluster_target, service_of};
 use super::client::{Resource, ResourceStore, Response};
 use super::convert::{named_gateways, shown};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::snapshot::mesh::UNKNOWN_NAMESPACE;
 use crate::wire::{Authority, Host};
 
 /// Host and port of a service, in the form of a peer's authority.
@@ -55,13 +56,19 @@ fn target(text: &str) -> Option<Target> {
 }
 
 /// Returns the namespace and name of a host's service: those of Kubernetes for
-/// `name.namespace.svc.…`, and otherwise the host itself in the namespace `unknown`.
+/// `name.namespace.svc.…`, and otherwise the host itself in the namespace
+/// [`UNKNOWN_NAMESPACE`].
 pub(super) fn service_of(host: &str) -> (&str, &str) {
     let mut labels = host.split('.');
     match (labels.next(), labels.next(), labels.next(), labels.next()) {
         (Some(name), Some(namespace), Some("svc"), Some(_)) => (namespace, name),
-        _ => ("unknown", host),
+        _ => (UNKNOWN_NAMESPACE, host),
     }
+}
+
+/// Returns the namespace of a host's service.
+pub(in crate::xds) fn namespace_of_host(host: &str) -> &str {
+    service_of(host).0
 }
 
 #[cfg(test)]

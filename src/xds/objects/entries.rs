@@ -10,7 +10,8 @@ use std::sync::Arc;
 use super::meta::{Meta, is_label_name, label_name};
 use super::view::{LOCAL_SUFFIX, host};
 use crate::config::{
-    Audience, Distribution, ExposedService, HostPort, Line, RegionWeight, ServiceLimits, Traffic,
+    Audience, Config, Distribution, ExposedService, HostPort, Line, RegionWeight, ServiceLimits,
+    Traffic,
 };
 use crate::wire::{RegionPattern, Transit};
 use crate::yaml::{Fields, Value};
@@ -31,6 +32,12 @@ pub(super) struct Entries {
 
 /// Cluster of an object; ours if absent.
 pub(super) type Owner = Option<Arc<str>>;
+
+/// Returns whether an object belongs to the cluster of the gateway.
+pub(super) fn is_own(owner: &Owner, config: &Config) -> bool {
+    let own = config.gateway.cluster.as_str();
+    owner.as_deref().is_none_or(|cluster| cluster == own)
+}
 
 /// Service of another cluster for local clients.
 #[derive(Clone, Debug)]

@@ -7,16 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::entries::{BoundService, Owner};
+use super::entries::{BoundService, is_own};
 use super::{Objects, limit_findings};
-use crate::config::{Config, Discovery, Distribution, ExposedService, Line, Traffic, vip};
+use crate::config::{Config, ExposedService, Line, vip};
 use crate::yaml::{Finding, Findings, Severity};
 
 /// Limit of the bindings of objects. Each has a socket.
 const BINDINGS_MAX: usize = 256;
 
-/// Returns the configuration with the entries of the objects of its cluster, and the findings about
-/// entries that have no effect.
+/// Returns the configuration with the exposed services and bindings of the objects of its cluster,
+/// and the findings about those that have no effect.
 pub fn merge(config: &Config, objects: &Objects) -> (Config, Findings) {
     let mut merger = Merger {
         own: config,
@@ -27,21 +27,16 @@ pub fn merge(config: &Config, objects: &Objects) -> (Config, Findings) {
     };
     let entries = &objects.entries;
     for (owner, service) in &entries.services {
-        if merger.is_own(owner) {
+        if is_own(owner, config) {
             merger.expose(service.clone());
         }
     }
     let bound = entries
         .bound
         .iter()
-        .filter(|(owner, _)| merger.is_own(owner));
+        .filter(|(owner, _)| is_own(owner, config));
     let bound: Vec<_> = bound.map(|(_, one)| one).collect();
     merger.bind_all(&bound);
-    for (owner, traffic) in &entries.traffic {
-        if merger.is_own(owner) {
-            merger.distribute(traffic);
-        }
-    }
     (merger.config, Findings(limit_findings(merger.findings)))
 }
 
@@ -56,11 +51,6 @@ struct Merger<'a> {
 }
 
 impl Merger<'_> {
-    fn is_own(&self, owner: &Owner) -> bool {
-        let own = self.own.gateway.cluster.as_str();
-        owner.as_deref().is_none_or(|cluster| cluster == own)
-    }
-
     /// Reports an entry, or a part of one, that is not used.
     fn refuse(&mut self, line: &Line, what: String, how: &str) {
         self.findings.push(Finding {
@@ -71,10 +61,10 @@ impl Merger<'_> {
 
     /// Adds an exposed service.
     fn expose(&mut self, mut entry: ExposedService) {
-        let family = self.family(&entry.service.host).to_owned();
+        let family = self.own.names.family(&entry.service.host).to_owned();
         let own = self.own.exposure.services.iter().find(|own| {
             let ports = own.service.port.zip(entry.service.port);
-            self.family(&own.service.host) == family
+            self.own.names.family(&own.service.host) == family
                 && ports.is_none_or(|(one, other)| one == other)
         });
         if let Some(own) = own {
@@ -111,13 +101,6 @@ impl Merger<'_> {
         self.config.exposure.services.push(entry);
     }
 
-    /// Returns `NAME.NAMESPACE` of a name of a family, and any other name as it is.
-    fn family<'n>(&self, host: &'n str) -> &'n str {
-        let suffixes = &self.own.names.suffixes;
-        let stem = |suffix: &String| host.strip_suffix(suffix.as_str())?.strip_suffix('.');
-        suffixes.iter().find_map(stem).unwrap_or(host)
-    }
-
     /// Returns whether a name cannot be that of another service. It belongs to a family, and names
     /// no other namespace, whose service it would hide.
     fn may_be_alias(&self, name: &str, entry: &ExposedService) -> bool {
@@ -128,7 +111,7 @@ impl Merger<'_> {
     /// Returns whether an object of this namespace may give a name: one of a family, which names no
     /// other namespace.
     fn may_be_name(&self, name: &str, namespace: Option<&str>) -> bool {
-        let family = self.family(name);
+        let family = self.own.names.family(name);
         let named = family.split_once('.').map(|(_, namespace)| namespace);
         family != name && named.is_none_or(|of| namespace == Some(of))
     }
@@ -247,91 +230,6 @@ impl Merger<'_> {
                 Err((what, "a larger network into `exposure.bindings.addresses`"))
             }
         }
-    }
-
-    /// Adds the distribution of a name, under the hostname of its service. Only services of the
-    /// object's namespace use it. A namespace that only the mesh has is compared by
-    /// [`TrafficRule`](crate::snapshot::traffic::TrafficRule).
-    fn distribute(&mut self, traffic: &Traffic) {
-        let name = traffic.service.clone().unwrap_or_default();
-        let namespace = traffic.namespace.as_deref();
-        let (service, behind) = self.services_of(&name);
-        let is_foreign = |host: &&String| match self.namespace_of(host) {
-            None => behind.len() > 1,
-            of => of != namespace,
-        };
-        if let Some(foreign) = behind.iter().find(is_foreign) {
-            let namespace = namespace.unwrap_or_default();
-            let what = format!("{foreign} may be a service of another namespace than {namespace}");
-            return self.refuse(
-                &traffic.line,
-                what,
-                "a policy in the namespace of the service",
-            );
-        }
-        let mut others = self.config.traffic.iter();
-        let other = others.find(|other| {
-            let is_its = other.namespace.is_none() || other.namespace == traffic.namespace;
-            is_its && other.service.as_ref() == Some(&service)
-        });
-        if let Some(other) = other {
-            let what = format!(
-                "{service} has an entry on {}, which counts alone",
-                other.line
-            );
-            let warning = Finding::warning(&traffic.line.0, what, "one of both");
-            return self.findings.push(warning);
-        }
-        let at = &self.own.gateway.locality;
-        let is_unknown = at.region.is_empty() || at.zone.is_empty();
-        let is_later = matches!(self.own.discovery, Discovery::Istio { .. });
-        if traffic.distribution == Some(Distribution::Close) && is_unknown && !is_later {
-            let what = "TOPOLOGY needs the gateway's locality".to_owned();
-            let how = "`gateway: {locality: {region: REGION, zone: ZONE}}`";
-            self.findings
-                .push(Finding::warning(&traffic.line.0, what, how));
-        }
-        self.config.traffic.push(Traffic {
-            service: Some(service),
-            ..traffic.clone()
-        });
-    }
-
-    /// Returns the hostname under which a name is balanced, and those of the services behind it. A
-    /// name of `exposure` or an alias has the hostname of its service. An alias of several
-    /// services, or of one region, has its own name.
-    fn services_of(&self, name: &str) -> (String, Vec<String>) {
-        let services = &self.config.exposure.services;
-        let has = |one: &&ExposedService| one.names.iter().any(|own| own.host == name);
-        let exposed = services.iter().find(has).map(|one| &one.service.host);
-        let aliases = self.own.names.aliases.iter();
-        let aliases = aliases.filter(|alias| alias.name.host == name);
-        let mut plain = aliases
-            .clone()
-            .filter(|alias| alias.to.len() == 1 && alias.region.is_none());
-        let target = plain.next().and_then(|alias| alias.to.first());
-        let one = exposed.or_else(|| target.map(|target| &target.host));
-        let several = aliases.flat_map(|alias| &alias.to).map(|to| &to.host);
-        let mut behind: Vec<_> = match one {
-            Some(one) => vec![one.clone()],
-            None => several.cloned().collect(),
-        };
-        let service = one.map_or(name, String::as_str).to_owned();
-        if behind.is_empty() {
-            behind.push(service.clone());
-        }
-        (service, behind)
-    }
-
-    /// Returns the namespace of a service by its entry of `exposure`, or by its hostname if that is
-    /// of a family.
-    fn namespace_of<'a>(&'a self, host: &'a str) -> Option<&'a str> {
-        let own = self.own.exposure.services.iter();
-        let mut own = own.filter(|own| own.service.host == host);
-        let family = self.family(host);
-        let by_name = || Some(family.split_once('.')?.1).filter(|_| family != host);
-        own.find_map(|own| own.namespace.as_deref())
-            .or_else(by_name)
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct Meta {
     pub(super) name: Arc<str>,
     /// Namespace; for a Namespace, its own name.
     pub(super) namespace: Arc<str>,
+    /// True if the object has a namespace, and not only by default.
+    pub(super) has_namespace: bool,
     /// Cluster of the object; ours if absent.
     pub(super) cluster: Option<Arc<str>>,
     /// Labels.
@@ -106,7 +108,9 @@ pub(super) fn read<'a>(
 ) -> Option<Meta> {
     let mut fields = top.need("metadata", "{name: echo}")?.foreign("metadata")?;
     let name = name(fields.need("name", "echo"));
-    let namespace = fields.get("namespace").map(label_name);
+    let namespace = fields.get("namespace");
+    let has_namespace = namespace.is_some();
+    let namespace = namespace.map(label_name);
     let labels = fields.get("labels").map(labels);
     let annotations = fields.get("annotations").map(self::labels);
     let created = fields.get("creationTimestamp").and_then(Value::text);
@@ -114,6 +118,7 @@ pub(super) fn read<'a>(
     let mut meta = Meta {
         name: name?.into(),
         namespace: namespace.unwrap_or(Some("default"))?.into(),
+        has_namespace,
         cluster: None,
         labels: labels.unwrap_or_default(),
         annotations: annotations.unwrap_or_default(),

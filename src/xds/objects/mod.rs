@@ -3,9 +3,10 @@
 //!
 //! [`load`] reads Namespace, Service, EndpointSlice, ServiceExport and ServiceImport, and the kinds
 //! of `entries`. It ignores fields without use here, and other kinds with a warning for each.
-//! [`merge()`] adds entries to the configuration. [`join()`] builds the mesh from the objects and
-//! the configuration.
+//! [`merge()`] adds exposed services and bindings to the configuration. [`join()`] builds the mesh
+//! from the objects and the configuration. [`distribute()`] adds distributions that fit the mesh.
 
+mod distribute;
 mod entries;
 mod files;
 mod join;
@@ -28,6 +29,7 @@ use std::time::SystemTime;
 
 use crate::yaml::{Finding, Findings, Severity};
 
+pub use distribute::distribute;
 pub use files::object_files;
 pub use join::{JoinResult, join};
 pub use merge::merge;
@@ -53,13 +55,6 @@ pub struct Objects {
     /// Entries of the configuration.
     entries: Entries,
     passed_over: InvalidObjects,
-}
-
-impl Objects {
-    /// Returns whether an object describes an entry of `traffic`.
-    pub fn distribute(&self) -> bool {
-        !self.entries.traffic.is_empty()
-    }
 }
 
 /// Invalid objects, as far as they can be read. They create no route. They only restrict other
@@ -124,7 +119,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
 
 /// Limits warnings and findings of skipped objects to [`WARNINGS_MAX`] each, and counts the
 /// others. The objects of one tenant can have any number of them.
-fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
+pub(crate) fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
     let mut limited = [Severity::Warning, Severity::PassedOver].map(|of| (of, 0, None));
     let mut kept = Vec::new();
     for finding in findings {

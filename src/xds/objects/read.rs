@@ -109,13 +109,14 @@ fn object(
     let (Some(version), Some(kind)) = (version, kind) else {
         return;
     };
-    if (version, kind) == ("v1", "List") {
-        for item in top.get("items").into_iter().flat_map(Value::items) {
+    if is_list(version, kind) {
+        for item in top.need("items", "[]").into_iter().flat_map(Value::items) {
             object(item, report, objects, passed_over);
         }
+        top.report_misspelt();
         return top.finish();
     }
-    let Some(meant) = meant_kind(version, kind) else {
+    let Some((meant, is_near)) = meant_kind(version, kind) else {
         if passed_over.len() < KINDS_MAX {
             let kind = format!("{kind} of {version}");
             passed_over.entry(kind).or_insert_with(|| value.position());
@@ -133,24 +134,36 @@ fn object(
         let how = "a supported kind and its version, or the file without it";
         report.error(value.position(), what, how);
     }
-    let read = read_supported(name, &mut top, value);
-    top.report_misspelt();
+    // A kind of another group may belong to another namespace than the meant one.
+    let read = is_near.then(|| {
+        let read = read_supported(name, kind, &mut top, value);
+        top.report_misspelt();
+        read
+    });
     top.finish();
     let is_good = report.errors() == errors;
     report.grade_errors(Severity::Error);
-    match read {
+    match read.flatten() {
         Some(read) if is_good => objects.add(read),
         Some(read) => objects.add_invalid(read),
         None => {}
     }
 }
 
-/// Returns the kind that an object is or is meant as: its kind is almost a supported one, or it is
-/// one of almost the same API group. Other groups may have kinds of the same names.
-fn meant_kind(version: &str, kind: &str) -> Option<Kind> {
+/// Returns whether an object is a list of objects: of any kind, or of a supported one.
+fn is_list(version: &str, kind: &str) -> bool {
+    let is_of_supported = |name: &str| {
+        let mut kinds = KINDS.iter();
+        kinds.any(|one| one.0 == name && is_near(version, one))
+    };
+    (version, kind) == ("v1", "List") || kind.strip_suffix("List").is_some_and(is_of_supported)
+}
+
+/// Returns the kind that an object is or is meant as, and whether its API group is almost that of
+/// the kind. Other groups may have kinds of the same names, but not of almost the same names.
+fn meant_kind(version: &str, kind: &str) -> Option<(Kind, bool)> {
     if let Some(same) = KINDS.iter().find(|(name, _)| *name == kind) {
-        let is_near = |known: &&str| is_near_group(version, known);
-        return same.1.iter().any(is_near).then_some(*same);
+        return is_near(version, same).then_some((*same, true));
     }
     let similarity = |name| strsim::normalized_damerau_levenshtein(kind, name);
     let near = KINDS
@@ -159,20 +172,31 @@ fn meant_kind(version: &str, kind: &str) -> Option<Kind> {
     let best = near.map(|one| (similarity(one.0), *one));
     let best = best.max_by(|(one, _), (other, _)| one.total_cmp(other));
     best.filter(|(similarity, _)| *similarity > SIMILAR_KIND)
-        .map(|(_, one)| one)
+        .map(|(_, one)| (one, is_near(version, &one)))
 }
 
-/// Returns whether two API versions have almost the same group. That of `v1` is empty.
-fn is_near_group(version: &str, known: &str) -> bool {
-    let [group, known] =
-        [version, known].map(|version| version.split_once('/').map_or("", |(group, _)| group));
-    known.len().abs_diff(group.len()) <= GROUP_EDITS_MAX
-        && strsim::damerau_levenshtein(group, known) <= GROUP_EDITS_MAX
+/// Returns whether an API version has almost the group of a kind, or none, as `v1`.
+fn is_near(version: &str, (_, versions): &Kind) -> bool {
+    let Some((group, _)) = version.split_once('/') else {
+        return true;
+    };
+    let mut known = versions
+        .iter()
+        .filter_map(|version| version.split_once('/'));
+    known.any(|(known, _)| {
+        known.len().abs_diff(group.len()) <= GROUP_EDITS_MAX
+            && strsim::damerau_levenshtein(group, known) <= GROUP_EDITS_MAX
+    })
 }
 
 /// Reads an object of a supported kind, as far as possible. Returns none without a valid name,
-/// because the object then cannot affect anything.
-fn read_supported<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>) -> Option<Object> {
+/// because the object then cannot affect anything. `written` is the kind as it is written.
+fn read_supported<'a>(
+    kind: &str,
+    written: &str,
+    top: &mut Fields<'a>,
+    value: Value<'a>,
+) -> Option<Object> {
     let place = value.place();
     if kind == "EndpointSlice" {
         // The name of a slice itself has no meaning.
@@ -187,10 +211,20 @@ fn read_supported<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>) -> Opt
     }
     let meta = meta::read(top, place, |name| name.and_then(label_name))?;
     match kind {
-        "Namespace" => Some(Object::Namespace(Meta {
-            namespace: Arc::clone(&meta.name),
-            ..meta
-        })),
+        "Namespace" => {
+            if meta.has_namespace {
+                let how = "the object without it";
+                value.error("is a Namespace with `metadata.namespace`", how);
+                // A misspelt kind may be one of a namespace, whose objects affect no other.
+                if written != kind {
+                    return None;
+                }
+            }
+            Some(Object::Namespace(Meta {
+                namespace: Arc::clone(&meta.name),
+                ..meta
+            }))
+        }
         "Service" => service::read(top, value, meta).map(Object::Service),
         "ServiceExport" => Some(Object::Export(export(meta, value))),
         _ => Some(Object::Import(import(top, meta))),

@@ -1,11 +1,20 @@
 //! Tests of objects of other projects: the entries of the configuration that they describe.
 
 use super::*;
-use crate::config::Traffic;
+use crate::config::Binding;
 
 /// Returns the configuration of a gateway in cluster east with these keys of `exposure`, and these
 /// sections.
-fn gateway(exposure: &str, sections: &str) -> Config {
+pub(super) fn gateway(exposure: &str, sections: &str) -> Config {
+    gateway_with(
+        "discovery: {kind: file, path: Cargo.toml}",
+        exposure,
+        sections,
+    )
+}
+
+/// Returns that configuration with another source.
+pub(super) fn gateway_with(discovery: &str, exposure: &str, sections: &str) -> Config {
     let text = format!(
         "gateway: {{cluster: east, locality: {{region: us-east, zone: a}}}}
 identity: {{kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}}
@@ -15,7 +24,7 @@ trust:
     - {{name: west.local, cluster: west}}
     - {{name: north.local, cluster: north}}
 listeners: [{{name: a, bind: \"127.0.0.1:15008\"}}]
-discovery: {{kind: file, path: Cargo.toml}}
+{discovery}
 exposure: {{files: [Cargo.toml], {exposure}}}
 {sections}"
     );
@@ -25,13 +34,14 @@ exposure: {{files: [Cargo.toml], {exposure}}}
 }
 
 /// Merges a text of objects. Returns the findings without the path of the file.
-fn merged(config: &Config, text: &str) -> (Config, String) {
+pub(super) fn merged(config: &Config, text: &str) -> (Config, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("o.yaml");
     std::fs::write(&file, text).unwrap();
     let (objects, findings) = load(&[file]).unwrap_or_else(|findings| panic!("{findings}"));
-    let (config, more) = merge(config, &objects);
-    let all = findings.0.iter().chain(&more.0);
+    let (mut config, more) = merge(config, &objects);
+    let last = distribute(&mut config, &objects, None);
+    let all = findings.0.iter().chain(&more.0).chain(&last.0);
     let path = format!("{}/", folder.path().display());
     let lines: Vec<_> = all.map(|one| one.to_string().replace(&path, "")).collect();
     (config, lines.join("\n"))
@@ -56,7 +66,7 @@ fn binding(entries: &[&str]) -> String {
 }
 
 /// Returns a policy of traffic of namespace payments with these entries, one on a line from 5.
-fn distributing(entries: &[&str]) -> String {
+pub(super) fn distributing(entries: &[&str]) -> String {
     format!(
         "apiVersion: admiral.io/v1alpha1\nkind: GlobalTrafficPolicy\nmetadata: {{name: gtp, \
          namespace: payments}}\nspec: {{selector: {{identity: echo}}, policy: [\n{}]}}\n",
@@ -65,7 +75,11 @@ fn distributing(entries: &[&str]) -> String {
 }
 
 /// Asserts that each entry has this finding on line 5.
-fn assert_findings(config: &Config, table: &[(&str, &str)], object: fn(&[&str]) -> String) {
+pub(super) fn assert_findings(
+    config: &Config,
+    table: &[(&str, &str)],
+    object: fn(&[&str]) -> String,
+) {
     for (entry, want) in table {
         let (_, reported) = merged(config, &object(&[entry]));
         let want = format!("o.yaml:5: {want}");
@@ -247,7 +261,12 @@ fn a_remote_service_binding_is_the_bindings_that_a_configuration_would_have() {
   - {cluster: north, service: \"pay.global:443\", listen: \"10.0.0.5:443\", clients: [10.0.0.0/8],
      names: [pay.shop.svc.cluster.local]}
 ";
-    assert_eq!(config.bindings, gateway(keys, written).bindings);
+    let written = gateway(keys, written).bindings.into_iter();
+    let written = written.map(|binding| Binding {
+        is_of_object: true,
+        ..binding
+    });
+    assert_eq!(config.bindings, written.collect::<Vec<_>>());
     // In a larger network each name has an address of its own, which does not depend on others.
     let keys = "bindings: {addresses: 127.64.0.0/10}";
     let (config, _) = merged(&gateway(keys, ""), &objects);
@@ -373,95 +392,6 @@ fn bindings_beyond_the_limit_are_reported() {
 }
 
 #[test]
-fn a_global_traffic_policy_is_the_traffic_that_a_configuration_would_have() {
-    let objects = distributing(&[
-        "{dns: default.payments.global, lbType: 1, target: [{region: us-west-2/*, weight: 10}, \
-         {region: us-east-2/*, weight: 90}, {region: eu}]}",
-        "{dns: ECHO.global, dnsPrefix: default, lbType: TOPOLOGY}",
-        "{dns: other.global, lbType: failover, target: [{region: \"*\", weight: 1}]}",
-        "{dns: plain.global}",
-    ]);
-    let services = "services: [{service: echo.app, to: [{cluster: west}], names: [echo.global]}]";
-    let aliases = "names: {aliases: [{name: other.global, to: [other.app]}]}\n";
-    let (config, reported) = merged(&gateway(services, aliases), &objects);
-    assert_eq!(reported, "");
-    let written = "traffic:
-  - service: default.payments.global
-    regions:
-      - {region: us-west-2, weight: 10}
-      - {region: us-east-2, weight: 90}
-      - {region: eu, weight: 0}
-  - {service: echo.app, distribution: close}
-  - {service: other.app, regions: [{region: \"*\", weight: 1}]}
-  - {service: plain.global, distribution: close}
-";
-    let limited = |entry: Traffic| Traffic {
-        namespace: Some("payments".into()),
-        ..entry
-    };
-    let written = gateway("services: []", written).traffic.into_iter();
-    assert_eq!(config.traffic, written.map(limited).collect::<Vec<_>>());
-    // An entry of the configuration, or the first of two policies, counts alone.
-    let own = gateway(
-        "services: []",
-        "traffic: [{service: a.global, distribution: any}]\n",
-    );
-    let twice = distributing(&["{dns: a.global}", "{dns: b.global}", "{dns: b.global}"]);
-    let (config, reported) = merged(&own, &twice);
-    assert_eq!(config.traffic.len(), 2);
-    let lines: Vec<_> = reported.lines().collect();
-    assert!(
-        lines[0].starts_with("o.yaml:5: warning: a.global has an entry on "),
-        "{reported}"
-    );
-    assert!(
-        lines[1].starts_with("o.yaml:7: warning: b.global has an entry on "),
-        "{reported}"
-    );
-}
-
-#[test]
-fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
-    let services = "services: [
-        {service: pay.bank.svc.cluster.local, to: [{cluster: west}], names: [pay.global]},
-        {service: ledger.example.com, namespace: bank, to: [{cluster: west}]}]";
-    let aliases = "names: {aliases: [
-        {name: both.global, to: [a.payments.svc.cluster.local, a.bank.svc.cluster.local]},
-        {name: some.global, to: [a.payments.svc.cluster.local, a.example.com]},
-        {name: own.global, to: [a.payments.svc.cluster.local, b.payments.global]}]}\n";
-    let config = gateway(services, aliases);
-    for foreign in [
-        "pay.global",
-        "pay.bank.global",
-        "pay.bank.svc.cluster.local",
-        "ledger.example.com",
-        "both.global",
-        "some.global",
-    ] {
-        let entry = format!("{{dns: {foreign}, lbType: 1, target: [{{region: us, weight: 1}}]}}");
-        let (merged, reported) = merged(&config, &distributing(&[&entry]));
-        assert_eq!(merged.traffic, [], "{foreign}");
-        let want = "may be a service of another namespace than payments";
-        assert!(
-            reported.starts_with("o.yaml:5: error: ") && reported.contains(want),
-            "{foreign}: {reported}"
-        );
-    }
-    // The namespace of the last one is known to the mesh alone.
-    for own in ["a.payments.global", "own.global", "a.example.com"] {
-        let entry = format!("{{dns: {own}}}");
-        let (merged, reported) = merged(&config, &distributing(&[&entry]));
-        assert_eq!(reported, "", "{own}");
-        assert_eq!(merged.traffic[0].namespace.as_deref(), Some("payments"));
-    }
-    // A policy of another namespace takes no name away.
-    let objects = distributing(&["{dns: a.example.com}"]);
-    let evil = objects.replace("namespace: payments", "namespace: evil");
-    let (merged, reported) = merged(&config, &format!("{evil}---\n{objects}"));
-    assert_eq!((merged.traffic.len(), &*reported), (2, ""));
-}
-
-#[test]
 fn a_misspelt_kind_version_or_field_is_an_error_and_closes_services() {
     let policy = exposing(&["{name: echo, clusters: [west]}"]);
     let config = gateway("services: []", "");
@@ -495,6 +425,12 @@ fn a_misspelt_kind_version_or_field_is_an_error_and_closes_services() {
         };
         assert_eq!(service.to, [], "{to}");
     }
+}
+
+#[test]
+fn a_misspelt_spec_is_an_error() {
+    let policy = exposing(&["{name: echo, clusters: [west]}"]);
+    let config = gateway("services: []", "");
     let (merged, reported) = merged(&config, &policy.replacen("spec:", "sepc:", 1));
     assert_eq!(merged.exposure.services, []);
     for want in [
@@ -502,6 +438,83 @@ fn a_misspelt_kind_version_or_field_is_an_error_and_closes_services() {
         "o.yaml:4: error: unknown key `sepc` in `object` (did you mean `spec`?)",
     ] {
         assert!(reported.contains(want), "{reported}");
+    }
+}
+
+#[test]
+fn a_kind_without_a_group_is_an_error_and_closes_services() {
+    let policy = exposing(&["{name: echo, clusters: [west]}"]);
+    let policy = policy.replacen("multicluster.istio.io/v1alpha1", "v1", 1);
+    let (merged, reported) = merged(&gateway("services: []", ""), &policy);
+    assert!(reported.contains("error: objects of ServiceExpositionPolicy of v1 are"));
+    assert_eq!(merged.exposure.services[0].to, [], "{reported}");
+}
+
+#[test]
+fn a_misspelt_kind_of_another_group_is_an_error_that_affects_no_service() {
+    let policy = exposing(&["{name: echo, clusters: [west]}"]);
+    let config = gateway("services: []", "");
+    let other = policy.replacen(
+        "multicluster.istio.io/v1alpha1\nkind: ServiceExposition",
+        "example.com/v1\nkind: ServiceExpositon",
+        1,
+    );
+    let (merged, reported) = merged(&config, &other);
+    assert!(
+        reported.starts_with("o.yaml:1: error: objects of "),
+        "{reported}"
+    );
+    assert_eq!(merged, config);
+    for (version, kind, rest) in [
+        ("example.com/v1", "NameSpace", ""),
+        ("example.com/v1", "NameSpace", ", namespace: evil"),
+        ("example.com/v1", "Services", ", namespace: evil"),
+        ("v1", "NameSpace", ", namespace: evil"),
+    ] {
+        let text = format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: app{rest}}}\n");
+        let read = objects(&text);
+        assert!(read.passed_over.namespaces.is_empty(), "{text}");
+        assert!(read.services.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn a_namespace_with_a_namespace_is_invalid() {
+    let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: app, namespace: evil}\n";
+    let read = objects(text);
+    assert_eq!(
+        (read.namespaces.len(), read.passed_over.namespaces.len()),
+        (0, 1)
+    );
+    let (_, reported) = merged(&gateway("services: []", ""), text);
+    let want = "o.yaml:1: error: `object` is a Namespace with `metadata.namespace`; write the";
+    assert!(reported.starts_with(want), "{reported}");
+}
+
+#[test]
+fn a_list_of_a_kind_is_read_and_one_without_items_is_an_error() {
+    let config = gateway("services: []", "");
+    let policy = exposing(&["{name: echo, clusters: [west]}"]);
+    let item = policy.replace('\n', "\n  ");
+    for (version, kind) in [
+        ("v1", "List"),
+        (
+            "multicluster.istio.io/v1alpha1",
+            "ServiceExpositionPolicyList",
+        ),
+    ] {
+        let list = |key| format!("apiVersion: {version}\nkind: {kind}\n{key}:\n- {item}\n");
+        let (merged, reported) = merged(&config, &list("items"));
+        assert_eq!(
+            (merged.exposure.services.len(), &*reported),
+            (1, ""),
+            "{kind}"
+        );
+        let findings = parse(Path::new("o.yaml"), &list("itmes")).expect_err("unusable");
+        let reported = findings.to_string();
+        for want in ["`object` has no `items`", "unknown key `itmes` in `object`"] {
+            assert!(reported.contains(want), "{kind}: {reported}");
+        }
     }
 }
 
@@ -527,67 +540,4 @@ fn kinds_of_other_groups_are_warnings_and_those_of_supported_groups_are_errors()
         let want = format!("o.yaml:1: {severity}: objects of {kind} of {version} are ");
         assert!(reported.starts_with(&want), "{want}: {reported}");
     }
-}
-
-#[test]
-fn a_global_traffic_policy_that_cannot_be_expressed_is_reported() {
-    let config = gateway("services: []", "");
-    let table = [
-        ("{lbType: 0}", "error: `spec.policy[]` has no `dns`"),
-        ("{dns: echo}", "error: `spec.policy[].dns` is `echo`"),
-        (
-            "{dns: echo.global, lbType: 2}",
-            "error: `spec.policy[].lbType` is `2`; write `0` or",
-        ),
-        (
-            "{dns: echo.global, lbType: 1}",
-            "warning: `spec.policy[]` has no `target` for `lbType: FAILOVER`",
-        ),
-        (
-            "{dns: echo.global, target: [{region: us, weight: 1}]}",
-            "warning: `spec.policy[].target` is ignored with `lbType: TOPOLOGY`",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{weight: 1}]}",
-            "error: `spec.policy[].target[]` has no `region`",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{region: us-*, weight: 1}]}",
-            "error: `spec.policy[].target[].region` is `us-*`",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{region: us, weight: -1}]}",
-            "error: `spec.policy[].target[].weight` is `-1`",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{region: us, weight: 0}]}",
-            "error: `spec.policy[].target` has weights that sum to 0",
-        ),
-        (
-            "{dns: echo.global, lbType: 1, target: [{region: us, weight: 1}, {region: us/*}]}",
-            "error: `spec.policy[].target[]` has `us` twice",
-        ),
-        (
-            "{dns: echo.global, outlier_detection: {interval: 5}}",
-            "warning: `spec.policy[].outlier_detection` is ignored",
-        ),
-        (
-            "{dns: echo.global, lbtype: FAILOVER}",
-            "warning: `spec.policy[].lbtype` is ignored; write the object without it",
-        ),
-    ];
-    assert_findings(&config, &table, distributing);
-    let unlocated = gateway("services: []", "");
-    let unlocated = Config {
-        gateway: crate::config::Gateway {
-            locality: crate::config::Locality::default(),
-            ..unlocated.gateway
-        },
-        ..unlocated
-    };
-    let close = [(
-        "{dns: echo.global}",
-        "warning: TOPOLOGY needs the gateway's locality",
-    )];
-    assert_findings(&unlocated, &close, distributing);
 }

@@ -13,6 +13,7 @@ use crate::snapshot::{
 };
 use crate::wire::Authority;
 
+mod distributions;
 mod endpoints;
 mod entries;
 mod passed_over;

@@ -1,0 +1,221 @@
+//! Merge of the distributions that objects describe into a configuration.
+//!
+//! An entry that is unusable never displaces another one: the name has to be that of a service of
+//! the object's namespace, and weights have to leave an endpoint.
+
+use std::collections::{HashMap, HashSet};
+
+use super::entries::is_own;
+use super::{Objects, limit_findings};
+use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Traffic};
+use crate::snapshot::mesh::{Locality, Mesh, UNKNOWN_NAMESPACE};
+use crate::xds::envoy::namespace_of_host;
+use crate::yaml::{Finding, Findings, Severity};
+
+/// Limit of the entries of `traffic` that objects describe: 16 times the bindings, as an entry has
+/// no socket.
+const DISTRIBUTIONS_MAX: usize = 4096;
+
+/// Adds the distributions of the objects of the own cluster to a configuration. Returns the
+/// findings about those that have no effect. `mesh` is the joined mesh, if it comes from files.
+pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -> Findings {
+    let entries = &objects.entries.traffic;
+    let mesh = mesh.filter(|_| !entries.is_empty()).map(MeshIndex::new);
+    let mut distributor = Distributor {
+        limit: config.traffic.len() + DISTRIBUTIONS_MAX,
+        config,
+        mesh,
+        findings: Vec::new(),
+    };
+    for (owner, traffic) in entries {
+        if is_own(owner, distributor.config)
+            && let Err((what, how)) = distributor.add(traffic)
+        {
+            distributor.findings.push(Finding {
+                severity: Severity::PassedOver,
+                ..Finding::warning(&traffic.line.0, what, how)
+            });
+        }
+    }
+    Findings(limit_findings(distributor.findings))
+}
+
+struct Distributor<'a> {
+    config: &'a mut Config,
+    /// Limit of the entries of `traffic`, with those of the configuration.
+    limit: usize,
+    mesh: Option<MeshIndex<'a>>,
+    findings: Vec<Finding>,
+}
+
+/// Mesh of files, by what distributions are compared with.
+struct MeshIndex<'a> {
+    /// Namespaces of the services of a hostname.
+    owners: HashMap<&'a str, Vec<&'a str>>,
+    /// Localities of the workloads of a service, by `namespace/hostname`.
+    localities: HashMap<&'a str, HashSet<&'a Locality>>,
+}
+
+/// Mistake, and its remedy.
+type Refusal = (String, &'static str);
+
+impl Distributor<'_> {
+    /// Adds the distribution of a name, under the hostname of its service. Only services of the
+    /// object's namespace use it. A namespace that only a control plane has is compared by
+    /// [`TrafficRule`](crate::snapshot::traffic::TrafficRule).
+    fn add(&mut self, traffic: &Traffic) -> Result<(), Refusal> {
+        if self.config.traffic.len() >= self.limit {
+            let what = format!("objects have more than {DISTRIBUTIONS_MAX} distributions");
+            return Err((what, "the others into `traffic`"));
+        }
+        let name = traffic.service.clone().unwrap_or_default();
+        let namespace = traffic.namespace.as_deref().unwrap_or_default();
+        let (service, behind) = self.services_of(&name);
+        self.check_namespace(namespace, &behind)?;
+        self.check_weights(traffic, namespace, &behind)?;
+        let mut others = self.config.traffic.iter();
+        let other = others.find(|other| {
+            let is_its = other.namespace.is_none() || other.namespace == traffic.namespace;
+            is_its && other.service.as_ref() == Some(&service)
+        });
+        if let Some(other) = other {
+            let what = format!(
+                "{service} has an entry on {}, which counts alone",
+                other.line
+            );
+            let warning = Finding::warning(&traffic.line.0, what, "one of both");
+            self.findings.push(warning);
+            return Ok(());
+        }
+        let at = &self.config.gateway.locality;
+        let is_unknown = at.region.is_empty() || at.zone.is_empty();
+        let is_later = matches!(self.config.discovery, Discovery::Istio { .. });
+        if traffic.distribution == Some(Distribution::Close) && is_unknown && !is_later {
+            let what = "TOPOLOGY needs the gateway's locality".to_owned();
+            let how = "`gateway: {locality: {region: REGION, zone: ZONE}}`";
+            self.findings
+                .push(Finding::warning(&traffic.line.0, what, how));
+        }
+        self.config.traffic.push(Traffic {
+            service: Some(service),
+            ..traffic.clone()
+        });
+        Ok(())
+    }
+
+    /// Returns the hostname under which a name is balanced, and those of the services behind it. A
+    /// name of `exposure` or an alias has the hostname of its service. An alias of several
+    /// services, or of one region, has its own name.
+    fn services_of(&self, name: &str) -> (String, Vec<String>) {
+        let mut services = self.config.exposure.services.iter();
+        let has = |one: &&ExposedService| one.names.iter().any(|own| own.host == name);
+        let exposed = services.find(has).map(|one| &one.service.host);
+        let aliases = self.config.names.aliases.iter();
+        let aliases = aliases.filter(|alias| alias.name.host == name);
+        let is_plain = |alias: &&Alias| alias.to.len() == 1 && alias.region.is_none();
+        let plain = aliases.clone().find(is_plain);
+        let plain = plain.and_then(|alias| alias.to.first());
+        match exposed.or_else(|| plain.map(|target| &target.host)) {
+            Some(host) => (host.clone(), vec![host.clone()]),
+            None => {
+                let several = aliases.flat_map(|alias| &alias.to);
+                let several: Vec<_> = several.map(|to| to.host.clone()).collect();
+                let own = || vec![name.to_owned()];
+                let behind = Some(several).filter(|all| !all.is_empty());
+                (name.to_owned(), behind.unwrap_or_else(own))
+            }
+        }
+    }
+
+    /// Rejects the services of other namespaces. Of several hosts, each has to be known.
+    fn check_namespace(&self, namespace: &str, behind: &[String]) -> Result<(), Refusal> {
+        let is_envoy = matches!(self.config.discovery, Discovery::Envoy { .. });
+        for host in behind {
+            if is_envoy && namespace_of_host(host) == UNKNOWN_NAMESPACE {
+                let what = format!("an Envoy control plane has no namespace for {host}");
+                return Err((what, "an entry of `traffic`, or the name in Kubernetes"));
+            }
+            let is_foreign = match self.namespace_of(host) {
+                None => behind.len() > 1,
+                Some(of) => of != namespace,
+            };
+            if is_foreign {
+                let what = format!("{host} may be a service of another namespace than {namespace}");
+                return Err((what, "a policy in the namespace of the service"));
+            }
+            let owners = self.mesh.as_ref().and_then(|mesh| mesh.owners.get(&**host));
+            if owners.is_some_and(|owners| !owners.contains(&namespace)) {
+                let what = format!(
+                    "{host} is not a service of namespace {namespace}, so its distribution is \
+                     ignored"
+                );
+                return Err((what, "a policy in the namespace of the service"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rejects weights that would leave the services without endpoints, by the mesh of files.
+    fn check_weights(
+        &self,
+        traffic: &Traffic,
+        namespace: &str,
+        behind: &[String],
+    ) -> Result<(), Refusal> {
+        let mut weights = traffic
+            .regions
+            .iter()
+            .filter(|one| one.weight > 0)
+            .peekable();
+        let (Some(mesh), Some(_)) = (&self.mesh, weights.peek()) else {
+            return Ok(());
+        };
+        let of = |host: &String| mesh.localities.get(&*format!("{namespace}/{host}"));
+        let localities: Vec<_> = behind.iter().filter_map(of).flatten().collect();
+        let is_used = |at: &&&Locality| {
+            let mut weights = weights.clone();
+            weights.any(|one| one.region.matches(&at.region, &at.zone, &at.subzone))
+        };
+        if localities.is_empty() || localities.iter().any(is_used) {
+            return Ok(());
+        }
+        let name = traffic.service.as_deref().unwrap_or_default();
+        let what = format!(
+            "the distribution of {name} is ignored: no workload of it is in a region with a \
+             weight, so no endpoint would be left"
+        );
+        Err((what, "one of its regions"))
+    }
+
+    /// Returns the namespace of a service by its entry of `exposure`, or by its hostname if that is
+    /// of a family.
+    fn namespace_of<'a>(&'a self, host: &'a str) -> Option<&'a str> {
+        let exposed = self.config.exposure.services.iter();
+        let mut exposed = exposed.filter(|one| one.service.host == host);
+        let family = self.config.names.family(host);
+        let by_name = || Some(family.split_once('.')?.1).filter(|_| family != host);
+        exposed
+            .find_map(|one| one.namespace.as_deref())
+            .or_else(by_name)
+    }
+}
+
+impl<'a> MeshIndex<'a> {
+    fn new(mesh: &'a Mesh) -> Self {
+        let mut index = Self {
+            owners: HashMap::new(),
+            localities: HashMap::new(),
+        };
+        for service in mesh.services.values() {
+            let owners = index.owners.entry(&service.hostname).or_default();
+            owners.push(&service.namespace);
+        }
+        for workload in mesh.workloads.values() {
+            for (service, _) in workload.services.iter() {
+                let localities = index.localities.entry(service).or_default();
+                localities.insert(&workload.locality);
+            }
+        }
+        index
+    }
+}

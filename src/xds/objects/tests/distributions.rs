@@ -1,0 +1,272 @@
+//! Tests of GlobalTrafficPolicy objects: entries of `traffic`, for the services of their namespace.
+
+use std::sync::Arc;
+
+use super::entries::{assert_findings, distributing, gateway, gateway_with, merged};
+use super::*;
+use crate::config::{Discovery, Traffic};
+use crate::snapshot::mesh::{Locality, Ports, Service, Template, Workload};
+
+#[test]
+fn a_global_traffic_policy_is_the_traffic_that_a_configuration_would_have() {
+    let objects = distributing(&[
+        "{dns: default.payments.global, lbType: 1, target: [{region: us-west-2/*, weight: 10}, \
+         {region: us-east-2/*, weight: 90}, {region: eu}]}",
+        "{dns: ECHO.global, dnsPrefix: default, lbType: TOPOLOGY}",
+        "{dns: other.global, lbType: failover, target: [{region: \"*\", weight: 1}]}",
+        "{dns: plain.global}",
+    ]);
+    let services = "services: [{service: echo.app, to: [{cluster: west}], names: [echo.global]}]";
+    let aliases = "names: {aliases: [{name: other.global, to: [other.app]}]}\n";
+    let (config, reported) = merged(&gateway(services, aliases), &objects);
+    assert_eq!(reported, "");
+    let written = "traffic:
+  - service: default.payments.global
+    regions:
+      - {region: us-west-2, weight: 10}
+      - {region: us-east-2, weight: 90}
+      - {region: eu, weight: 0}
+  - {service: echo.app, distribution: close}
+  - {service: other.app, regions: [{region: \"*\", weight: 1}]}
+  - {service: plain.global, distribution: close}
+";
+    let limited = |entry: Traffic| Traffic {
+        namespace: Some("payments".into()),
+        ..entry
+    };
+    let written = gateway("services: []", written).traffic.into_iter();
+    assert_eq!(config.traffic, written.map(limited).collect::<Vec<_>>());
+    // An entry of the configuration, or the first of two policies, counts alone.
+    let own = gateway(
+        "services: []",
+        "traffic: [{service: a.global, distribution: any}]\n",
+    );
+    let twice = distributing(&["{dns: a.global}", "{dns: b.global}", "{dns: b.global}"]);
+    let (config, reported) = merged(&own, &twice);
+    assert_eq!(config.traffic.len(), 2);
+    let lines: Vec<_> = reported.lines().collect();
+    assert!(
+        lines[0].starts_with("o.yaml:5: warning: a.global has an entry on "),
+        "{reported}"
+    );
+    assert!(
+        lines[1].starts_with("o.yaml:7: warning: b.global has an entry on "),
+        "{reported}"
+    );
+}
+
+#[test]
+fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
+    let services = "services: [
+        {service: pay.bank.svc.cluster.local, to: [{cluster: west}], names: [pay.global]},
+        {service: ledger.example.com, namespace: bank, to: [{cluster: west}]}]";
+    let aliases = "names: {aliases: [
+        {name: both.global, to: [a.payments.svc.cluster.local, a.bank.svc.cluster.local]},
+        {name: some.global, to: [a.payments.svc.cluster.local, a.example.com]},
+        {name: own.global, to: [a.payments.svc.cluster.local, b.payments.global]}]}\n";
+    let config = gateway(services, aliases);
+    for foreign in [
+        "pay.global",
+        "pay.bank.global",
+        "pay.bank.svc.cluster.local",
+        "ledger.example.com",
+        "both.global",
+        "some.global",
+    ] {
+        let entry = format!("{{dns: {foreign}, lbType: 1, target: [{{region: us, weight: 1}}]}}");
+        let (merged, reported) = merged(&config, &distributing(&[&entry]));
+        assert_eq!(merged.traffic, [], "{foreign}");
+        let want = "may be a service of another namespace than payments";
+        assert!(
+            reported.starts_with("o.yaml:5: error: ") && reported.contains(want),
+            "{foreign}: {reported}"
+        );
+    }
+    // The namespace of the last one is known to the mesh alone.
+    for own in ["a.payments.global", "own.global", "a.example.com"] {
+        let entry = format!("{{dns: {own}}}");
+        let (merged, reported) = merged(&config, &distributing(&[&entry]));
+        assert_eq!(reported, "", "{own}");
+        assert_eq!(merged.traffic[0].namespace.as_deref(), Some("payments"));
+    }
+    // A policy of another namespace takes no name away.
+    let objects = distributing(&["{dns: a.example.com}"]);
+    let evil = objects.replace("namespace: payments", "namespace: evil");
+    let (merged, reported) = merged(&config, &format!("{evil}---\n{objects}"));
+    assert_eq!((merged.traffic.len(), &*reported), (2, ""));
+}
+
+#[test]
+fn a_global_traffic_policy_that_cannot_be_expressed_is_reported() {
+    let config = gateway("services: []", "");
+    let table = [
+        ("{lbType: 0}", "error: `spec.policy[]` has no `dns`"),
+        ("{dns: echo}", "error: `spec.policy[].dns` is `echo`"),
+        (
+            "{dns: echo.global, lbType: 2}",
+            "error: `spec.policy[].lbType` is `2`; write `0` or",
+        ),
+        (
+            "{dns: echo.global, lbType: 1}",
+            "warning: `spec.policy[]` has no `target` for `lbType: FAILOVER`",
+        ),
+        (
+            "{dns: echo.global, target: [{region: us, weight: 1}]}",
+            "warning: `spec.policy[].target` is ignored with `lbType: TOPOLOGY`",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{weight: 1}]}",
+            "error: `spec.policy[].target[]` has no `region`",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{region: us-*, weight: 1}]}",
+            "error: `spec.policy[].target[].region` is `us-*`",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{region: us, weight: -1}]}",
+            "error: `spec.policy[].target[].weight` is `-1`",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{region: us, weight: 0}]}",
+            "error: `spec.policy[].target` has weights that sum to 0",
+        ),
+        (
+            "{dns: echo.global, lbType: 1, target: [{region: us, weight: 1}, {region: us/*}]}",
+            "error: `spec.policy[].target[]` has `us` twice",
+        ),
+        (
+            "{dns: echo.global, outlier_detection: {interval: 5}}",
+            "warning: `spec.policy[].outlier_detection` is ignored",
+        ),
+        (
+            "{dns: echo.global, lbtype: FAILOVER}",
+            "warning: `spec.policy[].lbtype` is ignored; write the object without it",
+        ),
+    ];
+    assert_findings(&config, &table, distributing);
+    let unlocated = gateway("services: []", "");
+    let unlocated = Config {
+        gateway: crate::config::Gateway {
+            locality: crate::config::Locality::default(),
+            ..unlocated.gateway
+        },
+        ..unlocated
+    };
+    let close = [(
+        "{dns: echo.global}",
+        "warning: TOPOLOGY needs the gateway's locality",
+    )];
+    assert_findings(&unlocated, &close, distributing);
+}
+
+/// Returns a mesh with a.example.com and b.example.com of namespace payments, and with a workload
+/// of each service of `placed` in a region.
+fn mesh(placed: &[(&str, &str)]) -> Mesh {
+    let services = ["a.example.com", "b.example.com"].map(|host| Service {
+        namespace: "payments".into(),
+        hostname: host.into(),
+        ..Service::default()
+    });
+    let workloads = placed.iter().map(|(host, region)| {
+        let locality = Locality {
+            region: (*region).into(),
+            ..Locality::default()
+        };
+        let key = format!("payments/{host}");
+        let template = Template {
+            locality: Arc::new(locality),
+            ..Template::default()
+        };
+        Workload {
+            uid: format!("{host} in {region}").into(),
+            services: [(key.into(), Ports::default())].into_iter().collect(),
+            template: template.into(),
+            ..Workload::default()
+        }
+    });
+    Mesh::new(services, workloads)
+}
+
+/// Returns the lines of the policies in use under a mesh, and the findings.
+fn distributed(mesh: &Mesh, text: &str) -> (Vec<u64>, Findings) {
+    let mut config = gateway("services: []", "");
+    let findings = distribute(&mut config, &objects(text), Some(mesh));
+    let lines = config.traffic.iter().map(|one| one.line.number());
+    (lines.collect(), findings)
+}
+
+fn weighing(host: &str, region: &str) -> String {
+    format!("{{dns: {host}, lbType: 1, target: [{{region: {region}, weight: 1}}]}}")
+}
+
+#[test]
+fn weights_are_compared_with_the_workloads_of_the_service() {
+    let mesh = mesh(&[("a.example.com", "east"), ("b.example.com", "west")]);
+    for (host, region, is_used) in [
+        ("a.example.com", "east", true),
+        ("a.example.com", "west", false),
+        ("a.example.com", "\"*\"", true),
+        ("b.example.com", "west", true),
+        ("b.example.com", "east", false),
+    ] {
+        let policy = distributing(&[&weighing(host, region)]);
+        let (used, findings) = distributed(&mesh, &policy);
+        assert_eq!(!used.is_empty(), is_used, "{host} {region}: {findings}");
+        let want = format!("the distribution of {host} is ignored: no workload of it");
+        assert_eq!(findings.to_string().contains(&want), !is_used, "{findings}");
+    }
+}
+
+#[test]
+fn a_service_without_workloads_keeps_its_weights() {
+    let policy = distributing(&[&weighing("a.example.com", "east")]);
+    let (used, findings) = distributed(&mesh(&[("b.example.com", "west")]), &policy);
+    assert_eq!((used, findings.is_empty()), (vec![5], true));
+}
+
+#[test]
+fn an_unusable_policy_does_not_displace_a_usable_one() {
+    let mesh = mesh(&[("a.example.com", "east")]);
+    let [bad, good] = ["west", "east"].map(|region| weighing("a.example.com", region));
+    let (used, findings) = distributed(&mesh, &distributing(&[&bad, &good]));
+    assert_eq!(used, [6], "{findings}");
+    assert_eq!(findings.0.len(), 1, "{findings}");
+    assert_eq!(findings.0[0].place.line, 5);
+}
+
+#[test]
+fn the_policies_in_use_and_their_findings_have_a_limit() {
+    let names: Vec<_> = (0..5000)
+        .map(|index| format!("{{dns: n{index}.payments.global}}"))
+        .collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let (used, findings) = distributed(&mesh(&[]), &distributing(&names));
+    assert_eq!(used.len(), 4096);
+    assert_eq!(findings.0.len(), 201);
+    let want = "objects have more than 4096 distributions";
+    assert!(findings.0[0].what.contains(want), "{findings}");
+}
+
+#[test]
+fn under_an_envoy_control_plane_only_names_of_kubernetes_have_a_namespace() {
+    let text = "discovery: {kind: envoy, address: \"127.0.0.1:1\", tls: off}";
+    let config = gateway_with(text, "services: []", "");
+    assert!(matches!(config.discovery, Discovery::Envoy { .. }));
+    for (namespace, host, is_used) in [
+        ("unknown", "ledger.example.com", false),
+        ("payments", "ledger.example.com", false),
+        ("unknown", "ledger.global", false),
+        ("payments", "ledger.payments.svc.cluster.local", true),
+        ("unknown", "ledger.payments.svc.cluster.local", false),
+    ] {
+        let policy = distributing(&[&format!("{{dns: {host}}}")]);
+        let policy = policy.replace("namespace: payments", &format!("namespace: {namespace}"));
+        let (merged, reported) = merged(&config, &policy);
+        assert_eq!(
+            !merged.traffic.is_empty(),
+            is_used,
+            "{namespace} {host}: {reported}"
+        );
+        assert_eq!(reported.is_empty(), is_used, "{reported}");
+    }
+}
