@@ -236,11 +236,8 @@ async fn pick_and_dial(
             gateway.reader.request_refresh(&failed.endpoint);
         }
         if reason.ejects_endpoint() || is_loop {
-            balance::eject_after_failure(
-                failed.permit.route().endpoints(),
-                &failed.endpoint,
-                &gateway.metrics,
-            );
+            let endpoints = failed.permit.route().endpoints();
+            balance::eject_after_failure(endpoints, &failed.endpoint, &gateway.metrics);
         }
         tried.push(failed.endpoint);
         permit = failed.permit;
