@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
+use crate::apart::{APART, APART_PORTS, apart_as_echo, mesh_with_apart};
 use crate::command::{Load, Serve};
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
@@ -49,10 +50,6 @@ const SNI: u16 = 15443;
 const AFTER_HELLO: u16 = 9001;
 /// Limit of streams of one connection to the second of two gateways, which all gateways announce.
 const STREAMS: u32 = 256;
-/// Service whose network has a gateway at each of these ports, which are listeners of the second of
-/// two gateways. Elsewhere it is a name of service `echo`.
-const APART: &str = "apart.bench";
-const APART_PORTS: RangeInclusive<u16> = 16_001..=16_256;
 /// Identity of the second of two gateways.
 const NEXT: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
 /// Lines that let HAProxy splice, in its global section and its defaults.
@@ -453,30 +450,6 @@ impl BenchEnvironment {
             Kind::CopyLoop | Kind::Direct => "none".to_owned(),
         }
     }
-}
-
-/// Returns the entry that exposes service `echo` by the name of [`APART`].
-fn apart_as_echo() -> String {
-    let to = "to: [{cluster: east}, {cluster: west}]";
-    format!("    - {{service: \"echo.bench:80\", {to}, names: [\"{APART}:80\"]}}\n")
-}
-
-/// Returns a mesh with service [`APART`] in a network of its own. Its workload is never dialled.
-fn mesh_with_apart(mesh: &str) -> String {
-    let (services, workloads) = mesh
-        .split_once("workloads:\n")
-        .expect("a list of workloads");
-    format!(
-        "{services}  - {{name: apart, namespace: app, hostname: {APART}, vips: [], ports: {{80: 9000}}}}
-workloads:
-  - uid: apart
-    namespace: app
-    network: apart
-    workloadIps: [\"192.0.2.1\"]
-    protocol: TCP
-    services: {{app/{APART}: {{80: 9000}}}}
-{workloads}"
-    )
 }
 
 /// Returns the last byte of a gateway's address.

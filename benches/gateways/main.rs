@@ -10,6 +10,8 @@
 )]
 
 #[cfg(test)]
+mod apart;
+#[cfg(test)]
 mod chart;
 #[cfg(test)]
 #[expect(dead_code, reason = "shared with tests/load, which uses more of it")]
