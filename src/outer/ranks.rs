@@ -206,7 +206,6 @@ mod tests {
             assert_eq!(compare(&mut ranks, [20, 32]), [159, 39]);
             assert_eq!(compare(&mut ranks, [20, NONE]), [159, 39]);
         }
-        assert_eq!(compare(&mut ranks, [20, 32]), [159, 39]);
         assert_eq!(compare(&mut ranks, [20, 32]), [100, 100]);
         // One that never had a connection has no part of the network.
         assert_eq!(compare(&mut Ranks::default(), [20, NONE]), [100, 100]);
