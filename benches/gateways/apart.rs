@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 /// Service whose network has a gateway at each of these ports, which are listeners of the second of
 /// two gateways. Elsewhere it is a name of service `echo`.
 pub const APART: &str = "apart.bench";
-pub const APART_PORTS: RangeInclusive<u16> = 16_001..=16_256;
+pub const APART_PORTS: RangeInclusive<u16> = 16_001..=16_512;
 
 /// Returns the entry that exposes service `echo` by the name of [`APART`].
 pub fn apart_as_echo() -> String {

@@ -106,16 +106,16 @@ const STALLED: [Held; 1] = [Held {
     streams: 1,
 }];
 
-/// Tunnels to a network of 256 gateways. As the less loaded one of two is chosen, at least nine in
+/// Tunnels to a network of 512 gateways. As the less loaded one of two is chosen, at least nine in
 /// ten of the additional tunnels open a connection of their own.
 const APART: [Held; 2] = [
     Held {
         connections: 4,
-        streams: 5,
+        streams: 25,
     },
     Held {
         connections: 4,
-        streams: 30,
+        streams: 50,
     },
 ];
 
