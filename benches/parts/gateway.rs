@@ -31,7 +31,7 @@ const BUFFERS: usize = 64 << 20;
 /// A running gateway.
 pub struct Running {
     pub addresses: Vec<SocketAddr>,
-    gateway: Arc<DataPath>,
+    data_path: Arc<DataPath>,
     questions: mpsc::Sender<oneshot::Sender<Usage>>,
     _publisher: Publisher,
 }
@@ -105,7 +105,7 @@ impl Running {
         let addresses: Vec<_> = sockets.iter().map(address).collect();
         let loopback = "127.0.0.0/8".parse().expect("a network");
         let metrics = Arc::new(Metrics::new());
-        let gateway = Arc::new(DataPath::new(
+        let data_path = Arc::new(DataPath::new(
             publisher.reader(),
             InboundTls::new(tls),
             metrics,
@@ -114,14 +114,14 @@ impl Running {
             BUFFERS,
             dial::DenyList::new(vec![loopback], addresses.clone()),
         ));
-        let (questions, asked) = mpsc::channel(1);
-        let running = Arc::clone(&gateway);
-        let serving = move || runtime().block_on(serve(running, sockets, asked));
+        let (questions, requested) = mpsc::channel(1);
+        let running = Arc::clone(&data_path);
+        let serving = move || runtime().block_on(serve(running, sockets, requested));
         let spawned = thread::Builder::new().name(THREAD.into()).spawn(serving);
         spawned.expect("a thread");
         Self {
             addresses,
-            gateway,
+            data_path,
             questions,
             _publisher: publisher,
         }
@@ -136,26 +136,26 @@ impl Running {
 
     /// Replaces the TLS configuration, as a reload of certificates does.
     pub fn reload(&self, tls: ServerTls) {
-        self.gateway.tls.replace(tls);
+        self.data_path.tls.replace(tls);
     }
 }
 
 async fn serve(
-    gateway: Arc<DataPath>,
+    data_path: Arc<DataPath>,
     sockets: Vec<Bound>,
-    mut asked: mpsc::Receiver<oneshot::Sender<Usage>>,
+    mut requested: mpsc::Receiver<oneshot::Sender<Usage>>,
 ) {
     let (worker, queue) = WorkerHandle::new();
-    tokio::spawn(serve::run_worker(Arc::clone(&gateway), queue));
+    tokio::spawn(serve::run_worker(Arc::clone(&data_path), queue));
     for (socket, listener) in sockets {
         let socket = accept::register(socket).expect("a listener");
-        let (gateway, worker) = (Arc::clone(&gateway), worker.clone());
+        let (data_path, worker) = (Arc::clone(&data_path), worker.clone());
         let accepting = async move {
-            accept::run(&gateway, &socket, listener, vec![worker]).await;
+            accept::run(&data_path, &socket, listener, vec![worker]).await;
         };
         tokio::spawn(accepting);
     }
-    while let Some(answer) = asked.recv().await {
+    while let Some(answer) = requested.recv().await {
         let _ = answer.send(Usage::of_this_thread());
     }
 }

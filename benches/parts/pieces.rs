@@ -70,7 +70,7 @@ fn route_and_policy(criterion: &mut Criterion) {
     let snapshot = mesh::snapshot(mesh::mesh(SERVICES, 1));
     let parse = |text: &str| Authority::parse(text).expect("an authority");
     let name = parse(&format!("{}:80", mesh::hostname(SERVICES / 2)));
-    let asked = [
+    let requested = [
         ("name", name.clone()),
         (
             "alias",
@@ -83,10 +83,10 @@ fn route_and_policy(criterion: &mut Criterion) {
         ("vip", parse("240.0.0.9:80")),
     ];
     let mut group = criterion.benchmark_group("route");
-    for (kind, asked) in &asked {
-        assert!(snapshot.find(WEST, asked).is_some(), "{kind}");
+    for (kind, requested) in &requested {
+        assert!(snapshot.find(WEST, requested).is_some(), "{kind}");
         group.bench_function(*kind, |b| {
-            b.iter(|| black_box(&snapshot).find(black_box(WEST), black_box(asked)));
+            b.iter(|| black_box(&snapshot).find(black_box(WEST), black_box(requested)));
         });
     }
     group.finish();

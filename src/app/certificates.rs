@@ -106,13 +106,13 @@ impl SharedCertificates {
 
 /// Verifies the chains of open connections again after every change of certificates or trust.
 /// Connections detect a refusal through their chain, tunnels through the snapshot's generation.
-pub(super) async fn recheck(gateway: Arc<DataPath>, publisher: Arc<Publisher>) {
+pub(super) async fn recheck(data_path: Arc<DataPath>, publisher: Arc<Publisher>) {
     loop {
-        gateway.tls.recheck_requested().await;
-        let (gateway, publisher) = (Arc::clone(&gateway), Arc::clone(&publisher));
+        data_path.tls.recheck_requested().await;
+        let (data_path, publisher) = (Arc::clone(&data_path), Arc::clone(&publisher));
         // Ten thousand chains take a second.
         let rechecked = spawn_blocking(move || {
-            gateway.tls.recheck(|batch| {
+            data_path.tls.recheck(|batch| {
                 for lost in batch {
                     let (reason, error) = (lost.refusal.label(), &lost.cause);
                     warn!(
@@ -142,7 +142,7 @@ async fn wait_until(end: Option<SystemTime>) {
 /// Certificate in use and trust domains in use. Together they determine the configuration of new
 /// handshakes.
 pub(super) struct Certificates {
-    gateway: Arc<DataPath>,
+    data_path: Arc<DataPath>,
     status: Arc<Status>,
     material: Option<Arc<IdentityMaterial>>,
     trust: PeerTrust,
@@ -166,7 +166,7 @@ pub(super) struct Certificates {
 impl Certificates {
     /// Creates the state without a certificate; `first` announces the first one.
     pub(super) fn new(
-        gateway: Arc<DataPath>,
+        data_path: Arc<DataPath>,
         status: Arc<Status>,
         source: &Source,
         config: &Config,
@@ -178,7 +178,7 @@ impl Certificates {
             Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
         };
         let mut new = Self {
-            gateway,
+            data_path,
             status,
             material: None,
             trust,
@@ -220,7 +220,7 @@ impl Certificates {
     /// Handles the expiry of the certificate in use or of a revocation list.
     fn check_expiry(&mut self) {
         if self.report_stale_crls() {
-            self.gateway.tls.request_recheck();
+            self.data_path.tls.request_recheck();
         }
         if self
             .own_expiry()
@@ -237,7 +237,7 @@ impl Certificates {
         let served = tls::listener_server_config(&material, &self.trust);
         match served {
             Ok(served) => {
-                self.gateway.metrics.certificate_fetched(true);
+                self.data_path.metrics.certificate_fetched(true);
                 self.replace(material, served);
             }
             Err(error) => self.failed(error.to_string()),
@@ -256,7 +256,7 @@ impl Certificates {
     }
 
     fn failed(&mut self, error: String) {
-        self.gateway.metrics.certificate_fetched(false);
+        self.data_path.metrics.certificate_fetched(false);
         let current = match &self.material {
             Some(material) => {
                 let end = humantime::Timestamp::from(material.identity.not_after);
@@ -271,7 +271,7 @@ impl Certificates {
 
     /// Uses a certificate for all handshakes from now on.
     pub(super) fn replace(&mut self, material: Arc<IdentityMaterial>, served: ServerTls) {
-        self.gateway.tls.replace(served);
+        self.data_path.tls.replace(served);
         let identity = material.identity.uri.to_string();
         if identity != self.identity {
             self.status.forget_certificate(&self.identity);
@@ -312,7 +312,7 @@ impl Certificates {
         self.update_domain_status();
         self.export_expiry();
         if let Some(served) = served {
-            self.gateway.tls.replace(served);
+            self.data_path.tls.replace(served);
         }
         self.report_domains_without_roots();
         self.report_stale_crls();
@@ -339,8 +339,8 @@ impl Certificates {
             .inspect(|list| warn!(%list, "a revocation list is stale"))
             .count();
         let fresh = lists.len() - stale.len();
-        self.gateway.metrics.set_crls(fresh, stale.len());
-        self.gateway
+        self.data_path.metrics.set_crls(fresh, stale.len());
+        self.data_path
             .metrics
             .set_validation_skipped(self.trust.skip_validation);
         self.status.set_crls(lists);
@@ -400,7 +400,7 @@ impl Certificates {
         let ends = own.chain(domains.map(|end| ("domain_root", end)));
         let ends = ends.chain(crls.map(|end| ("crl", end)));
         let ends: Vec<_> = ends.collect();
-        self.gateway
+        self.data_path
             .metrics
             .set_certificate_expiry(&self.identity, &ends);
     }

@@ -51,18 +51,18 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
 
 /// Answers from the current snapshot, loads and ejections.
 pub(super) fn for_gateway(app: &App) -> ExplainHandler {
-    let (gateway, config) = (Arc::clone(&app.gateway), Arc::clone(&app.config));
+    let (data_path, config) = (Arc::clone(&app.data_path), Arc::clone(&app.config));
     let open = Arc::clone(&app.listeners);
     Arc::new(move |question| {
         let config = config.load();
         let world = ExplainState {
-            snapshot: &gateway.reader.snapshot(),
-            deny: &gateway.deny,
+            snapshot: &data_path.reader.snapshot(),
+            deny: &data_path.deny,
             listeners: &listeners(&config),
             bindings: &open.bindings(),
             places: &places(&config),
-            links: &gateway.metrics.reduced_links(),
-            has_room: gateway.budget.has_room(),
+            links: &data_path.metrics.reduced_links(),
+            has_room: data_path.budget.has_room(),
             now: Instant::now(),
         };
         explain::run(&world, question)

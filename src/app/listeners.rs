@@ -26,7 +26,7 @@ use super::server::{spawn_thread, with_bind_context};
 
 /// Listeners of the data path.
 pub(super) struct Listeners {
-    gateway: Arc<DataPath>,
+    data_path: Arc<DataPath>,
     /// Time for which connections of a removed listener may continue.
     deadline: Duration,
     /// Addresses of the other ports, which are never dialled either.
@@ -127,7 +127,7 @@ pub(super) fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
 
 impl Listeners {
     pub(super) fn new(
-        gateway: &Arc<DataPath>,
+        data_path: &Arc<DataPath>,
         entries: Vec<Entry>,
         others: Vec<SocketAddr>,
         deadline: Duration,
@@ -138,7 +138,7 @@ impl Listeners {
             threads: None,
         };
         Self {
-            gateway: Arc::clone(gateway),
+            data_path: Arc::clone(data_path),
             deadline,
             others,
             state: Mutex::new(state),
@@ -168,8 +168,8 @@ impl Listeners {
     /// configuration.
     pub(super) fn open(&self, workers: usize) -> anyhow::Result<()> {
         let mut state = self.state.lock();
-        state.threads = Some(start_workers(&self.gateway, workers)?);
-        match state.listen(&self.gateway).into_iter().next() {
+        state.threads = Some(start_workers(&self.data_path, workers)?);
+        match state.listen(&self.data_path).into_iter().next() {
             Some(error) => Err(anyhow::Error::msg(error)),
             None => Ok(()),
         }
@@ -220,8 +220,8 @@ impl Listeners {
         }
         state.entries = entries;
         let own = addresses(&state.entries).chain(self.others.iter().copied());
-        self.gateway.deny.set_own(own.collect());
-        state.listen(&self.gateway);
+        self.data_path.deny.set_own(own.collect());
+        state.listen(&self.data_path);
         state.closed()
     }
 
@@ -310,7 +310,7 @@ impl State {
 
     /// Listens on each bound address, if the data path has started. Returns the errors of the
     /// listeners of the configuration that fail.
-    fn listen(&mut self, gateway: &Arc<DataPath>) -> Vec<String> {
+    fn listen(&mut self, data_path: &Arc<DataPath>) -> Vec<String> {
         self.removed
             .retain(|removed| removed.listener.strong_count() > 0);
         let Some(threads) = &self.threads else {
@@ -320,7 +320,8 @@ impl State {
         for entry in &mut self.entries {
             let place = std::mem::replace(&mut entry.socket, SocketState::Closed(String::new()));
             entry.socket = match place {
-                SocketState::Bound(socket) => match open(gateway, threads, &entry.config, socket) {
+                SocketState::Bound(socket) => match open(data_path, threads, &entry.config, socket)
+                {
                     Ok(open) => SocketState::Open(open),
                     Err(error) => {
                         let error = format!("{error:#}");
@@ -339,7 +340,7 @@ impl State {
 
 /// Listens and accepts. Fails if another process that had bound the same address listens already.
 fn open(
-    gateway: &Arc<DataPath>,
+    data_path: &Arc<DataPath>,
     threads: &DataPathThreads,
     config: &config::Listener,
     socket: Socket,
@@ -350,11 +351,11 @@ fn open(
         let _runtime = threads.acceptors.enter();
         Arc::new(accept::register(socket)?)
     };
-    let listener = Arc::new(Listener::new(config, gateway.lifecycle.drain_scope()));
-    let (socket, gateway) = (Arc::clone(&registered), Arc::clone(gateway));
+    let listener = Arc::new(Listener::new(config, data_path.lifecycle.drain_scope()));
+    let (socket, data_path) = (Arc::clone(&registered), Arc::clone(data_path));
     let (accepting, workers) = (Arc::clone(&listener), threads.workers.clone());
     threads.acceptors.spawn(async move {
-        accept::run(&gateway, &socket, accepting, workers).await;
+        accept::run(&data_path, &socket, accepting, workers).await;
     });
     info!(listener = config.name, %address, "listener opened");
     Ok(Open {
@@ -370,26 +371,26 @@ fn listen(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListen
 }
 
 /// Starts the workers. The first also accepts, and passes each socket to the least loaded worker.
-fn start_workers(gateway: &Arc<DataPath>, workers: usize) -> anyhow::Result<DataPathThreads> {
+fn start_workers(data_path: &Arc<DataPath>, workers: usize) -> anyhow::Result<DataPathThreads> {
     let count = match workers {
         0 => std::thread::available_parallelism()?.get(),
         count => count,
     };
     let (workers, queues): (Vec<_>, Vec<_>) = (0..count).map(|_| WorkerHandle::new()).unzip();
-    let spawn = |(index, queue)| spawn_worker(gateway, index, queue);
+    let spawn = |(index, queue)| spawn_worker(data_path, index, queue);
     let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
     let acceptors = handles?.into_iter().next().context("no worker")?;
     Ok(DataPathThreads { acceptors, workers })
 }
 
 fn spawn_worker(
-    gateway: &Arc<DataPath>,
+    data_path: &Arc<DataPath>,
     index: usize,
     queue: mpsc::Receiver<AcceptedConnection>,
 ) -> anyhow::Result<Handle> {
-    let gateway = Arc::clone(gateway);
+    let data_path = Arc::clone(data_path);
     let run = async move {
-        serve::run_worker(gateway, queue).await;
+        serve::run_worker(data_path, queue).await;
         // The queue has ended, but connections may remain until the process ends.
         std::future::pending::<()>().await;
     };

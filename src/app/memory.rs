@@ -78,11 +78,11 @@ impl Memory {
 }
 
 /// Measures periodically, and adapts the descriptor pool and the buffer budget. Never returns.
-pub(super) async fn watch(gateway: Arc<DataPath>, configured: Option<usize>) {
+pub(super) async fn watch(data_path: Arc<DataPath>, configured: Option<usize>) {
     let mut was_full = false;
     loop {
         let memory = Memory::measure(Path::new("/"));
-        adapt(&gateway, memory, configured);
+        adapt(&data_path, memory, configured);
         let is_full = memory.used >= memory.limit / 4 * 3;
         if is_full && !was_full {
             let Memory { limit, used } = memory;
@@ -99,12 +99,12 @@ pub(super) async fn watch(gateway: Arc<DataPath>, configured: Option<usize>) {
 }
 
 /// Adapts the descriptor pool and the buffer budget to a measurement.
-pub(super) fn adapt(gateway: &DataPath, memory: Memory, configured: Option<usize>) {
-    let shares = memory.shares(gateway.budget.held(), configured);
-    gateway.admission.pool.set_memory(shares.descriptors);
-    gateway.budget.set_limit(shares.buffers);
-    gateway.metrics.set_buffer_limit(shares.buffers);
-    gateway.metrics.set_memory(memory.limit, memory.used);
+pub(super) fn adapt(data_path: &DataPath, memory: Memory, configured: Option<usize>) {
+    let shares = memory.shares(data_path.budget.held(), configured);
+    data_path.admission.pool.set_memory(shares.descriptors);
+    data_path.budget.set_limit(shares.buffers);
+    data_path.metrics.set_buffer_limit(shares.buffers);
+    data_path.metrics.set_memory(memory.limit, memory.used);
 }
 
 /// Memory cgroup of version 1 or 2.

@@ -172,7 +172,7 @@ impl App {
         let buffers = configured.unwrap_or_else(|| memory.buffers());
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
-        let gateway = Arc::new(DataPath::new(
+        let data_path = Arc::new(DataPath::new(
             publisher.reader(),
             InboundTls::new(tls::rejecting_server_config()?),
             Arc::clone(&metrics),
@@ -181,11 +181,11 @@ impl App {
             buffers,
             DenyList::new(inputs.config.dial.allow.clone(), own.collect()),
         ));
-        let listeners = Listeners::new(&gateway, entries, others, inputs.config.drain.deadline);
-        memory::adapt(&gateway, memory, configured);
+        let listeners = Listeners::new(&data_path, entries, others, inputs.config.drain.deadline);
+        memory::adapt(&data_path, memory, configured);
         let app = Self {
             config,
-            gateway,
+            data_path,
             status,
             publisher,
             listeners: Arc::new(listeners),
@@ -196,10 +196,10 @@ impl App {
         let (first, certificate) = oneshot::channel();
         let certificates = app.certificates(source, inputs.material, inputs.trust, first)?;
         inputs.warnings.iter().for_each(|one| warn!("{one}"));
-        let budget = Arc::clone(&app.gateway.budget);
+        let budget = Arc::clone(&app.data_path.budget);
         tokio::spawn(async move { budget.run().await });
         tokio::spawn(async move { metrics.run().await });
-        tokio::spawn(memory::watch(Arc::clone(&app.gateway), configured));
+        tokio::spawn(memory::watch(Arc::clone(&app.data_path), configured));
         app.start_discovery(source)?;
         app.start_dns()?;
         let read = InitialState {
@@ -226,14 +226,14 @@ impl App {
             let served = tls::listener_server_config(&material, &trust)?;
             anyhow::Ok((Arc::new(material), served))
         });
-        let (gateway, status) = (Arc::clone(&self.gateway), Arc::clone(&self.status));
+        let (data_path, status) = (Arc::clone(&self.data_path), Arc::clone(&self.status));
         let config = self.config.load();
-        let mut certificates = Certificates::new(gateway, status, source, &config, trust, first);
+        let mut certificates = Certificates::new(data_path, status, source, &config, trust, first);
         if let Some((material, served)) = served.transpose()? {
             certificates.replace(material, served);
         }
         tokio::spawn(certificates::recheck(
-            Arc::clone(&self.gateway),
+            Arc::clone(&self.data_path),
             Arc::clone(&self.publisher),
         ));
         let back = Arc::clone(&self.reconnected);
@@ -268,7 +268,7 @@ impl App {
             pod: source.who(&config),
             publisher: Arc::clone(&self.publisher),
             status: Arc::clone(&self.status),
-            metrics: Arc::clone(&self.gateway.metrics),
+            metrics: Arc::clone(&self.data_path.metrics),
             pending: DISCOVERY,
             connected: Arc::clone(&self.reconnected),
         });
@@ -291,7 +291,7 @@ impl App {
         mut signals: Signals,
         certificate: oneshot::Receiver<()>,
     ) -> anyhow::Result<()> {
-        let lifecycle = self.gateway.lifecycle.clone();
+        let lifecycle = self.data_path.lifecycle.clone();
         let on_signal = lifecycle.clone();
         tokio::spawn(async move {
             loop {
@@ -310,7 +310,7 @@ impl App {
             }
             left = &mut stopped => left,
         };
-        self.gateway.metrics.close();
+        self.data_path.metrics.close();
         info!(left, "stopped");
         Ok(())
     }
@@ -324,7 +324,7 @@ impl App {
         let listeners = config.all_listeners();
         let binds = listeners.iter().map(|listener| listener.bind.to_string());
         let metrics = config.metrics.bind.iter().map(ToString::to_string);
-        let snapshot = self.gateway.reader.load();
+        let snapshot = self.data_path.reader.load();
         info!(
             listeners = binds.collect::<Vec<_>>().join(","),
             metrics = metrics.collect::<Vec<_>>().join(","), readiness = %config.readiness.bind,

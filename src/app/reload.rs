@@ -185,7 +185,7 @@ impl Reloader {
     fn record_success(&mut self, what: ReloadSource) {
         info!(what = what.label(), "reloaded");
         self.failed.remove(&what);
-        self.app.gateway.metrics.reload(what, true);
+        self.app.data_path.metrics.reload(what, true);
         self.app.status.set_reload(what, Ok(()));
     }
 
@@ -198,7 +198,7 @@ impl Reloader {
             what = what.label(), %error,
             "cannot apply changed file; the previous state stays in use"
         );
-        self.app.gateway.metrics.reload(what, false);
+        self.app.data_path.metrics.reload(what, false);
         self.app.status.set_reload(what, Err(error.clone()));
         self.failed.insert(what, error);
     }
@@ -211,7 +211,7 @@ impl Reloader {
             return;
         }
         error!(what = what.label(), error = %left, "file applied in part");
-        self.app.gateway.metrics.reload(what, false);
+        self.app.data_path.metrics.reload(what, false);
         self.app.status.set_partial_reload(what, left.clone());
         match what {
             ReloadSource::Objects => self.failed.remove(&what),
@@ -286,7 +286,7 @@ impl Reloader {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
         }
-        let metrics = &self.app.gateway.metrics;
+        let metrics = &self.app.data_path.metrics;
         metrics.set_access_mode(new.log.access);
         metrics.set_link_budgets(new.links.as_deref(), &new.gateway.cluster);
         let set = trust::set(&new, &trust);
@@ -426,7 +426,7 @@ impl Reloader {
             }
         }
         // Files of issuers define clusters; few changes of certificates affect them.
-        if *self.app.gateway.reader.load().trust != set {
+        if *self.app.data_path.reader.load().trust != set {
             self.app.publisher.update(Change {
                 trust: Some(set),
                 ..Change::default()

@@ -51,27 +51,27 @@ impl Sockets {
     }
 
     pub(super) fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
-        let gateway = &app.gateway;
-        let pool = gateway.outer.clone();
-        gateway.metrics.set_remote_gateways(move || pool.status());
+        let data_path = &app.data_path;
+        let pool = data_path.outer.clone();
+        data_path.metrics.set_remote_gateways(move || pool.status());
         let state = AdminState {
-            reader: gateway.reader.clone(),
+            reader: data_path.reader.clone(),
             publisher: Arc::clone(&app.publisher),
             status: Arc::clone(&app.status),
-            metrics: Arc::clone(&gateway.metrics),
-            lifecycle: gateway.lifecycle.clone(),
+            metrics: Arc::clone(&data_path.metrics),
+            lifecycle: data_path.lifecycle.clone(),
             log: log.clone(),
             config: Arc::clone(&app.config),
             deny_list: {
-                let gateway = Arc::clone(gateway);
-                Arc::new(move |address| gateway.deny.denies(address))
+                let data_path = Arc::clone(data_path);
+                Arc::new(move |address| data_path.deny.denies(address))
             },
-            holders: descriptor_usage(gateway),
-            issuers: issuers(gateway),
-            remote_gateways: remote_gateways(gateway),
+            holders: descriptor_usage(data_path),
+            issuers: issuers(data_path),
+            remote_gateways: remote_gateways(data_path),
             peer_tunnels: {
-                let gateway = Arc::clone(gateway);
-                Arc::new(move || gateway.admission.pool.tunnels())
+                let data_path = Arc::clone(data_path);
+                Arc::new(move || data_path.admission.pool.tunnels())
             },
             explain: explain::for_gateway(app),
             listeners: {
@@ -80,9 +80,9 @@ impl Sockets {
             },
         };
         let router = admin::admin_router(state);
-        let lifecycle = &gateway.lifecycle;
+        let lifecycle = &data_path.lifecycle;
         spawn("strait-admin", self.admin, router, Limits::PAGES, lifecycle)?;
-        let router = admin::metrics_router(Arc::clone(&gateway.metrics));
+        let router = admin::metrics_router(Arc::clone(&data_path.metrics));
         for socket in self.metrics {
             let router = router.clone();
             spawn("strait-metrics", socket, router, Limits::PROBES, lifecycle)?;
@@ -136,10 +136,10 @@ pub(super) fn spawn(
 }
 
 /// Returns the source of the descriptor usage of the running gateway.
-fn descriptor_usage(gateway: &Arc<DataPath>) -> Source<DescriptorUsage> {
-    let gateway = Arc::clone(gateway);
+fn descriptor_usage(data_path: &Arc<DataPath>) -> Source<DescriptorUsage> {
+    let data_path = Arc::clone(data_path);
     Arc::new(move || {
-        let usage = gateway.admission.pool.usage(HOLDERS_SHOWN);
+        let usage = data_path.admission.pool.usage(HOLDERS_SHOWN);
         let holders = usage.holders.iter();
         DescriptorUsage {
             used: usage.used,
@@ -153,15 +153,15 @@ fn descriptor_usage(gateway: &Arc<DataPath>) -> Source<DescriptorUsage> {
 
 /// Returns the source of the gateways of other networks: those that tunnels have used, and those
 /// that the mesh and the configuration name besides.
-fn remote_gateways(gateway: &Arc<DataPath>) -> Source<Vec<RemoteGatewayStatus>> {
-    let gateway = Arc::clone(gateway);
+fn remote_gateways(data_path: &Arc<DataPath>) -> Source<Vec<RemoteGatewayStatus>> {
+    let data_path = Arc::clone(data_path);
     Arc::new(move || {
-        let mut rows = gateway.outer.status();
+        let mut rows = data_path.outer.status();
         let keys = rows.iter();
         let used: HashSet<_> = keys
             .map(|row| (row.address, Arc::clone(&row.network)))
             .collect();
-        let snapshot = gateway.reader.snapshot();
+        let snapshot = data_path.reader.snapshot();
         let known = snapshot.remote_gateways();
         let unused = known.filter(|(address, of)| {
             let key = (*address, Arc::clone(&of.network));
@@ -179,11 +179,11 @@ fn remote_gateways(gateway: &Arc<DataPath>) -> Source<Vec<RemoteGatewayStatus>> 
 
 /// Returns the source of the issuers that the running gateway has seen, with their current
 /// clusters.
-fn issuers(gateway: &Arc<DataPath>) -> Source<Vec<IssuerRow>> {
-    let gateway = Arc::clone(gateway);
+fn issuers(data_path: &Arc<DataPath>) -> Source<Vec<IssuerRow>> {
+    let data_path = Arc::clone(data_path);
     Arc::new(move || {
-        let seen = gateway.tls.issuers().into_iter();
-        let snapshot = gateway.reader.load();
+        let seen = data_path.tls.issuers().into_iter();
+        let snapshot = data_path.reader.load();
         seen.map(|seen| IssuerRow {
             spki: seen.issuer.spki.to_string(),
             subject: seen.issuer.subject.to_string(),

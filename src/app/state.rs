@@ -16,7 +16,7 @@ use super::listeners::Listeners;
 #[derive(Clone)]
 pub(super) struct App {
     pub(super) config: Arc<ArcSwap<Config>>,
-    pub(super) gateway: Arc<DataPath>,
+    pub(super) data_path: Arc<DataPath>,
     pub(super) status: Arc<Status>,
     pub(super) publisher: Arc<Publisher>,
     pub(super) listeners: Arc<Listeners>,

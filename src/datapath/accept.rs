@@ -204,12 +204,12 @@ impl RegisteredListener {
 
 /// Accepts until the drain begins, and hands each socket to the worker with the least load.
 pub async fn run(
-    gateway: &DataPath,
+    data_path: &DataPath,
     socket: &RegisteredListener,
     listener: Arc<Listener>,
     workers: Vec<WorkerHandle>,
 ) {
-    let share = gateway.admission.pool.register_listener();
+    let share = data_path.admission.pool.register_listener();
     let backoff = ExponentialBuilder::default()
         .with_min_delay(BACKOFF_MIN)
         .with_max_delay(BACKOFF_MAX)
@@ -219,7 +219,7 @@ pub async fn run(
     loop {
         let accept = async {
             while !share.has_free_descriptor() {
-                gateway.metrics.accept_paused();
+                data_path.metrics.accept_paused();
                 sleep(LIMIT_POLL_INTERVAL).await;
             }
             let accept = || accept(&socket.0);
@@ -235,15 +235,15 @@ pub async fn run(
         match accepted {
             Ok((stream, address)) => {
                 delays = backoff.build();
-                dispatch(gateway, &listener, &share, &workers, stream, address);
+                dispatch(data_path, &listener, &share, &workers, stream, address);
             }
             Err(_) if listener.drain.is_draining() => {}
             Err(error) if is_connection_error(&error) => {
-                gateway.metrics.accept_error(AcceptError::Connection);
+                data_path.metrics.accept_error(AcceptError::Connection);
                 debug!(%error, "a connection failed before it was accepted");
             }
             Err(error) => {
-                gateway.metrics.accept_error(AcceptError::Resource);
+                data_path.metrics.accept_error(AcceptError::Resource);
                 let delay = delays.next().unwrap_or(BACKOFF_MAX);
                 warn!(%error, ?delay, "cannot accept connections; existing tunnels continue");
                 sleep(delay).await;
@@ -277,7 +277,7 @@ fn is_connection_error(error: &io::Error) -> bool {
 }
 
 fn dispatch(
-    gateway: &DataPath,
+    data_path: &DataPath,
     listener: &Arc<Listener>,
     share: &Arc<ListenerReserve>,
     workers: &[WorkerHandle],
@@ -286,7 +286,7 @@ fn dispatch(
 ) {
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     if !listener.rules().admits(address.ip()) {
-        return reject(gateway, &stream, "not_in_sources", None);
+        return reject(data_path, &stream, "not_in_sources", None);
     }
     let least = workers
         .iter()
@@ -294,10 +294,10 @@ fn dispatch(
     let Some(worker) = least else { return };
     let descriptor = match share.source(address.ip()).connection() {
         Ok(descriptor) => descriptor,
-        Err(full) => return reject(gateway, &stream, full.label(), Some((address, full))),
+        Err(full) => return reject(data_path, &stream, full.label(), Some((address, full))),
     };
-    let Some(handshake) = gateway.admission.acquire_handshake(address.ip()) else {
-        return reject(gateway, &stream, "source", None);
+    let Some(handshake) = data_path.admission.acquire_handshake(address.ip()) else {
+        return reject(data_path, &stream, "source", None);
     };
     let held = ConnectionResources {
         load: worker.load.add(),
@@ -311,20 +311,20 @@ fn dispatch(
         listener: Arc::clone(listener),
     };
     if let Err(full) = worker.queue.try_send(accepted) {
-        reject(gateway, &full.into_inner().stream, "worker", None);
+        reject(data_path, &full.into_inner().stream, "worker", None);
     }
 }
 
 /// Closes a rejected connection by RST, so that no socket stays in TIME_WAIT.
 fn reject(
-    gateway: &DataPath,
+    data_path: &DataPath,
     stream: &TcpStream,
     limit: &'static str,
     why: Option<(SocketAddr, LimitReached)>,
 ) {
-    gateway.metrics.connection_shed(limit);
+    data_path.metrics.connection_shed(limit);
     if let Some((address, full)) = why {
-        connection_refused(&gateway.metrics, address, limit, &full);
+        connection_refused(&data_path.metrics, address, limit, &full);
     }
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

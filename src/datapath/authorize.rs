@@ -42,26 +42,26 @@ impl Authorized {
 ///
 /// # Errors
 /// Under `enforce`, returns the pick, so that another endpoint can be tried, and the rejection.
-pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
-    let snapshot = gateway.reader.load();
+pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
+    let snapshot = data_path.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
     let callers = (peer, pick.route().first_peer());
     let verdict = evaluate(&snapshot, callers, endpoint, by_waypoint);
     let Some(PolicyVerdict { refusal, dry_run }) = verdict else {
         return Ok(Authorized(pick));
     };
-    warn_missing_policy(&snapshot, gateway, endpoint);
+    warn_missing_policy(&snapshot, data_path, endpoint);
     if let Some(why) = dry_run {
-        record_outcome(gateway, peer, endpoint, PolicyOutcome::DryRun, &why);
+        record_outcome(data_path, peer, endpoint, PolicyOutcome::DryRun, &why);
     }
     let Some(refusal) = refusal else {
         return Ok(Authorized(pick));
     };
     if snapshot.enforcement == Enforcement::Audit {
-        record_outcome(gateway, peer, endpoint, PolicyOutcome::Audited, &refusal);
+        record_outcome(data_path, peer, endpoint, PolicyOutcome::Audited, &refusal);
         return Ok(Authorized(pick));
     }
-    record_outcome(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
+    record_outcome(data_path, peer, endpoint, PolicyOutcome::Refused, &refusal);
     Err((pick, refusal.to_string()))
 }
 
@@ -73,7 +73,7 @@ pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (P
 /// Returns the change that revokes the grant.
 pub fn reevaluate(
     snapshot: &Snapshot,
-    gateway: &DataPath,
+    data_path: &DataPath,
     peer: &Peer,
     grant: &mut Grant,
 ) -> Result<(), String> {
@@ -88,7 +88,7 @@ pub fn reevaluate(
     match verdict.and_then(|verdict| verdict.refusal) {
         None => Ok(()),
         Some(refusal) => {
-            record_outcome(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
+            record_outcome(data_path, peer, endpoint, PolicyOutcome::Refused, &refusal);
             Err(refusal.to_string())
         }
     }
@@ -144,10 +144,10 @@ fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload 
         .unwrap_or(&endpoint.definition)
 }
 
-fn warn_missing_policy(snapshot: &Snapshot, gateway: &DataPath, endpoint: &Endpoint) {
+fn warn_missing_policy(snapshot: &Snapshot, data_path: &DataPath, endpoint: &Endpoint) {
     let workload = workload(snapshot, endpoint);
     if let Some(name) = snapshot.policies.missing(workload)
-        && gateway.metrics.admit_policy_line()
+        && data_path.metrics.admit_policy_line()
     {
         let workload = &*workload.uid;
         warn!(
@@ -160,14 +160,14 @@ fn warn_missing_policy(snapshot: &Snapshot, gateway: &DataPath, endpoint: &Endpo
 /// Counts a policy outcome, and logs it at most a few times a second: the rate of requests is up
 /// to the peer.
 fn record_outcome(
-    gateway: &DataPath,
+    data_path: &DataPath,
     peer: &Peer,
     endpoint: &Endpoint,
     outcome: PolicyOutcome,
     refusal: &PolicyRejection,
 ) {
-    gateway.metrics.policy_refused(outcome);
-    if gateway.metrics.admit_policy_line() {
+    data_path.metrics.policy_refused(outcome);
+    if data_path.metrics.admit_policy_line() {
         let (peer, error) = (&*peer.source.principal, refusal.to_string());
         let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());
         info!(

@@ -89,13 +89,13 @@ pub const SEND_BUFFER: usize = 32 * 1024;
 /// # Errors
 /// Returns the refusal, with the socket if an alert may have been sent.
 pub async fn run(
-    gateway: &DataPath,
+    data_path: &DataPath,
     accepted: AcceptedConnection,
 ) -> Result<Session, HandshakeError> {
     let mut socket = TcpStream::from_std(accepted.stream)
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let (slot, resources) = (accepted.handshake, accepted.resources);
-    let handshake = tls::accept(gateway.tls.config(), &mut socket);
+    let handshake = tls::accept(data_path.tls.config(), &mut socket);
     let (refusal, detail) = match in_time(&slot, handshake).await? {
         Ok(session) if session.alpn.as_deref() == Some(ALPN_H2) => {
             return Ok(Session {
@@ -116,7 +116,7 @@ pub async fn run(
             let detail = "the peer did not offer ALPN h2".to_owned();
             (HandshakeRefusal::NoAlpn, detail)
         }
-        Err(AcceptError::Tls(error)) => (gateway.tls.refusal(&error), explain_error(&error)),
+        Err(AcceptError::Tls(error)) => (data_path.tls.refusal(&error), explain_error(&error)),
         Err(AcceptError::Io(error)) => (HandshakeRefusal::Other, error.to_string()),
     };
     Err(HandshakeError {
@@ -135,13 +135,13 @@ pub async fn run(
 /// # Errors
 /// As [`run`].
 pub async fn run_local(
-    gateway: &DataPath,
+    data_path: &DataPath,
     accepted: AcceptedConnection,
 ) -> Result<(TlsStream<SharedSocket>, ConnectionResources), HandshakeError> {
     let socket = TcpStream::from_std(accepted.stream)
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let (slot, resources) = (accepted.handshake, accepted.resources);
-    let mut config = ServerConfig::clone(&gateway.tls.config());
+    let mut config = ServerConfig::clone(&data_path.tls.config());
     config.alpn_protocols.clear();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let handshake = acceptor.accept(SharedSocket::new(socket)).into_fallible();
@@ -154,7 +154,7 @@ pub async fn run_local(
     };
     let cause = error.get_ref().and_then(|error| error.downcast_ref());
     let (refusal, detail) = match cause {
-        Some(cause) => (gateway.tls.refusal(cause), explain_error(cause)),
+        Some(cause) => (data_path.tls.refusal(cause), explain_error(cause)),
         None => (HandshakeRefusal::Other, error.to_string()),
     };
     let alerted = socket.into_inner().map(|socket| AlertedSocket {

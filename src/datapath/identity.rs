@@ -166,13 +166,13 @@ impl Peer {
 /// As [`run`], or the peer already has its share of connections. Returns a detail for the operator
 /// too.
 pub fn admit(
-    gateway: &DataPath,
+    data_path: &DataPath,
     certificates: &[CertificateDer<'_>],
     (address, listener): (SocketAddr, Arc<Listener>),
     descriptor: &mut Descriptor,
 ) -> Result<Peer, (HandshakeRefusal, String)> {
-    let snapshot = gateway.reader.load();
-    let mut peer = run(certificates, address, listener, &gateway.tls, &snapshot)
+    let snapshot = data_path.reader.load();
+    let mut peer = run(certificates, address, listener, &data_path.tls, &snapshot)
         .map_err(|refusal| (refusal, refusal.to_string()))?;
     let source = &peer.source;
     let holders = descriptor.holders();

@@ -448,11 +448,11 @@ mod tests {
         let routing = TlsRouting::Istio { routing: "istio" };
         let istio = listener(ListenerProtocol::Tls(routing), &[]);
         let named = Some("outbound_.80_._.echo.app");
-        let asked = to("echo.app:80");
-        assert_eq!(istio.still_grants(named, &asked, false), Ok(false));
-        let by_route = istio.still_grants(named, &asked, true);
+        let requested = to("echo.app:80");
+        assert_eq!(istio.still_grants(named, &requested, false), Ok(false));
+        let by_route = istio.still_grants(named, &requested, true);
         assert_eq!(by_route, Err(Reason::NoIstioAlpn));
-        assert!(istio.still_grants(None, &asked, false).is_err());
+        assert!(istio.still_grants(None, &requested, false).is_err());
     }
 
     #[test]

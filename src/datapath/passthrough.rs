@@ -18,21 +18,21 @@ use super::limits::admission::{EVICTED_DETAIL, HandshakeSlot};
 
 /// Serves one connection: ClientHello, target, then bytes until it ends. A failure before a
 /// complete ClientHello is counted with the handshakes; later ends are counted with the tunnels.
-pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
+pub async fn run(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
     // Boxed: reading a ClientHello takes far more memory than the tunnel that follows.
-    let connection = Box::pin(read_client_hello(gateway, accepted)).await;
+    let connection = Box::pin(read_client_hello(data_path, accepted)).await;
     if let Some(connection) = connection {
         passthrough::run(connection).await;
     }
 }
 
 async fn read_client_hello(
-    gateway: Arc<DataPath>,
+    data_path: Arc<DataPath>,
     accepted: AcceptedConnection,
 ) -> Option<Box<PassthroughConnection>> {
     let refused = |refused: &ClientHelloError| {
         let (refusal, detail) = (refused.refusal, &refused.detail);
-        handshake_refused(&gateway.metrics, accepted.address, refusal, detail);
+        handshake_refused(&data_path.metrics, accepted.address, refusal, detail);
     };
     let failed = |error| ClientHelloError::new(HandshakeRefusal::Other, &error);
     let stream = TcpStream::from_std(accepted.stream).map_err(failed);
@@ -57,9 +57,9 @@ async fn read_client_hello(
         holders: Some(descriptor.holders().clone()),
         ..Peer::unauthenticated(accepted.address, Arc::clone(&listener), sni.clone())
     });
-    let record = Record::for_client_hello(&gateway.metrics, &peer.source, sni);
+    let record = Record::for_client_hello(&data_path.metrics, &peer.source, sni);
     // Obtains the generation before the rules are read, so that no change of them is missed.
-    let tunnel = NewTunnel::new(&gateway, &peer, record);
+    let tunnel = NewTunnel::new(&data_path, &peer, record);
     let target = listener.rules().target(&hello);
     Some(Box::new(PassthroughConnection {
         tunnel,
@@ -68,7 +68,7 @@ async fn read_client_hello(
         target,
         guards: ConnectionGuards {
             resources: accepted.resources,
-            counted: gateway.metrics.connection_opened(),
+            counted: data_path.metrics.connection_opened(),
         },
     }))
 }

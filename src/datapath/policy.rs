@@ -61,13 +61,13 @@ impl Permit {
         let via_gateway = route.via_gateway;
         let mut route = *self.route;
         let first_peer = route.first_peer.take();
-        let (asked, means) = route.into_match();
+        let (requested, means) = route.into_match();
         Grant {
             endpoint,
             waypoint,
             service,
             port,
-            authority: asked,
+            authority: requested,
             matched_by: means,
             granted: self.granted_by_listener,
             via_gateway,
@@ -138,8 +138,8 @@ impl Grant {
             port: self.port,
         };
         let callers = callers(peer, self.first_peer());
-        let asked = &self.authority;
-        let entries = snapshot.limiting_entries(callers, asked, of, &self.matched_by);
+        let requested = &self.authority;
+        let entries = snapshot.limiting_entries(callers, requested, of, &self.matched_by);
         TunnelLimits::update(&mut self.limits, &entries);
     }
 }
@@ -164,7 +164,7 @@ pub fn limiting_entries<'a>(
         port: route.port(),
     };
     let callers = callers(peer, route.first_peer());
-    snapshot.limiting_entries(callers, route.asked(), of, route.means())
+    snapshot.limiting_entries(callers, route.requested(), of, route.means())
 }
 
 /// Returns the free share of the tightest limit of concurrent tunnels on a route, in percent; 100
@@ -221,7 +221,7 @@ pub fn check_caller(snapshot: &Snapshot, caller: Caller<'_>, route: &Route) -> R
         host: &route.service().hostname,
         port: route.port(),
     };
-    evaluate(snapshot, caller, route.asked(), of, route.means())
+    evaluate(snapshot, caller, route.requested(), of, route.means())
 }
 
 /// Permits the target of a listener's own route, which the configuration opens to all clients of
@@ -261,7 +261,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
             Err(_) => return Err("the listener no longer routes the server name to this target"),
         }
     }
-    let (asked, host, means) = (
+    let (requested, host, means) = (
         &grant.authority,
         &*grant.service.hostname,
         &grant.matched_by,
@@ -274,7 +274,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     if !is_current_service
         || !snapshot.still_leads_to(
             peer.policy_source(),
-            asked,
+            requested,
             &grant.service,
             grant.port,
             means,
@@ -291,11 +291,11 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
         return Err("the trust domain of the first peer is no longer in the trust set");
     }
     for caller in callers(peer, first_peer) {
-        evaluate(snapshot, caller, asked, of, means).map_err(Reason::label)?;
-        let gone = snapshot.evaluate_removed_target(caller, asked, means, endpoint);
+        evaluate(snapshot, caller, requested, of, means).map_err(Reason::label)?;
+        let gone = snapshot.evaluate_removed_target(caller, requested, means, endpoint);
         verdict_to_result(gone).map_err(Reason::label)?;
         if grant.endpoint.remote.is_some() {
-            let granted = snapshot.transit(caller, asked, of, means);
+            let granted = snapshot.transit(caller, requested, of, means);
             if transit::limit(snapshot, peer, granted, grant.via_gateway) == Transit::Off {
                 return Err("transit to other networks is no longer granted");
             }
@@ -315,8 +315,8 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
 /// the requested name or any other that resolves to it.
 pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, grant: &Grant, name: &str) -> bool {
     let leads_there = |port: u16| {
-        let asked = sni::authority_of(name, port);
-        let found = snapshot.find(peer.policy_source(), &asked)?;
+        let requested = sni::authority_of(name, port);
+        let found = snapshot.find(peer.policy_source(), &requested)?;
         let is_same = found.service.hostname == grant.service.hostname;
         Some(is_same && found.port == grant.port)
     };
@@ -330,14 +330,14 @@ pub fn is_name_of_service(snapshot: &Snapshot, peer: &Peer, grant: &Grant, name:
 fn evaluate(
     snapshot: &Snapshot,
     caller: Caller<'_>,
-    asked: &Authority,
+    requested: &Authority,
     of: ServicePort<'_>,
     means: &MatchedBy,
 ) -> Result<(), Reason> {
     if !snapshot.is_linked(caller) {
         return Err(Reason::NotLinked);
     }
-    verdict_to_result(snapshot.evaluate_exposure(caller, asked, of, means))
+    verdict_to_result(snapshot.evaluate_exposure(caller, requested, of, means))
 }
 
 fn verdict_to_result(verdict: ExposureVerdict) -> Result<(), Reason> {

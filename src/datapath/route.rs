@@ -53,7 +53,7 @@ impl Route {
     }
 
     /// Returns the authority that the peer requested.
-    pub fn asked(&self) -> &Authority {
+    pub fn requested(&self) -> &Authority {
         &self.authority
     }
 
@@ -526,8 +526,8 @@ mod tests {
             };
             let snapshot = build(&built, change);
             let peer = peer(&snapshot, WAYPOINT);
-            let asked = Authority::parse("all.global:80").expect("an authority");
-            let found = snapshot.find(peer.policy_source(), &asked);
+            let requested = Authority::parse("all.global:80").expect("an authority");
+            let found = snapshot.find(peer.policy_source(), &requested);
             let goes = found.map(|found| {
                 let (service, means) = (found.service, &found.matched_by);
                 uses_waypoint(&snapshot, &peer, service, means, Origin::Waypoint)

@@ -23,7 +23,7 @@ use super::{DataPath, handshake, identity, passthrough};
 const TIMER_PERIOD: Duration = Duration::from_secs(1);
 
 /// Serves the sockets that the acceptor hands over, each in a task of its own.
-pub async fn run_worker(gateway: Arc<DataPath>, mut queue: mpsc::Receiver<AcceptedConnection>) {
+pub async fn run_worker(data_path: Arc<DataPath>, mut queue: mpsc::Receiver<AcceptedConnection>) {
     let mut tick = interval(TIMER_PERIOD);
     loop {
         let accepted = tokio::select! {
@@ -32,29 +32,36 @@ pub async fn run_worker(gateway: Arc<DataPath>, mut queue: mpsc::Receiver<Accept
             _ = tick.tick() => continue,
         };
         let Some(accepted) = accepted else { return };
-        let shared = Arc::clone(&gateway);
+        let shared = Arc::clone(&data_path);
         if accepted.listener.is_binding() {
             let served = forward::binding::run(shared, accepted);
-            gateway.lifecycle.spawn(served);
+            data_path.lifecycle.spawn(served);
         } else if accepted.listener.is_passthrough() {
-            gateway.lifecycle.spawn(passthrough::run(shared, accepted));
+            data_path
+                .lifecycle
+                .spawn(passthrough::run(shared, accepted));
         } else {
-            gateway.lifecycle.spawn(serve_hbone(shared, accepted));
+            data_path.lifecycle.spawn(serve_hbone(shared, accepted));
         }
     }
 }
 
 /// Serves one connection: handshake, identity, then CONNECTs until it ends. Counts and logs the
 /// rejections of each stage. The peer sees no more than an alert or a closed connection.
-async fn serve_hbone(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
+async fn serve_hbone(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
     let address = accepted.address;
     let served = async {
         // Boxed: a handshake needs far more memory than the connection that follows.
-        let (session, peer) = Box::pin(authenticate(&gateway, accepted)).await?;
-        connection::run(&gateway, session, peer).await
+        let (session, peer) = Box::pin(authenticate(&data_path, accepted)).await?;
+        connection::run(&data_path, session, peer).await
     };
     if let Err(refused) = served.await {
-        handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
+        handshake_refused(
+            &data_path.metrics,
+            address,
+            refused.refusal,
+            &refused.detail,
+        );
         if let Some(alerted) = refused.alerted {
             linger::close_gracefully(alerted.socket).await;
         }
@@ -63,14 +70,14 @@ async fn serve_hbone(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
 
 /// Performs the handshake and authenticates the peer.
 async fn authenticate(
-    gateway: &DataPath,
+    data_path: &DataPath,
     accepted: AcceptedConnection,
 ) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
-    let mut session = handshake::run(gateway, accepted).await?;
+    let mut session = handshake::run(data_path, accepted).await?;
     let (certificates, resources) = (&session.peer_certificates, &mut session.resources);
     let from = (address, listener);
-    let peer = identity::admit(gateway, certificates, from, &mut resources.descriptor)
+    let peer = identity::admit(data_path, certificates, from, &mut resources.descriptor)
         .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
     Ok((session, Arc::new(peer)))
 }

@@ -16,7 +16,7 @@ pub fn evaluate(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Transit {
         host: &route.service().hostname,
         port: route.port(),
     };
-    let of_caller = |caller| snapshot.transit(caller, route.asked(), of, route.means());
+    let of_caller = |caller| snapshot.transit(caller, route.requested(), of, route.means());
     let of_peer = of_caller(peer.policy_source());
     let first_peer = route.first_peer().map(|first| of_caller(first.caller()));
     let granted = first_peer.map_or(of_peer, |of_first| of_first.min(of_peer));

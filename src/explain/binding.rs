@@ -132,7 +132,7 @@ fn lookup(binding: &Binding, refused: Option<IpAddr>) -> LookupRow {
     let clients = config.clients.iter().map(ToString::to_string);
     let clients = clients.collect::<Vec<_>>().join(", ");
     LookupRow {
-        asked: binding.authority.to_string(),
+        requested: binding.authority.to_string(),
         from: Some(format!("for connections to {}", config.listen)),
         rule: RuleRow {
             allowed: refused.is_none(),

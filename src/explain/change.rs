@@ -81,8 +81,8 @@ fn resembles(service: &Service, name: &str) -> bool {
 }
 
 /// Suggests an authority that the mesh has, similar to the requested one.
-pub(super) fn authority(snapshot: &Snapshot, asked: &str) -> String {
-    let nearest = nearest(snapshot, asked);
+pub(super) fn authority(snapshot: &Snapshot, requested: &str) -> String {
+    let nearest = nearest(snapshot, requested);
     let (host, port) = nearest.map_or(EXAMPLE, |(service, port)| (&*service.hostname, port));
     format!("request a hostname and a port, such as {host}:{port}")
 }
@@ -213,7 +213,7 @@ fn missing_item(to: &Audience, peer: &Peer) -> Option<String> {
 pub(super) fn name(
     snapshot: &Snapshot,
     places: &ConfigPositions,
-    asked: &Authority,
+    requested: &Authority,
     name: &str,
 ) -> String {
     let Some((service, port)) = nearest(snapshot, name) else {
@@ -231,7 +231,7 @@ pub(super) fn name(
     let given = entry.filter(|_| sni::normalise(name).is_some());
     match given {
         Some(entry) => format!(
-            "request {host}:{port}, or add \"{asked}\" to `names` of {}",
+            "request {host}:{port}, or add \"{requested}\" to `names` of {}",
             places.service(entry.index)
         ),
         None => format!("request {host}:{port}"),
@@ -289,10 +289,10 @@ pub(super) fn consumer(
 pub(super) fn missing_service(
     snapshot: &Snapshot,
     places: &ConfigPositions,
-    asked: &Authority,
+    requested: &Authority,
     host: &str,
 ) -> String {
-    let entry = snapshot.exposure.entries_with_alias(asked).next();
+    let entry = snapshot.exposure.entries_with_alias(requested).next();
     let place = entry.map_or_else(String::new, |entry| {
         format!(", or correct `service` of {}", places.service(entry.index))
     });

@@ -459,7 +459,7 @@ fn list_unused(
     let snapshot = state.snapshot;
     let services: Vec<_> = match route.means() {
         MatchedBy::Alias(alias) => {
-            let behind = snapshot.behind(alias, route.asked().port);
+            let behind = snapshot.behind(alias, route.requested().port);
             let behind =
                 behind.filter_map(|(host, port)| Some((snapshot.service_or_derived(host)?, port)));
             behind.collect()

@@ -292,7 +292,7 @@ impl Explainer<'_> {
             let own = self
                 .state
                 .snapshot
-                .route_by(route.asked(), of, route.means());
+                .route_by(route.requested(), of, route.means());
             own.unwrap_or_else(|| listener.route_by())
         });
         if let (Some(route), Some(route_by)) = (&mut lookup.route, route_by) {
@@ -324,7 +324,7 @@ impl Explainer<'_> {
             };
         };
         let from = "by the server name of the TLS inside the tunnel".to_owned();
-        let (origin, port) = (outer.route().origin(), outer.route().asked().port);
+        let (origin, port) = (outer.route().origin(), outer.route().requested().port);
         let target = sni::normalise(name).map(|name| sni::authority_of(&name, port));
         let Some(authority) = target else {
             let (hello, reason) = (
@@ -389,13 +389,13 @@ impl Explainer<'_> {
     fn evaluate(
         self,
         peer: &Peer,
-        asked: &Authority,
+        requested: &Authority,
         route: Result<Route, Reason>,
         granted: bool,
     ) -> (LookupRow, Result<Permit, Reason>) {
         let snapshot = self.state.snapshot;
         let mut lookup = LookupRow {
-            asked: asked.to_string(),
+            requested: requested.to_string(),
             ..LookupRow::default()
         };
         let route = match route {
@@ -403,7 +403,7 @@ impl Explainer<'_> {
             Err(reason) => {
                 lookup.rule = match reason {
                     Reason::NotForPeer => why::malformed_first_peer(),
-                    _ => why::describe_unknown(self.state, peer, asked),
+                    _ => why::describe_unknown(self.state, peer, requested),
                 };
                 return (lookup, Err(reason));
             }
@@ -513,7 +513,7 @@ fn parse(uri: &str) -> Option<Identity> {
 }
 
 /// Describes a tunnel whose `x-strait-via` names this gateway or too many others.
-fn describe_loop(asked: &Authority, forwarded: Option<&Forwarded>) -> LookupRow {
+fn describe_loop(requested: &Authority, forwarded: Option<&Forwarded>) -> LookupRow {
     let via = forwarded.and_then(|forwarded| forwarded.via.as_deref());
     let description = if via.and_then(Via::parse).is_some() {
         "x-strait-via has this gateway, so that the tunnel has come back".to_owned()
@@ -521,7 +521,7 @@ fn describe_loop(asked: &Authority, forwarded: Option<&Forwarded>) -> LookupRow 
         format!("x-strait-via has more than {HOPS_MAX} gateways")
     };
     LookupRow {
-        asked: asked.to_string(),
+        requested: requested.to_string(),
         rule: RuleRow {
             description,
             change: Some(

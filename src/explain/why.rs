@@ -91,12 +91,12 @@ fn refusal(description: impl Into<String>, change: impl Into<String>) -> RuleRow
 }
 
 /// Describes a string that is not an authority.
-pub(super) fn no_authority(snapshot: &Snapshot, asked: &str) -> LookupRow {
+pub(super) fn no_authority(snapshot: &Snapshot, requested: &str) -> LookupRow {
     LookupRow {
-        asked: asked.to_owned(),
+        requested: requested.to_owned(),
         rule: refusal(
             "not an authority of the form host:port or ip:port",
-            change::authority(snapshot, asked),
+            change::authority(snapshot, requested),
         ),
         ..LookupRow::default()
     }
@@ -110,13 +110,13 @@ pub(super) fn unrouted(
     reason: Reason,
     names: Option<&[String]>,
 ) -> LookupRow {
-    let asked = hello.sni.as_deref().unwrap_or("no server name");
+    let requested = hello.sni.as_deref().unwrap_or("no server name");
     let description = match reason {
         Reason::NoIstioAlpn => "the ClientHello offers none of Istio's ALPN protocols",
         _ => "no route matches this server name",
     };
     LookupRow {
-        asked: asked.to_owned(),
+        requested: requested.to_owned(),
         from: Some(from),
         rule: refusal(description, change::hello(snapshot, hello, reason, names)),
         ..LookupRow::default()
@@ -188,7 +188,7 @@ pub(super) fn listener_route_rule() -> RuleRow {
 pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow {
     let service = route.service();
     let (by, mut description) = matched(snapshot, route);
-    let collision = match (route.means(), &route.asked().host) {
+    let collision = match (route.means(), &route.requested().host) {
         (MatchedBy::Service, Host::Ip(ip)) => snapshot.vip_collision(*ip),
         _ => snapshot.collision(&service.hostname),
     };
@@ -209,7 +209,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
 /// Returns the rule that leads from the authority to the service, as identifier and as text.
 fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
     let hostname = &route.service().hostname;
-    match (route.means(), &route.asked().host) {
+    match (route.means(), &route.requested().host) {
         (MatchedBy::Service, Host::Name(name)) if **name == **hostname => {
             ("hostname", "its hostname".to_owned())
         }
@@ -296,24 +296,24 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
 pub(super) fn describe_unknown(
     state: &ExplainState<'_>,
     peer: &Peer,
-    asked: &Authority,
+    requested: &Authority,
 ) -> RuleRow {
     let snapshot = state.snapshot;
-    let collision = match &asked.host {
+    let collision = match &requested.host {
         Host::Name(name) => snapshot.collision(name),
         Host::Ip(ip) => snapshot.vip_collision(*ip),
     };
-    let mut rule = match &asked.host {
-        Host::Name(name) => unknown_name(state, peer, asked, name),
+    let mut rule = match &requested.host {
+        Host::Name(name) => unknown_name(state, peer, requested, name),
         Host::Ip(ip) => match snapshot.service_by_vip(*ip) {
-            Some(service) => without_port(service, asked.port),
+            Some(service) => without_port(service, requested.port),
             None => refusal(
                 format!(
                     "no service has this VIP in network {}, and no entry of `exposure` with \
                      `workloads: true` opens a workload at this address and target port",
                     snapshot.network()
                 ),
-                change::address(state, peer, *ip, asked.port),
+                change::address(state, peer, *ip, requested.port),
             ),
         },
     };
@@ -322,19 +322,24 @@ pub(super) fn describe_unknown(
     rule
 }
 
-fn unknown_name(state: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: &str) -> RuleRow {
+fn unknown_name(
+    state: &ExplainState<'_>,
+    peer: &Peer,
+    requested: &Authority,
+    name: &str,
+) -> RuleRow {
     let ExplainState {
         snapshot, places, ..
     } = *state;
     let cluster = snapshot.trust.cluster(peer.policy_source());
-    let alias = snapshot.names.alias(asked, cluster);
+    let alias = snapshot.names.alias(requested, cluster);
     let others = snapshot.names.aliases_of(name);
-    if let Some((host, port)) = snapshot.exposure.alias(asked) {
+    if let Some((host, port)) = snapshot.exposure.alias(requested) {
         match snapshot.service_by_name(host) {
             Some(service) => without_port(service, port),
             None => refusal(
                 format!("`exposure` maps the name to {host}, which is not in the mesh"),
-                change::missing_service(snapshot, places, asked, host),
+                change::missing_service(snapshot, places, requested, host),
             ),
         }
     } else if let Some(alias) = alias {
@@ -343,7 +348,7 @@ fn unknown_name(state: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: 
             change::target(snapshot, places, alias),
         )
     } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
-        without_port(service, asked.port)
+        without_port(service, requested.port)
     } else if let Some(other) = others.first() {
         let port = other.requested_port.map(|port| format!(" at port {port}"));
         let port = port.unwrap_or_default();
@@ -352,13 +357,13 @@ fn unknown_name(state: &ExplainState<'_>, peer: &Peer, asked: &Authority, name: 
                 "not for this peer and port: {}{port}",
                 describe_alias(other)
             ),
-            change::consumer(places, other, cluster, asked.port),
+            change::consumer(places, other, cluster, requested.port),
         )
     } else {
         refusal(
             "unknown name: not a hostname of the mesh, not in `exposure` or `names`, and not with \
              another suffix of `names.suffixes`",
-            change::name(snapshot, places, asked, name),
+            change::name(snapshot, places, requested, name),
         )
     }
 }
@@ -463,10 +468,10 @@ pub(super) fn first_peer(snapshot: &Snapshot, peer: &Peer, source: Option<&str>)
 
 /// Returns the service ports that have to be exposed: for an alias, all behind it.
 fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Subject<'a>> {
-    let (asked, means) = (route.asked(), route.means());
+    let (requested, means) = (route.requested(), route.means());
     let (hosts, each): (Vec<_>, _) = match means {
         MatchedBy::Alias(alias) => {
-            let behind = snapshot.behind(alias, asked.port);
+            let behind = snapshot.behind(alias, requested.port);
             (behind.collect(), &MatchedBy::Service)
         }
         own => (vec![(&*route.service().hostname, route.port())], own),
@@ -476,8 +481,8 @@ fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Su
         Subject {
             to,
             is_workload: matches!(means, MatchedBy::Workload(_)),
-            entries: entries(snapshot, asked, to, each),
-            verdict: snapshot.evaluate_exposure(peer.policy_source(), asked, to, each),
+            entries: entries(snapshot, requested, to, each),
+            verdict: snapshot.evaluate_exposure(peer.policy_source(), requested, to, each),
         }
     };
     hosts.into_iter().map(subject).collect()
@@ -582,12 +587,12 @@ pub(super) fn limits(state: &ExplainState<'_>, entries: &[&Exposure]) -> Vec<Str
 /// Returns the entries that apply to a service port, given how the authority matched it.
 fn entries<'a>(
     snapshot: &'a Snapshot,
-    asked: &Authority,
+    requested: &Authority,
     to: ServicePort<'_>,
     means: &MatchedBy,
 ) -> Vec<&'a Exposure> {
     if *means == MatchedBy::Exposed {
-        return snapshot.exposure.entries_with_alias(asked).collect();
+        return snapshot.exposure.entries_with_alias(requested).collect();
     }
     let entries = snapshot
         .exposure

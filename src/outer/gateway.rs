@@ -37,7 +37,7 @@ type Connecting = watch::Receiver<Option<Result<(), Failure>>>;
 
 /// Gateway with its connections.
 #[derive(Debug)]
-pub(super) struct Gateway {
+pub(super) struct GatewayConnections {
     pub(super) target: Target,
     /// Least round trip time, of all connections.
     pub(super) rtt: Arc<Mutex<MinRtt>>,
@@ -87,7 +87,7 @@ pub(super) struct Context {
 }
 
 /// Tunnel that waits for a connection.
-struct Waiter<'a>(&'a Gateway);
+struct Waiter<'a>(&'a GatewayConnections);
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
@@ -95,7 +95,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
-impl Gateway {
+impl GatewayConnections {
     pub(super) fn new(target: Target) -> Self {
         Self {
             target,

@@ -14,7 +14,7 @@ use crate::status::RemoteGatewayStatus;
 use crate::tls::InboundTls;
 use crate::wire::GatewayHash;
 
-use super::gateway::{Context, Gateway};
+use super::gateway::{Context, GatewayConnections};
 use super::ranks::Ranks;
 use super::request::{self, Answer, Refused, Request};
 use super::{Failure, Target};
@@ -41,7 +41,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Gateways {
-    by_target: HashMap<Target, Arc<Gateway>>,
+    by_target: HashMap<Target, Arc<GatewayConnections>>,
     prune_at: usize,
     next_comparison: Option<Instant>,
 }
@@ -96,20 +96,20 @@ impl Pool {
     }
 
     /// Returns a gateway. The factors of the weights of all are computed again from time to time.
-    fn ranked(&self, target: &Target) -> Arc<Gateway> {
+    fn ranked(&self, target: &Target) -> Arc<GatewayConnections> {
         let mut gateways = self.0.gateways.lock();
         let gateway = gateways.get_or_insert(target, &self.0.context.reader);
         let is_due = gateways.is_comparison_due(Instant::now());
         drop(gateways);
         if is_due {
-            self.rank(Gateway::rtt);
+            self.rank(GatewayConnections::rtt);
         }
         gateway
     }
 
     /// Compares the gateways of the current snapshot by their round trip times. Connections to
     /// earlier ones may still be open.
-    fn rank(&self, time: impl Fn(&Gateway) -> Option<Duration>) {
+    fn rank(&self, time: impl Fn(&GatewayConnections) -> Option<Duration>) {
         let all = self.all();
         let snapshot = self.0.context.reader.load();
         let is_current = |target: &Target| snapshot.has_gateway(&target.gateway, target.address);
@@ -122,12 +122,12 @@ impl Pool {
         }
     }
 
-    pub(super) fn gateway(&self, target: &Target) -> Arc<Gateway> {
+    pub(super) fn gateway(&self, target: &Target) -> Arc<GatewayConnections> {
         let mut gateways = self.0.gateways.lock();
         gateways.get_or_insert(target, &self.0.context.reader)
     }
 
-    fn all(&self) -> Vec<Arc<Gateway>> {
+    fn all(&self) -> Vec<Arc<GatewayConnections>> {
         let gateways = self.0.gateways.lock();
         gateways.by_target.values().cloned().collect()
     }
@@ -190,7 +190,7 @@ impl Pool {
 }
 
 impl Gateways {
-    fn get_or_insert(&mut self, target: &Target, reader: &Reader) -> Arc<Gateway> {
+    fn get_or_insert(&mut self, target: &Target, reader: &Reader) -> Arc<GatewayConnections> {
         if let Some(known) = self.by_target.get(target) {
             return Arc::clone(known);
         }
@@ -201,7 +201,7 @@ impl Gateways {
             });
             self.prune_at = 2 * self.by_target.len();
         }
-        let new = Arc::new(Gateway::new(target.clone()));
+        let new = Arc::new(GatewayConnections::new(target.clone()));
         self.by_target.insert(target.clone(), Arc::clone(&new));
         new
     }

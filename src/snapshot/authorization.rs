@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn of_what_is_not_known_an_allow_matches_and_a_deny_does_not() {
-        let asked = Attributes {
+        let requested = Attributes {
             source: None,
             port: None,
             ..attributes(Some(PEER))
@@ -437,7 +437,7 @@ mod tests {
                     action: Action::Deny,
                     ..allow.clone()
                 };
-                let got = (allow.matches(&asked), deny.matches(&asked));
+                let got = (allow.matches(&requested), deny.matches(&requested));
                 assert_eq!(got, (allows, denies), "{allow:?}");
             }
         }

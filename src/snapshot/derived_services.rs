@@ -22,12 +22,12 @@ impl Snapshot {
             return;
         };
         let all = || behind.iter().map(|(service, _)| service);
-        let asked = behind.iter().flat_map(|(service, port)| {
+        let requested = behind.iter().flat_map(|(service, port)| {
             let (ports, meant) = (service.ports.keys(), port.or(alias.requested_port));
             let meant = ports.filter(move |own| meant.is_none_or(|port| port == **own));
             meant.map(|own| alias.requested_port.unwrap_or(*own))
         });
-        let ports: BTreeMap<_, _> = asked.map(|port| (port, 0)).collect();
+        let ports: BTreeMap<_, _> = requested.map(|port| (port, 0)).collect();
         let assignments = ports.keys().filter_map(|port| {
             let assignment = assignment(&behind, *port)?;
             Some((*port, assignment))
@@ -89,10 +89,10 @@ impl Snapshot {
 /// single services.
 fn assignment(
     behind: &[(Arc<mesh::Service>, Option<u16>)],
-    asked: u16,
+    requested: u16,
 ) -> Option<Arc<mesh::Assignment>> {
     let first = behind.iter().find_map(|(service, port)| {
-        let port = port.unwrap_or(asked);
+        let port = port.unwrap_or(requested);
         service.assignments.get(&port)
     })?;
     if behind.len() == 1 {

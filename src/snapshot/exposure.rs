@@ -149,9 +149,9 @@ impl ExposureTable {
         self.has_namespaces |= exposure.namespace.is_some();
         self.has_transit |= exposure.transit > Transit::Off;
         self.has_limits |= exposure.limits.is_some();
-        for (name, asked) in names {
+        for (name, requested) in names {
             let alias = AliasTarget {
-                requested_port: asked,
+                requested_port: requested,
                 host: host.into(),
                 port: exposure.port,
             };
@@ -261,9 +261,9 @@ impl ExposureTable {
         &self,
         caller: Caller<'_>,
         trust: &TrustSet,
-        asked: &Authority,
+        requested: &Authority,
     ) -> Transit {
-        granted_transit(self.entries_with_alias(asked), caller, trust)
+        granted_transit(self.entries_with_alias(requested), caller, trust)
     }
 
     /// Returns whether services without an entry are exposed to every peer of the trust set, except
@@ -273,9 +273,9 @@ impl ExposureTable {
     }
 
     /// Returns the service and port to which an alias leads.
-    pub fn alias(&self, asked: &Authority) -> Option<(&str, u16)> {
-        let (alias, _) = self.entries_of_alias(asked).next()?;
-        Some((&alias.host, alias.port.unwrap_or(asked.port)))
+    pub fn alias(&self, requested: &Authority) -> Option<(&str, u16)> {
+        let (alias, _) = self.entries_of_alias(requested).next()?;
+        Some((&alias.host, alias.port.unwrap_or(requested.port)))
     }
 
     /// Returns the services that have this name as an alias, for any port.
@@ -285,19 +285,20 @@ impl ExposureTable {
     }
 
     /// Returns the entries that give a service the requested name.
-    pub fn entries_with_alias(&self, asked: &Authority) -> impl Iterator<Item = &Exposure> {
-        self.entries_of_alias(asked).map(|(_, exposure)| exposure)
+    pub fn entries_with_alias(&self, requested: &Authority) -> impl Iterator<Item = &Exposure> {
+        self.entries_of_alias(requested)
+            .map(|(_, exposure)| exposure)
     }
 
     fn entries_of_alias(
         &self,
-        asked: &Authority,
+        requested: &Authority,
     ) -> impl Iterator<Item = &(AliasTarget, Exposure)> {
-        let entries = match &asked.host {
+        let entries = match &requested.host {
             Host::Name(name) => self.aliases.get(&**name),
             Host::Ip(_) => None,
         };
-        let port = asked.port;
+        let port = requested.port;
         let entries = entries.into_iter().flatten();
         entries.filter(move |(alias, _)| alias.requested_port.is_none_or(|only| only == port))
     }
@@ -308,9 +309,9 @@ impl ExposureTable {
         &self,
         caller: Caller<'_>,
         trust: &TrustSet,
-        asked: &Authority,
+        requested: &Authority,
     ) -> ExposureVerdict {
-        evaluate(self.entries_with_alias(asked), caller, trust)
+        evaluate(self.entries_with_alias(requested), caller, trust)
     }
 
     /// Evaluates whether `caller` may reach a workload of service `host` at its address; the
@@ -526,8 +527,8 @@ mod tests {
         let north = exposure(Some(80), vec![audience("north", &[], &[])]);
         table.add_entry("echo.app", &west, [("west.global", Some(80))]);
         table.add_entry("echo.app", &north, [("north.global", Some(8080))]);
-        let judge = |domain, asked: &str| {
-            table.evaluate_alias(caller(domain, "a", "b"), &trust(), &name(asked))
+        let judge = |domain, requested: &str| {
+            table.evaluate_alias(caller(domain, "a", "b"), &trust(), &name(requested))
         };
         assert_eq!(
             judge("west.local", "west.global:80"),
@@ -559,10 +560,10 @@ mod tests {
         let all = exposure(None, vec![audience("west", &[], &[])]);
         table.add_entry("echo.app", &all, [("echo.global", None)]);
         for port in [80, 443] {
-            let asked = name(&format!("echo.global:{port}"));
-            assert_eq!(table.alias(&asked), Some(("echo.app", port)));
+            let requested = name(&format!("echo.global:{port}"));
+            assert_eq!(table.alias(&requested), Some(("echo.app", port)));
             let west = caller("west.local", "a", "b");
-            let verdict = table.evaluate_alias(west, &trust(), &asked);
+            let verdict = table.evaluate_alias(west, &trust(), &requested);
             assert_eq!(verdict, ExposureVerdict::Allowed);
         }
     }

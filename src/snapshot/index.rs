@@ -365,10 +365,10 @@ impl Index {
         &self,
         part: &Behind<'_>,
         member: &'a Member,
-        asked: u16,
+        requested: u16,
         is_passthrough: bool,
     ) -> Option<(&'a Arc<Endpoint>, bool)> {
-        let port = part.port.unwrap_or(asked);
+        let port = part.port.unwrap_or(requested);
         member.serves(part.service, &part.name, port, |workload, target| {
             if is_passthrough {
                 Some(target)

@@ -48,14 +48,14 @@ impl Alias {
     /// Returns the alias `host` of the services in `to`, for the port `asked` or for any port.
     pub fn new(
         host: &str,
-        asked: Option<u16>,
+        requested: Option<u16>,
         to: Vec<Target>,
         consumers: Option<Vec<Box<str>>>,
         region: Option<Box<str>>,
     ) -> Self {
         // The label always has an `@`, which no authority contains, so no hostname equals it.
         let mut label = host.to_owned();
-        if let Some(port) = asked {
+        if let Some(port) = requested {
             let _ = write!(label, ":{port}");
         }
         if let Some(consumers) = &consumers {
@@ -63,7 +63,7 @@ impl Alias {
         }
         let _ = write!(label, "@{}", region.as_deref().unwrap_or("*"));
         Self {
-            requested_port: asked,
+            requested_port: requested,
             targets: to,
             consumers,
             region,
@@ -144,12 +144,16 @@ impl NameTable {
 
     /// Returns the alias that matches `asked` for peers of `cluster`. An alias with consumers takes
     /// precedence over one for every peer. Without a cluster, only the latter matches.
-    pub fn alias(&self, asked: &Authority, cluster: Option<&str>) -> Option<&Arc<Alias>> {
-        let Host::Name(name) = &asked.host else {
+    pub fn alias(&self, requested: &Authority, cluster: Option<&str>) -> Option<&Arc<Alias>> {
+        let Host::Name(name) = &requested.host else {
             return None;
         };
         let aliases = self.aliases.get(&*self.alias_key(name))?;
-        let fits = |alias: &&Arc<Alias>| alias.requested_port.is_none_or(|port| port == asked.port);
+        let fits = |alias: &&Arc<Alias>| {
+            alias
+                .requested_port
+                .is_none_or(|port| port == requested.port)
+        };
         let mut fitting = aliases.iter().filter(fits);
         let own = fitting.clone().find(|alias| alias.has_consumer(cluster));
         own.or_else(|| fitting.find(|alias| alias.consumers.is_none()))

@@ -56,8 +56,8 @@ fn review_19_explain_answers_without_certificates_with_one_warning() {
         let folder = without_certificates();
         let from = "spiffe://west.local/ns/shop/sa/checkout";
         let args = ["explain", "-c", "deploy/local/strait.yaml", "--from", from];
-        let asked = [&args[..], &["--to", "echo.global:80"]].concat();
-        let answer = run_command(folder.path(), &asked).await;
+        let requested = [&args[..], &["--to", "echo.global:80"]].concat();
+        let answer = run_command(folder.path(), &requested).await;
         assert_eq!(answer.code, Some(0), "{answer:?}");
         assert!(answer.stdout.contains("  75.0%        127.0.1.2:15008"));
         let place = format!(
@@ -70,11 +70,11 @@ fn review_19_explain_answers_without_certificates_with_one_warning() {
         // The key is not needed, though a certificate exists and the key does not.
         fs::create_dir(folder.path().join("certs")).expect("a folder");
         write(folder.path(), "certs/gateway.crt", "");
-        let answer = run_command(folder.path(), &asked).await;
+        let answer = run_command(folder.path(), &requested).await;
         assert_eq!(answer.code, Some(0), "{answer:?}");
         // Other mistakes are still reported.
         replaced(folder.path(), "mesh.yaml", "services:", "servcies:");
-        let answer = run_command(folder.path(), &asked).await;
+        let answer = run_command(folder.path(), &requested).await;
         assert_eq!(answer.code, Some(2), "{answer:?}");
         assert!(answer.stderr.contains("mesh.yaml:"), "{answer:?}");
     });

@@ -31,8 +31,8 @@ async fn explained(folder: &TempDir, args: &[&str]) -> CommandOutput {
 fn a_tunnel_that_would_be_opened_is_explained_by_its_rule_and_its_probabilities() {
     run(async {
         let folder = local().await;
-        let asked = ["--from", CHECKOUT, "--to", "echo.global:80"];
-        let text = explained(&folder, &asked).await;
+        let requested = ["--from", CHECKOUT, "--to", "echo.global:80"];
+        let text = explained(&folder, &requested).await;
         assert_eq!((text.code, &*text.stderr), (Some(0), ""), "{text:?}");
         for part in [
             "a name of its entry in `exposure.services`",
@@ -45,7 +45,7 @@ fn a_tunnel_that_would_be_opened_is_explained_by_its_rule_and_its_probabilities(
         ] {
             assert!(text.stdout.contains(part), "{part}: {}", text.stdout);
         }
-        let json = explained(&folder, &[&asked[..], &["--json"]].concat()).await;
+        let json = explained(&folder, &[&requested[..], &["--json"]].concat()).await;
         assert_eq!(json.code, Some(0), "{json:?}");
         let answer: Value = serde_json::from_str(&json.stdout).expect("JSON");
         assert_eq!(answer["outcome"]["opened"], true);
@@ -90,10 +90,14 @@ fn a_refusal_exits_with_1_and_says_what_to_write() {
                 ["`trust.domains`", "(untrusted_domain)"],
             ),
         ] {
-            let asked = explained(&folder, &["--from", args[0], "--to", args[1]]).await;
-            assert_eq!(asked.code, Some(1), "{asked:?}");
+            let requested = explained(&folder, &["--from", args[0], "--to", args[1]]).await;
+            assert_eq!(requested.code, Some(1), "{requested:?}");
             for part in parts {
-                assert!(asked.stdout.contains(part), "{part}: {}", asked.stdout);
+                assert!(
+                    requested.stdout.contains(part),
+                    "{part}: {}",
+                    requested.stdout
+                );
             }
         }
     });
@@ -124,18 +128,26 @@ fn a_question_that_is_none_exits_with_2_and_says_what_to_write() {
             (&["--to", "a:1", "--origin", "sidecar"], "waypoint, gateway"),
             (&["--to", "a:1", "--admin"], "cannot be used with"),
         ] {
-            let asked = explained(&folder, args).await;
-            assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{asked:?}");
-            assert!(asked.stderr.contains(part), "{part}: {}", asked.stderr);
+            let requested = explained(&folder, args).await;
+            assert_eq!(
+                (requested.code, &*requested.stdout),
+                (Some(2), ""),
+                "{requested:?}"
+            );
+            assert!(
+                requested.stderr.contains(part),
+                "{part}: {}",
+                requested.stderr
+            );
         }
         write(
             &folder.path().join("deploy/local"),
             "mesh.yaml",
             "services: 1\n",
         );
-        let asked = explained(&folder, &["--from", CHECKOUT, "--to", "echo.global:80"]).await;
-        assert_eq!(asked.code, Some(2), "{asked:?}");
-        assert!(asked.stderr.contains("mesh.yaml"), "{asked:?}");
+        let requested = explained(&folder, &["--from", CHECKOUT, "--to", "echo.global:80"]).await;
+        assert_eq!(requested.code, Some(2), "{requested:?}");
+        assert!(requested.stderr.contains("mesh.yaml"), "{requested:?}");
     });
 }
 

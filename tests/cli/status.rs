@@ -15,12 +15,16 @@ fn where_nobody_answers_it_says_so_and_exits_with_2() {
         let address = listener.local_addr().expect("its address").to_string();
         drop(listener);
         for command in ["status", "dump", "explain"] {
-            let asked = run_command(folder.path(), &[command, "--admin", &address]).await;
-            assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{command}");
+            let requested = run_command(folder.path(), &[command, "--admin", &address]).await;
+            assert_eq!(
+                (requested.code, &*requested.stdout),
+                (Some(2), ""),
+                "{command}"
+            );
             let reported = format!("request to the admin port at {address} failed");
-            assert!(asked.stderr.contains(&reported), "{asked:?}");
-            assert!(asked.stderr.contains("refused"), "{asked:?}");
-            assert_eq!(asked.stderr.lines().count(), 1, "{asked:?}");
+            assert!(requested.stderr.contains(&reported), "{requested:?}");
+            assert!(requested.stderr.contains("refused"), "{requested:?}");
+            assert_eq!(requested.stderr.lines().count(), 1, "{requested:?}");
         }
     });
 }
@@ -35,8 +39,8 @@ fn a_port_that_knows_nothing_of_it_is_no_admin_port() {
         let address = listener.local_addr().expect("its address").to_string();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let mut asked = [0; 1024];
-                let _ = stream.read(&mut asked).await;
+                let mut requested = [0; 1024];
+                let _ = stream.read(&mut requested).await;
                 let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
                 let _ = stream.write_all(answer).await;
             }
@@ -48,9 +52,16 @@ fn a_port_that_knows_nothing_of_it_is_no_admin_port() {
             &["dump"],
         ] {
             let args = [command, &["--admin", &address]].concat();
-            let asked = run_command(folder.path(), &args).await;
-            assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{asked:?}");
-            assert!(asked.stderr.contains("not an admin port"), "{asked:?}");
+            let requested = run_command(folder.path(), &args).await;
+            assert_eq!(
+                (requested.code, &*requested.stdout),
+                (Some(2), ""),
+                "{requested:?}"
+            );
+            assert!(
+                requested.stderr.contains("not an admin port"),
+                "{requested:?}"
+            );
         }
     });
 }
@@ -65,8 +76,8 @@ fn arguments_that_nobody_knows_exit_with_2() {
             &["status", "peers", "a"],
             &["dump", "a"],
         ] {
-            let asked = run_command(folder.path(), args).await;
-            assert_eq!(asked.code, Some(2), "{asked:?}");
+            let requested = run_command(folder.path(), args).await;
+            assert_eq!(requested.code, Some(2), "{requested:?}");
         }
     });
 }

@@ -210,7 +210,7 @@ spec: {ips: [x]}
         ] {
             assert!(checked.stderr.contains(want), "{want}: {checked:?}");
         }
-        let asked = "echo.app.svc.cluster.local:80";
+        let requested = "echo.app.svc.cluster.local:80";
         let peer = "spiffe://west.local/ns/shop/sa/checkout";
         let explain = [
             "explain",
@@ -219,7 +219,7 @@ spec: {ips: [x]}
             "--from",
             peer,
             "--to",
-            asked,
+            requested,
         ];
         let explained = run_command(folder.path(), &explain).await;
         let first = explained.stderr.lines().next();

@@ -111,9 +111,9 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
         gateway.ready().await;
         asks(&gateway).await.expect("a tunnel");
         let day = Duration::from_secs(24 * 3600).as_secs();
-        let asked = istiod.ca.requests();
+        let requested = istiod.ca.requests();
         assert_eq!(
-            asked,
+            requested,
             [("east".to_owned(), i64::try_from(day).expect("a day"))]
         );
         let dump = dump(&gateway).await;

@@ -39,16 +39,17 @@ fn tell(control: &Istiod, net: Net, name: &str, hosts: &[u8]) {
 /// Waits until tunnels reach this endpoint.
 async fn reaches(gateway: &Gateway, endpoint: &Endpoint) {
     let before = endpoint.accepted();
-    let asked = async || asks(gateway).await.map(|()| endpoint.accepted());
-    let reached = |asked: &Result<usize, String>| asked.as_ref().is_ok_and(|now| *now > before);
-    until("the endpoint", asked, reached)
+    let requested = async || asks(gateway).await.map(|()| endpoint.accepted());
+    let reached =
+        |requested: &Result<usize, String>| requested.as_ref().is_ok_and(|now| *now > before);
+    until("the endpoint", requested, reached)
         .await
         .expect("a tunnel");
 }
 
 async fn refuses(gateway: &Gateway) {
-    let asked = async || asks(gateway).await;
-    until("a refusal", asked, Result::is_err)
+    let requested = async || asks(gateway).await;
+    until("a refusal", requested, Result::is_err)
         .await
         .expect_err("a refusal");
 }
@@ -91,13 +92,13 @@ fn endpoints_come_and_go_as_eds_says_and_stay_until_it_says_so() {
         // from another name keeps the old ones until new ones arrive.
         control.remove(ENDPOINT, "echo-endpoints");
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, "others"));
-        let asked = async || {
+        let requested = async || {
             let requests = control.requests().into_iter();
             requests
                 .flat_map(|one| one.resource_names_subscribe)
                 .collect::<Vec<_>>()
         };
-        until("the name", asked, |names| {
+        until("the name", requested, |names| {
             names.contains(&"others".to_owned())
         })
         .await;
@@ -215,13 +216,13 @@ fn what_was_received_stays_in_force_while_the_control_plane_is_away() {
         reaches(&gateway, &endpoint).await;
         assert_eq!(gateway.readiness().await.0, 200);
 
-        let (sent, asked) = (control.sent(), control.requests().len());
+        let (sent, requested) = (control.sent(), control.requests().len());
         let _serving = control.serve(net.address(2, 15012), identities()).await;
         // Two initial requests and the acknowledgements of two responses.
         let answers = async || control.requests().len();
-        until("its return", answers, |&now| now >= asked + 4).await;
+        until("its return", answers, |&now| now >= requested + 4).await;
         assert_eq!(control.sent(), sent, "nothing is sent again");
-        let firsts = &control.requests()[asked..];
+        let firsts = &control.requests()[requested..];
         let claims = firsts.iter().map(|one| one.initial_resource_versions.len());
         assert_eq!(claims.sum::<usize>(), 2);
         reaches(&gateway, &endpoint).await;

@@ -56,10 +56,10 @@ fn istiod_7_a_restarted_container_is_ready_within_five_seconds_without_istiod() 
         second.logged("cannot obtain a new certificate").await;
         assert_eq!(second.readiness().await.0, 200);
 
-        let asked = istiod.ca.requests().len();
+        let requested = istiod.ca.requests().len();
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let issued = async || istiod.ca.requests().len();
-        until("a new certificate", issued, |&now| now > asked).await;
+        until("a new certificate", issued, |&now| now > requested).await;
     });
 }
 

@@ -214,7 +214,7 @@ fn istiod_5_explain_judges_a_peer_by_the_cluster_of_its_issuer() {
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(LENIENT, "{cluster: west}", "").await;
-        let asked = ["explain", "--from", CHECKOUT, "--to", ECHO];
+        let requested = ["explain", "--from", CHECKOUT, "--to", ECHO];
         for (more, code, want) in [
             (
                 &["--cluster", "west"][..],
@@ -233,7 +233,7 @@ fn istiod_5_explain_judges_a_peer_by_the_cluster_of_its_issuer() {
                 "write --cluster with one of east, west",
             ),
         ] {
-            let answer = gateway.run_command(&[&asked[..], more].concat()).await;
+            let answer = gateway.run_command(&[&requested[..], more].concat()).await;
             assert_eq!(answer.0, code, "{answer:?}");
             assert!((answer.1.clone() + &answer.2).contains(want), "{answer:?}");
         }
@@ -242,7 +242,7 @@ fn istiod_5_explain_judges_a_peer_by_the_cluster_of_its_issuer() {
             LENIENT,
             &format!("{LENIENT}  unknown_issuers: reject\n"),
         );
-        let refused = async || gateway.run_command(&asked).await.1;
+        let refused = async || gateway.run_command(&requested).await.1;
         let want = "`trust.unknown_issuers` is `reject`";
         until(want, refused, |text| text.contains(want)).await;
     });

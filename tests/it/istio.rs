@@ -73,7 +73,7 @@ fn endpoints_come_and_go_as_the_control_plane_says() {
         let _ = until(
             "the second endpoint",
             async || asks(&gateway).await.map(|()| second.accepted()),
-            |asked| asked.as_ref().is_ok_and(|&accepted| accepted > 0),
+            |requested| requested.as_ref().is_ok_and(|&accepted| accepted > 0),
         )
         .await;
         let before = first.accepted();
@@ -179,17 +179,17 @@ fn what_was_received_stays_in_force_while_the_control_plane_is_away() {
             .expect("a tunnel without control plane");
         assert_eq!(gateway.readiness().await.0, 200);
 
-        let (sent, asked) = (istiod.sent(), istiod.requests().len());
+        let (sent, requested) = (istiod.sent(), istiod.requests().len());
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         // Three initial requests and the acknowledgements of three responses.
         until(
             "its return",
             async || istiod.requests().len(),
-            |&now| now >= asked + 6,
+            |&now| now >= requested + 6,
         )
         .await;
         assert_eq!(istiod.sent(), sent, "nothing is sent again");
-        let first = &istiod.requests()[asked];
+        let first = &istiod.requests()[requested];
         assert_eq!(first.initial_resource_versions.len(), 2, "{first:?}");
         asks(&gateway).await.expect("a tunnel");
     });

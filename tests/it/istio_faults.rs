@@ -264,7 +264,12 @@ fn a_control_plane_that_is_silent_stops_nothing_else() {
         let istiod = istiod(other);
         istiod.set_behaviour(Behaviour::Silent);
         let _serving = istiod.serve(other.address(2, 15012), identities()).await;
-        until("the call", async || istiod.firsts(), |&asked| asked == 3).await;
+        until(
+            "the call",
+            async || istiod.firsts(),
+            |&requested| requested == 3,
+        )
+        .await;
         let (status, pending) = unanswered.readiness().await;
         assert!(status == 500 && pending.contains("discovery"), "{pending}");
         waits(&deaf, "connect timed out after 5s").await;
@@ -337,8 +342,8 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
         serving.stop().await;
 
         // A server that is no control plane has its address, and counts the connections.
-        let asked = Arc::<AtomicUsize>::default();
-        let counted = Arc::clone(&asked);
+        let requested = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&requested);
         let bind = async || TcpListener::bind(net.address(2, 15012)).await;
         let listener = until("its address", bind, Result::is_ok).await;
         let listener = listener.expect("a listener");
@@ -350,7 +355,7 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
         tokio::time::pause();
         // deadline: the clock is paused, and this is the time that passes.
         tokio::time::sleep(Duration::from_secs(12 * 3600)).await;
-        let tries = asked.load(Ordering::Relaxed);
+        let tries = requested.load(Ordering::Relaxed);
         assert!((2300..3800).contains(&tries), "every 12 to 18 s: {tries}");
         assert_eq!(status.list_pending(), [""; 0], "ready throughout");
         let snapshot = reader.load();

@@ -115,8 +115,8 @@ impl World {
     }
 
     async fn is_exposed(&self) {
-        let asked = async || asks(&self.gateway).await;
-        until("the export", asked, Result::is_ok)
+        let requested = async || asks(&self.gateway).await;
+        until("the export", requested, Result::is_ok)
             .await
             .expect("a tunnel");
     }

@@ -117,9 +117,11 @@ fn the_client_meets_its_endpoints_own_certificate_at_the_target_port() {
             let acceptor = acceptor.clone();
             async move {
                 let mut tls = acceptor.accept(stream).await.expect("a handshake");
-                let mut asked = String::new();
-                tls.read_to_string(&mut asked).await.expect("a question");
-                tls.write_all(asked.to_uppercase().as_bytes())
+                let mut requested = String::new();
+                tls.read_to_string(&mut requested)
+                    .await
+                    .expect("a question");
+                tls.write_all(requested.to_uppercase().as_bytes())
                     .await
                     .expect("an answer");
                 tls.shutdown().await.expect("an end");

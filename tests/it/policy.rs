@@ -85,14 +85,14 @@ impl Mesh {
 
     /// Waits until this peer is rejected. Returns the answer.
     async fn refuses(&self, id: &str) {
-        let asked = until("a refusal", async || self.asks(id).await, Result::is_err).await;
-        let why = asked.expect_err("a refusal");
+        let requested = until("a refusal", async || self.asks(id).await, Result::is_err).await;
+        let why = requested.expect_err("a refusal");
         assert!(why.contains(REFUSED), "{why}");
     }
 
     async fn admits(&self, id: &str) {
-        let asked = until("a tunnel", async || self.asks(id).await, Result::is_ok).await;
-        asked.expect("a tunnel");
+        let requested = until("a tunnel", async || self.asks(id).await, Result::is_ok).await;
+        requested.expect("a tunnel");
     }
 
     async fn counted(&self, outcome: &str) -> f64 {
@@ -199,8 +199,8 @@ fn nothing_is_let_in_while_the_policies_are_withheld() {
         );
         let asks = async || {
             let client = gateway.client_as(identities(), CLIENT).await;
-            let asked = client.tunnel(ECHO).await;
-            asked.map(drop).map_err(|error| error.to_string())
+            let requested = client.tunnel(ECHO).await;
+            requested.map(drop).map_err(|error| error.to_string())
         };
         for _ in 0..3 {
             let why = asks().await.expect_err("the policies may refuse it");

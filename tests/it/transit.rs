@@ -160,8 +160,8 @@ fn a_tunnel_to_another_network_carries_bytes_and_each_end_of_both_sides() {
         assert!(page.contains("east west linked 1 1 0 "), "{page}");
         let load = format!("{}:15008 {ECHO} 1 0.9", second.address.ip());
         assert!(page.contains(&load), "{page}");
-        let asked = ["explain", "--from", CLIENT, "--to", ECHO];
-        let (_, page, _) = first.run_command(&asked).await;
+        let requested = ["explain", "--from", CLIENT, "--to", ECHO];
+        let (_, page, _) = first.run_command(&requested).await;
         assert!(page.contains("1 x 0.9"), "{page}");
     });
 }
@@ -273,8 +273,8 @@ async fn answer(
 
 /// Asks for an unknown service, and returns the status and the outcome.
 async fn outcome(gateway: &Gateway, id: &str, via: &str) -> (u16, Option<String>) {
-    let asked = ("nothing.here:80", via);
-    answer(gateway, id, asked, "x-strait-outcome").await
+    let requested = ("nothing.here:80", via);
+    answer(gateway, id, requested, "x-strait-outcome").await
 }
 
 #[test]
@@ -307,8 +307,8 @@ fn only_gateways_learn_the_load_of_a_service() {
         settings.exposure = settings.exposure.replace(exposed, limit);
         let second = start_west(&settings).await;
         let load = async |id: &str| {
-            let asked = (ECHO, "0123456789abcdef");
-            answer(&second, id, asked, "x-strait-load").await
+            let requested = (ECHO, "0123456789abcdef");
+            answer(&second, id, requested, "x-strait-load").await
         };
         let quarter = Some("ready=4, free=0.75".to_owned());
         assert_eq!(load(GATEWAY).await, (200, quarter));

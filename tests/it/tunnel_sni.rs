@@ -87,9 +87,11 @@ fn the_name_inside_routes_a_tunnel_and_its_tls_ends_at_the_endpoint() {
             let acceptor = acceptor.clone();
             async move {
                 let mut tls = acceptor.accept(stream).await.expect("a handshake");
-                let mut asked = String::new();
-                tls.read_to_string(&mut asked).await.expect("a question");
-                let answer = asked.to_uppercase();
+                let mut requested = String::new();
+                tls.read_to_string(&mut requested)
+                    .await
+                    .expect("a question");
+                let answer = requested.to_uppercase();
                 tls.write_all(answer.as_bytes()).await.expect("an answer");
                 tls.shutdown().await.expect("an end");
             }

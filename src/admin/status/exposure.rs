@@ -114,8 +114,8 @@ impl<'a> AnonymousAccess<'a> {
         for listener in listeners.clone() {
             for route in listener.routes() {
                 for (host, port) in targets_of(snapshot, route) {
-                    let asked = format!("sni {}", names(route));
-                    let line = line(listener, &port.to_string(), &asked);
+                    let requested = format!("sni {}", names(route));
+                    let line = line(listener, &port.to_string(), &requested);
                     by_route.entry(host).or_default().push(line);
                 }
             }
@@ -157,37 +157,37 @@ impl<'a> AnonymousAccess<'a> {
 
     /// Returns true if `exposure` permits peers without an identity on a port.
     fn is_open(&self, host: &str, port: u16) -> bool {
-        let asked = Authority {
+        let requested = Authority {
             host: Host::Name(host.into()),
             port,
         };
         let of = ServicePort { host, port };
         let judged =
             self.snapshot
-                .evaluate_exposure(Caller::UNKNOWN, &asked, of, &MatchedBy::Service);
+                .evaluate_exposure(Caller::UNKNOWN, &requested, of, &MatchedBy::Service);
         judged == ExposureVerdict::Allowed
     }
 }
 
-fn line(listener: &Listener, ports: &str, asked: &str) -> String {
+fn line(listener: &Listener, ports: &str, requested: &str) -> String {
     let from = sources(listener).map(|sources| format!(" from {sources}"));
     let (from, name) = (from.unwrap_or_default(), &listener.name);
-    format!("anyone{from} on port {ports} through listener {name} ({asked})")
+    format!("anyone{from} on port {ports} through listener {name} ({requested})")
 }
 
 /// Returns the services and ports that a route leads to.
 fn targets_of<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16)> {
-    let asked = Authority {
+    let requested = Authority {
         host: Host::Name(route.to.host.as_str().into()),
         port: route.to.port.unwrap_or_default(),
     };
-    let Some(found) = snapshot.find(Caller::UNKNOWN, &asked) else {
+    let Some(found) = snapshot.find(Caller::UNKNOWN, &requested) else {
         return Vec::new();
     };
     let MatchedBy::Alias(alias) = &found.matched_by else {
         return vec![(&found.service.hostname, found.port)];
     };
-    let targets = snapshot.behind(alias, asked.port);
+    let targets = snapshot.behind(alias, requested.port);
     let service = |(host, port)| Some((&*snapshot.services.get(host)?.hostname, port));
     targets.filter_map(service).collect()
 }

@@ -143,9 +143,9 @@ fn reachable_services(listener: &Value) -> Vec<Value> {
         "" => String::new(),
         sources => format!(" from {sources}"),
     };
-    let row = |asked: &str, reached: &str, by: &str| {
+    let row = |requested: &str, reached: &str, by: &str| {
         let by = format!("{by}{from}");
-        json!({ "through": listener["name"], "asked": asked, "reached": reached, "by": by })
+        json!({ "through": listener["name"], "asked": requested, "reached": reached, "by": by })
     };
     if !listener["route_by"].is_null() {
         let reached = "services by their exposure";
@@ -158,16 +158,16 @@ fn reachable_services(listener: &Value) -> Vec<Value> {
     if !listener["service"].is_null() {
         let clusters = joined(&listener["cluster"], ", ");
         let reached = format!("{} of {clusters}", cell(&listener["service"]));
-        let asked = match &*joined(&listener["names"], ", ") {
+        let requested = match &*joined(&listener["names"], ", ") {
             "" => "any connection".to_owned(),
             names => format!("any connection, as {names}"),
         };
-        return vec![row(&asked, &reached, "anyone")];
+        return vec![row(&requested, &reached, "anyone")];
     }
     let routes = list(&listener["routes"]).iter();
     let rows = routes.map(|route| {
-        let asked = joined(&route["sni"], ", ");
-        row(&asked, &cell(&route["to"]), "anyone")
+        let requested = joined(&route["sni"], ", ");
+        row(&requested, &cell(&route["to"]), "anyone")
     });
     rows.collect()
 }

@@ -67,9 +67,9 @@ pub(super) fn fixture() -> Fixture {
             if question.to.as_deref() == Some("wrong") {
                 return Err("write it right".to_owned());
             }
-            let asked = serde_urlencoded::to_string(question).expect("a query");
+            let requested = serde_urlencoded::to_string(question).expect("a query");
             Ok(Answer {
-                notes: vec![asked],
+                notes: vec![requested],
                 ..Answer::default()
             })
         }),

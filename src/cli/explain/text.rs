@@ -47,7 +47,7 @@ impl Page {
     }
 
     fn write_lookup(&mut self, lookup: &LookupRow) {
-        self.field("Requested", &lookup.asked);
+        self.field("Requested", &lookup.requested);
         if let Some(from) = &lookup.from {
             self.continuation(from);
         }

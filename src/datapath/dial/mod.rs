@@ -82,7 +82,7 @@ const UPSTREAM_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
 /// # Errors
 /// Returns the reason, and the permit for another attempt.
 pub async fn run(
-    gateway: &DataPath,
+    data_path: &DataPath,
     peer: &Peer,
     authorized: Authorized,
     deadline: Instant,
@@ -95,14 +95,15 @@ pub async fn run(
         Ok(descriptor) => {
             let connected = match remote::target(pick.endpoint()) {
                 None => {
-                    let connected = connect(address, &gateway.deny, deadline).await;
+                    let connected = connect(address, &data_path.deny, deadline).await;
                     connected.map(EndpointStream::Tcp)
                 }
                 Some(target) => {
-                    let opened = Box::pin(remote::open(&pick, &target, (gateway, peer), deadline));
+                    let opened =
+                        Box::pin(remote::open(&pick, &target, (data_path, peer), deadline));
                     let opened = opened.await;
                     opened
-                        .map(|stream| EndpointStream::outer(stream, gateway.budget.account()))
+                        .map(|stream| EndpointStream::outer(stream, data_path.budget.account()))
                         .map_err(|failure| (failure.reason, failure.detail))
                 }
             };
@@ -114,7 +115,7 @@ pub async fn run(
         Ok((stream, descriptor)) => {
             let time = started.elapsed();
             pick.endpoint().state.record_dial(time);
-            gateway.metrics.dial_succeeded(time);
+            data_path.metrics.dial_succeeded(time);
             Ok(Upstream::new(pick, stream, descriptor))
         }
         Err((reason, detail)) => {
@@ -462,13 +463,13 @@ mod tests {
         let (answers, start) = (LocalAddressCache::default(), Instant::now());
         let ip = IpAddr::from([192, 0, 2, 1]);
         let has = |after, answer: io::Result<bool>| {
-            let mut asked = false;
+            let mut requested = false;
             let ask = |_| {
-                asked = true;
+                requested = true;
                 answer
             };
             let has = answers.is_local(ip, start + Duration::from_secs(after), ask);
-            (has, asked)
+            (has, requested)
         };
         let failed = |kind: io::ErrorKind| Err(kind.into());
         assert_eq!(

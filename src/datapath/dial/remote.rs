@@ -63,18 +63,18 @@ pub fn target(endpoint: &Endpoint) -> Option<Target> {
 /// Ejects a picked endpoint if its gateway is ejected, which another service has caused, and if
 /// the service has another endpoint. Returns true if it was ejected now, and another endpoint
 /// should be picked. An ejected endpoint is only picked if no other is left, and is then dialled.
-pub fn avoid(gateway: &DataPath, endpoints: &EndpointSet, endpoint: &Endpoint) -> bool {
+pub fn avoid(data_path: &DataPath, endpoints: &EndpointSet, endpoint: &Endpoint) -> bool {
     let is_out = target(endpoint).is_some_and(|target| {
-        gateway.outer.is_ejected(&target) && has_alternative(gateway, endpoints, &target)
+        data_path.outer.is_ejected(&target) && has_alternative(data_path, endpoints, &target)
     });
-    is_out && balance::eject(endpoint, &gateway.metrics)
+    is_out && balance::eject(endpoint, &data_path.metrics)
 }
 
 /// Opens a tunnel through the gateway of the picked endpoint.
 pub(super) async fn open(
     pick: &Pick,
     target: &Target,
-    (gateway, peer): (&DataPath, &Peer),
+    (data_path, peer): (&DataPath, &Peer),
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let fail = |reason, detail| Failure { reason, detail };
@@ -82,17 +82,17 @@ pub(super) async fn open(
         let what = "endpoints of other networks are reached only from HBONE listeners";
         return Err(fail(Reason::DialDenied, what.to_owned()));
     }
-    let request = request(gateway, peer, pick);
+    let request = request(data_path, peer, pick);
     let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
     let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
-    send(gateway, endpoints, endpoint, target, &request, deadline).await
+    send(data_path, endpoints, endpoint, target, &request, deadline).await
 }
 
 /// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
 /// among the endpoints that are left, so that silent gateways do not use up the time of others, but
 /// a try has at least three seconds.
 pub fn deadline_of_try(
-    gateway: &DataPath,
+    data_path: &DataPath,
     endpoints: &EndpointSet,
     endpoint: &Endpoint,
     tried: &[Arc<Endpoint>],
@@ -106,7 +106,7 @@ pub fn deadline_of_try(
         let is_tried = tried
             .iter()
             .any(|tried| Arc::ptr_eq(&tried.state, &other.state));
-        !is_tried && is_alternative(gateway, other, &target, now)
+        !is_tried && is_alternative(data_path, other, &target, now)
     });
     let time = deadline.saturating_duration_since(now);
     // More tries than these have TRY_MIN each, however many are left.
@@ -118,7 +118,7 @@ pub fn deadline_of_try(
 
 /// Opens a tunnel for the client of a binding through the gateway of an endpoint.
 pub async fn open_bound(
-    gateway: &DataPath,
+    data_path: &DataPath,
     endpoints: &EndpointSet,
     endpoint: &Endpoint,
     authority: &str,
@@ -130,18 +130,18 @@ pub async fn open_bound(
     };
     let target = target(endpoint);
     let target = target.ok_or_else(|| fail(Reason::NoEndpoint, "the endpoint has no gateway"))?;
-    let own = gateway.outer.own_hash(&gateway.reader.load());
+    let own = data_path.outer.own_hash(&data_path.reader.load());
     let via = own.and_then(|own| Via::default().with(own));
     let via = via.ok_or_else(|| fail(Reason::GatewayUnreachable, "no certificate yet"))?;
     let request = Request::new(authority.to_owned(), &via);
-    send(gateway, endpoints, endpoint, &target, &request, deadline).await
+    send(data_path, endpoints, endpoint, &target, &request, deadline).await
 }
 
 /// Sends a CONNECT to the gateway of an endpoint, and records the factors of its weight. Ejects the
 /// gateway if it has failed and there is another one. A tunnel whose own deadline was too short
 /// proves a failure only with an attempt that failed.
 async fn send(
-    gateway: &DataPath,
+    data_path: &DataPath,
     endpoints: &EndpointSet,
     endpoint: &Endpoint,
     target: &Target,
@@ -149,18 +149,18 @@ async fn send(
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let mut addresses = target.addresses();
-    if let Some(detail) = addresses.find_map(|address| gateway.deny.explain(address)) {
+    if let Some(detail) = addresses.find_map(|address| data_path.deny.explain(address)) {
         let reason = Reason::DialDenied;
         return Err(Failure { reason, detail });
     }
-    let opened = gateway.outer.open(target, request, deadline).await;
+    let opened = data_path.outer.open(target, request, deadline).await;
     let opened = opened.map(|answer| {
         let now = Instant::now();
         endpoint.state.record_share(answer.weight_factor, now);
         if let Some(load) = answer.load {
             match ServiceLoad::parse(load.as_bytes()) {
                 Some(load) => endpoint.state.record_load(load, now),
-                None => gateway.metrics.load_malformed(),
+                None => data_path.metrics.load_malformed(),
             }
         }
         answer.stream
@@ -170,35 +170,35 @@ async fn send(
             failure.reason,
             Reason::GatewayUnreachable | Reason::GatewayUntrusted
         );
-        let is_proved = Instant::now() < deadline || gateway.outer.has_failed(target);
-        if is_gateway && is_proved && has_alternative(gateway, endpoints, target) {
-            gateway.outer.eject(target);
+        let is_proved = Instant::now() < deadline || data_path.outer.has_failed(target);
+        if is_gateway && is_proved && has_alternative(data_path, endpoints, target) {
+            data_path.outer.eject(target);
         }
     })
 }
 
 /// Returns true if the service has another endpoint, here or behind a gateway, that is not ejected.
-pub fn has_alternative(gateway: &DataPath, endpoints: &EndpointSet, target: &Target) -> bool {
+pub fn has_alternative(data_path: &DataPath, endpoints: &EndpointSet, target: &Target) -> bool {
     let now = Instant::now();
     let mut others = endpoints.endpoints.iter();
-    others.any(|other| is_alternative(gateway, other, target, now))
+    others.any(|other| is_alternative(data_path, other, target, now))
 }
 
 /// Returns true if `other` is not reached through this gateway, and is not ejected.
-fn is_alternative(gateway: &DataPath, other: &Endpoint, target: &Target, now: Instant) -> bool {
+fn is_alternative(data_path: &DataPath, other: &Endpoint, target: &Target, now: Instant) -> bool {
     let through = self::target(other);
     through.as_ref() != Some(target)
         && !other.state.is_ejected(now)
-        && !through.is_some_and(|other| gateway.outer.is_ejected(&other))
+        && !through.is_some_and(|other| data_path.outer.is_ejected(&other))
 }
 
 /// Creates the CONNECT for the service of the picked endpoint, with our hash in `x-strait-via`.
 ///
 /// # Errors
 /// The tunnel has passed too many gateways.
-fn request(gateway: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, String> {
+fn request(data_path: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, String> {
     let forwarded = pick.route().forwarded();
-    let own = gateway.outer.own_hash(&gateway.reader.load());
+    let own = data_path.outer.own_hash(&data_path.reader.load());
     let via = extend_via(own, forwarded)?;
     let authority = pick.endpoint().remote_authority();
     let authority = authority.ok_or("the endpoint names no service")?;

@@ -36,7 +36,7 @@ use super::open::revoke_delay;
 /// Connection of a local client.
 #[derive(Debug)]
 struct Client {
-    gateway: Arc<DataPath>,
+    data_path: Arc<DataPath>,
     peer: Arc<Peer>,
     binding: Arc<Binding>,
     record: Record,
@@ -66,7 +66,7 @@ struct Session {
 
 /// Forwards one connection: verifies the client, picks a gateway, opens the tunnel, copies. A
 /// connection that fails is reset, as no answer in its protocol is known.
-pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
+pub async fn run(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     let Some(binding) = listener.binding() else {
         return;
@@ -77,10 +77,15 @@ pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
         socket,
         tls,
         resources,
-    } = match Box::pin(verify_client(&gateway, accepted, &binding)).await {
+    } = match Box::pin(verify_client(&data_path, accepted, &binding)).await {
         Ok(session) => session,
         Err(refused) => {
-            handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
+            handshake_refused(
+                &data_path.metrics,
+                address,
+                refused.refusal,
+                &refused.detail,
+            );
             if let Some(alerted) = refused.alerted {
                 linger::disable_reset_on_close(&alerted.socket);
                 linger::close_gracefully(alerted.socket).await;
@@ -88,17 +93,17 @@ pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
             return;
         }
     };
-    let mut record = Record::new(&gateway.metrics, &peer.source, &binding.authority);
+    let mut record = Record::new(&data_path.metrics, &peer.source, &binding.authority);
     record.set_service(binding.service.clone(), None);
     let mut client = Client {
         peer: Arc::new(peer),
         record,
         socket,
         tls,
-        account: gateway.budget.account(),
-        _guards: (resources, gateway.metrics.connection_opened()),
+        account: data_path.budget.account(),
+        _guards: (resources, data_path.metrics.connection_opened()),
         binding,
-        gateway,
+        data_path,
     };
     let limits = client.binding.limits;
     let opened = match listener.clients.open(address.ip(), limits) {
@@ -118,16 +123,16 @@ pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
 
 /// Performs the handshake and authenticates the client, if the binding requires an identity.
 async fn verify_client(
-    gateway: &DataPath,
+    data_path: &DataPath,
     accepted: AcceptedConnection,
     binding: &Binding,
 ) -> Result<Session, HandshakeError> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     if binding.requires_identity() {
-        let (stream, mut resources) = handshake::run_local(gateway, accepted).await?;
+        let (stream, mut resources) = handshake::run_local(data_path, accepted).await?;
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let descriptor = &mut resources.descriptor;
-        let peer = identity::admit(gateway, certificates, (address, listener), descriptor)
+        let peer = identity::admit(data_path, certificates, (address, listener), descriptor)
             .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
         return Ok(Session {
             peer,
@@ -155,20 +160,20 @@ async fn verify_client(
 impl Client {
     /// Opens the tunnel, unless the client resets its connection or the drain ends before.
     async fn open(&mut self) -> Result<Upstream, Reason> {
-        let snapshot = self.gateway.reader.load();
+        let snapshot = self.data_path.reader.load();
         let caller = self.peer.policy_source();
         if !self.binding.admits(caller, &snapshot) {
             return Err(Reason::NotForPeer);
         }
         drop(snapshot);
-        if !self.gateway.budget.has_room() {
+        if !self.data_path.budget.has_room() {
             return Err(Reason::BuffersFull);
         }
         let drain = &self.peer.listener.drain;
         // A client that has sent FIN may still wait for the answer.
         let reset = self.socket.ready(Interest::ERROR);
-        let (gateway, target) = (&*self.gateway, (&*self.binding, &self.account));
-        let opened = pick_and_open(gateway, &self.peer, target, &mut self.record);
+        let (data_path, target) = (&*self.data_path, (&*self.binding, &self.account));
+        let opened = pick_and_open(data_path, &self.peer, target, &mut self.record);
         let upstream = tokio::select! {
             opened = opened => opened?,
             _ = reset => return Err(Reason::DownstreamReset),
@@ -223,16 +228,16 @@ impl Client {
         let account = Arc::clone(&self.account);
         account.open_gate();
         let servers = upstream.servers();
-        let (gateway, binding) = (&*self.gateway, &*self.binding);
+        let (data_path, binding) = (&*self.data_path, &*self.binding);
         let revocation = || {
             revocation(
-                &gateway.reader.load(),
+                &data_path.reader.load(),
                 &self.peer,
                 (binding, endpoint),
                 &servers,
             )
         };
-        let mut stop = Box::pin(wait_for_stop(gateway, &self.peer, revocation));
+        let mut stop = Box::pin(wait_for_stop(data_path, &self.peer, revocation));
         let stop = poll_fn(|cx| account.poll_gated(cx, |cx| stop.as_mut().poll(cx)));
         let idle = self.binding.idle();
         let (record, socket) = (&mut self.record, &self.socket);
@@ -263,15 +268,15 @@ impl Client {
 /// Picks gateways and opens a tunnel through one, until one succeeds, none is left, or the time
 /// budget is used up.
 async fn pick_and_open(
-    gateway: &DataPath,
+    data_path: &DataPath,
     peer: &Peer,
     (binding, account): (&Binding, &Arc<BufferAccount>),
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
-    let endpoints = binding.endpoints.load(&gateway.reader.load());
+    let endpoints = binding.endpoints.load(&data_path.reader.load());
     let (mut tried, mut reason) = (Vec::new(), Reason::NoEndpoint);
-    let links = gateway.link_factors(peer);
+    let links = data_path.link_factors(peer);
     if endpoints.endpoints.is_empty() {
         let clusters = binding.clusters();
         record.set_detail(format!("no gateway of {clusters} has an address"));
@@ -279,7 +284,7 @@ async fn pick_and_open(
     while Instant::now() < deadline
         && let Some(endpoint) = balance::choose(&endpoints, &tried, &links).cloned()
     {
-        if remote::avoid(gateway, &endpoints, &endpoint) {
+        if remote::avoid(data_path, &endpoints, &endpoint) {
             continue;
         }
         let in_flight = InFlight::new(&endpoint.state);
@@ -292,13 +297,13 @@ async fn pick_and_open(
         let started = Instant::now();
         let target = (binding, account);
         let pick = (&*endpoints, &*endpoint);
-        let try_end = remote::deadline_of_try(gateway, pick.0, pick.1, &tried, deadline);
-        let opened = open(gateway, pick, target, try_end);
+        let try_end = remote::deadline_of_try(data_path, pick.0, pick.1, &tried, deadline);
+        let opened = open(data_path, pick, target, try_end);
         let failure = match Box::pin(opened).await {
             Ok(stream) => {
                 let time = started.elapsed();
                 endpoint.state.record_dial(time);
-                gateway.metrics.dial_succeeded(time);
+                data_path.metrics.dial_succeeded(time);
                 return Ok(Upstream {
                     stream,
                     endpoint,
@@ -308,7 +313,7 @@ async fn pick_and_open(
             Err(failure) => failure,
         };
         reason = failure.reason;
-        gateway.metrics.dial_failed(reason);
+        data_path.metrics.dial_failed(reason);
         record.set_detail(failure.detail);
         // No gateway is before this one, so a loop ends the way through this gateway alone.
         let is_loop = reason == Reason::GatewayLoop;
@@ -316,10 +321,10 @@ async fn pick_and_open(
             break;
         }
         if reason != Reason::DialDenied {
-            gateway.reader.request_refresh(&endpoint);
+            data_path.reader.request_refresh(&endpoint);
         }
         if reason.ejects_endpoint() || is_loop {
-            balance::eject_after_failure(&endpoints, &endpoint, &gateway.metrics);
+            balance::eject_after_failure(&endpoints, &endpoint, &data_path.metrics);
         }
         tried.push(endpoint);
     }
@@ -329,13 +334,13 @@ async fn pick_and_open(
 /// Opens the tunnel through one gateway and, unless the binding has `inner: tcp`, the connection to
 /// the workload in it.
 async fn open(
-    gateway: &DataPath,
+    data_path: &DataPath,
     (endpoints, endpoint): (&EndpointSet, &Endpoint),
     (binding, account): (&Binding, &Arc<BufferAccount>),
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let authority = &binding.authority;
-    let tunnel = remote::open_bound(gateway, endpoints, endpoint, authority, deadline).await?;
+    let tunnel = remote::open_bound(data_path, endpoints, endpoint, authority, deadline).await?;
     if !binding.is_inner_hbone() {
         return Ok(tunnel);
     }
@@ -344,22 +349,22 @@ async fn open(
         cluster: &endpoint.definition.cluster,
         workloads: &binding.workloads,
     };
-    let verified_by = (&*gateway.tls, &gateway.reader);
+    let verified_by = (&*data_path.tls, &data_path.reader);
     let account = Arc::clone(account);
     let charge = move |bytes| account.share(bytes);
-    let end = (&gateway.lifecycle, deadline);
+    let end = (&data_path.lifecycle, deadline);
     outer::open_inner((tunnel, charge), &target, verified_by, end).await
 }
 
 /// Waits until an open connection has to be stopped. Returns the reason, and the change that
 /// revoked it.
 async fn wait_for_stop(
-    gateway: &DataPath,
+    data_path: &DataPath,
     peer: &Peer,
     revocation: impl Fn() -> Option<String>,
 ) -> (Reason, Option<String>) {
     let revoked = async {
-        let mut changes = gateway.reader.generation();
+        let mut changes = data_path.reader.generation();
         loop {
             if let Some(why) = revocation() {
                 Box::pin(sleep(revoke_delay())).await;

@@ -58,12 +58,12 @@ const PING_DEADLINE: Duration = Duration::from_secs(20);
 /// # Errors
 /// Fails if the HTTP/2 preface is invalid or late.
 pub async fn run(
-    gateway: &Arc<DataPath>,
+    data_path: &Arc<DataPath>,
     session: Session,
     peer: Arc<Peer>,
 ) -> Result<(), HandshakeError> {
     let socket: TcpStream =
-        serve_stream(gateway, session.transport, &session.resources, peer).await?;
+        serve_stream(data_path, session.transport, &session.resources, peer).await?;
     linger::close_gracefully(socket).await;
     Ok(())
 }
@@ -73,7 +73,7 @@ pub async fn run(
 /// # Errors
 /// Fails if the HTTP/2 preface is invalid or late.
 pub async fn serve_stream<S>(
-    gateway: &Arc<DataPath>,
+    data_path: &Arc<DataPath>,
     transport: Box<Transport<S>>,
     held: &ConnectionResources,
     peer: Arc<Peer>,
@@ -81,7 +81,7 @@ pub async fn serve_stream<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut connection = Box::new(HboneConnection::new(*transport, &gateway.budget));
+    let mut connection = Box::new(HboneConnection::new(*transport, &data_path.budget));
     let established = poll_fn(|cx| match connection.poll(cx) {
         Poll::Ready(end) => Poll::Ready(Err(end)),
         Poll::Pending if connection.downstream.server.is_established() => Poll::Ready(Ok(())),
@@ -102,13 +102,13 @@ where
             return Err(HandshakeError::new(HandshakeRefusal::Timeout, late));
         }
     };
-    let open = gateway.metrics.connection_opened();
+    let open = data_path.metrics.connection_opened();
     let driver = ConnectionDriver {
-        gateway,
+        data_path,
         // The peer is older than this connection: the first tunnel looks up its cluster again.
         peer_generation: u64::MAX,
         is_for_gateway: false,
-        generation: gateway.reader.generation(),
+        generation: data_path.reader.generation(),
         peer,
         held,
         slots: Arc::default(),
@@ -171,7 +171,7 @@ impl PendingEvents {
 
 /// Driver of a connection, and the state that its events change.
 struct ConnectionDriver<'a> {
-    gateway: &'a Arc<DataPath>,
+    data_path: &'a Arc<DataPath>,
     peer: Arc<Peer>,
     held: &'a ConnectionResources,
     slots: Arc<StreamSlots>,
@@ -264,7 +264,7 @@ impl ConnectionDriver<'_> {
                 events.push_after(GOAWAY_DEADLINE, ConnectionEvent::Closed);
             }
             ConnectionEvent::Untrusted(refusal) => {
-                self.gateway.metrics.connection_untrusted(refusal);
+                self.data_path.metrics.connection_untrusted(refusal);
                 self.log_end(&refusal.description());
                 connection.downstream.server.shut_down_gracefully();
                 events.push_after(UNTRUSTED_CLOSE_DELAY, ConnectionEvent::Closed);
@@ -284,7 +284,7 @@ impl ConnectionDriver<'_> {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let (generation, snapshot) = load_current(&self.gateway.reader, &mut self.generation);
+        let (generation, snapshot) = load_current(&self.data_path.reader, &mut self.generation);
         connection.generation = generation;
         for tunnel in connection.open_tunnels() {
             if let Err(why) = tunnel.tunnel().reevaluate(&snapshot) {
@@ -302,7 +302,7 @@ impl ConnectionDriver<'_> {
     {
         self.log_end(&describe(&end));
         if let ConnectionEnd::Http2(ConnectionError::EXHAUSTED) = end {
-            self.gateway.metrics.connection_exhausted();
+            self.data_path.metrics.connection_exhausted();
         }
         close(connection, end).await
     }
@@ -380,27 +380,27 @@ impl ConnectionDriver<'_> {
         let source = &self.peer.source;
         let claimed = request.source_cluster.as_deref();
         if claimed.is_some_and(|cluster| cluster != source.cluster.as_bytes()) {
-            self.gateway.metrics.baggage_mismatch(source);
+            self.data_path.metrics.baggage_mismatch(source);
         }
-        let mut record = Record::new(&self.gateway.metrics, source, &request.authority);
+        let mut record = Record::new(&self.data_path.metrics, source, &request.authority);
         let requested = match requested.if_open() {
             Ok(requested) => requested,
             Err(reason) => return record.finish(reason),
         };
         let connect = ConnectRequest {
-            tunnel: NewTunnel::new(self.gateway, &self.peer, record),
+            tunnel: NewTunnel::new(self.data_path, &self.peer, record),
             slots: Arc::clone(&self.slots),
             requested,
             load: self.held.load.add_tunnel(),
             slot: self.slots.try_take(),
         };
         let forward = hbone::run(Box::new(connect), request.target);
-        self.gateway.lifecycle.spawn(forward);
+        self.data_path.lifecycle.spawn(forward);
     }
 
     /// Looks up the cluster and the role of the peer again if the snapshot has changed.
     fn refresh_peer(&mut self) {
-        let snapshot = self.gateway.reader.load();
+        let snapshot = self.data_path.reader.load();
         if self.peer_generation != snapshot.generation {
             self.peer_generation = snapshot.generation;
             self.is_for_gateway = snapshot.trust.is_gateway(&self.peer.source.principal);

@@ -29,7 +29,7 @@ pub const POLICY_REFUSALS_MAX: usize = 3;
 #[derive(Debug)]
 pub struct NewTunnel {
     /// State shared by all connections.
-    pub gateway: Arc<DataPath>,
+    pub data_path: Arc<DataPath>,
     /// Peer that requested the tunnel.
     pub peer: Arc<Peer>,
     /// Generation of the snapshot before the tunnel was permitted.
@@ -40,10 +40,10 @@ pub struct NewTunnel {
 
 impl NewTunnel {
     /// Creates a tunnel that no rule was evaluated for yet.
-    pub fn new(gateway: &Arc<DataPath>, peer: &Arc<Peer>, record: Record) -> Self {
+    pub fn new(data_path: &Arc<DataPath>, peer: &Arc<Peer>, record: Record) -> Self {
         Self {
-            generation: *gateway.reader.generation().borrow(),
-            gateway: Arc::clone(gateway),
+            generation: *data_path.reader.generation().borrow(),
+            data_path: Arc::clone(data_path),
             peer: Arc::clone(peer),
             record,
         }
@@ -60,9 +60,9 @@ impl NewTunnel {
             return Err(Reason::Revoked);
         }
         self.check_room()?;
-        let snapshot = self.gateway.reader.load();
+        let snapshot = self.data_path.reader.load();
         let target = target?;
-        let own = || self.gateway.outer.own_hash(&snapshot);
+        let own = || self.data_path.outer.own_hash(&snapshot);
         dial::remote::check_loop(own, target.forwarded())?;
         let route = route::resolve(&snapshot, &self.peer, target).inspect_err(|reason| {
             if *reason == Reason::NotForPeer {
@@ -75,7 +75,7 @@ impl NewTunnel {
             host: &route.service().hostname,
             port: route.port(),
         };
-        let own = snapshot.route_by(route.asked(), of, route.means());
+        let own = snapshot.route_by(route.requested(), of, route.means());
         let route_by = own.unwrap_or_else(|| self.peer.listener.rules().route_by());
         let mut permit = policy::run(&snapshot, &self.peer, route)?;
         permit.take_place(&snapshot, &self.peer)?;
@@ -89,7 +89,7 @@ impl NewTunnel {
         target: Target,
         is_granted: bool,
     ) -> Result<Permit, Reason> {
-        let snapshot = self.gateway.reader.load();
+        let snapshot = self.data_path.reader.load();
         let route = route::resolve_passthrough(&snapshot, &self.peer, target)?;
         record_service(&mut self.record, &route);
         if is_granted {
@@ -103,19 +103,19 @@ impl NewTunnel {
     /// Returns the load of the service for a gateway of another network: the endpoints of this
     /// network, and the tightest limit of concurrent tunnels.
     pub(super) fn load(&self, permit: &Permit) -> ServiceLoad {
-        let snapshot = self.gateway.reader.load();
+        let snapshot = self.data_path.reader.load();
         let route = permit.route();
         let here = route.service().ports.get(&route.port());
         let of_service = policy::free_percent(&snapshot, &self.peer, route);
         ServiceLoad {
             ready: here.map_or(0, |set| set.weight()),
-            free_percent: of_service.min(self.gateway.admission.pool.free_percent()),
+            free_percent: of_service.min(self.data_path.admission.pool.free_percent()),
         }
     }
 
     /// Fails if all tunnels together hold too much.
     pub(super) fn check_room(&self) -> Result<(), Reason> {
-        let has_room = self.gateway.budget.has_room();
+        let has_room = self.data_path.budget.has_room();
         has_room.then_some(()).ok_or(Reason::BuffersFull)
     }
 
@@ -127,7 +127,7 @@ impl NewTunnel {
         cancelled: impl Future<Output = Reason>,
     ) -> Result<Upstream, Reason> {
         let Self {
-            gateway,
+            data_path,
             peer,
             record,
             ..
@@ -145,7 +145,7 @@ impl NewTunnel {
             // A stream that has ended while its task waited for the worker needs no endpoint.
             biased;
             reason = cancelled => Err(reason),
-            upstream = pick_and_dial(gateway, peer, permit, record, deadline) => {
+            upstream = pick_and_dial(data_path, peer, permit, record, deadline) => {
                 upstream.map_err(classify)
             }
             () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
@@ -155,7 +155,7 @@ impl NewTunnel {
     /// Returns the tunnel to the endpoint that was dialled.
     pub(super) fn open(self, upstream: Upstream, guards: Option<StreamGuards>) -> Open {
         let Self {
-            gateway,
+            data_path,
             peer,
             generation,
             mut record,
@@ -164,7 +164,7 @@ impl NewTunnel {
         let remote = remote_network(endpoint);
         record.set_open(destination(endpoint), endpoint.labels(), remote);
         Open {
-            gateway,
+            data_path,
             peer,
             generation,
             upstream,
@@ -177,7 +177,7 @@ impl NewTunnel {
 
 /// Picks and dials until an endpoint answers, none is left, or the deadline has passed.
 async fn pick_and_dial(
-    gateway: &DataPath,
+    data_path: &DataPath,
     peer: &Peer,
     mut permit: Permit,
     record: &mut Record,
@@ -190,7 +190,7 @@ async fn pick_and_dial(
         return Err(Reason::DropOverload);
     }
     let (mut tried, mut refused) = (Vec::new(), 0);
-    let links = gateway.link_factors(peer);
+    let links = data_path.link_factors(peer);
     let mut reason = permit.route().reason_without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()
         && let Some(why) = permit.route().detail()
@@ -201,13 +201,14 @@ async fn pick_and_dial(
         let Ok(pick) = balance::pick(permit, &tried, &links) else {
             break;
         };
-        if dial::remote::avoid(gateway, pick.route().endpoints(), pick.endpoint()) {
+        if dial::remote::avoid(data_path, pick.route().endpoints(), pick.endpoint()) {
             permit = pick.into_permit();
             continue;
         }
         let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
-        let try_end = dial::remote::deadline_of_try(gateway, endpoints, endpoint, &tried, deadline);
-        let authorized = match authorize::run(gateway, peer, pick) {
+        let try_end =
+            dial::remote::deadline_of_try(data_path, endpoints, endpoint, &tried, deadline);
+        let authorized = match authorize::run(data_path, peer, pick) {
             Ok(authorized) => authorized,
             Err((pick, why)) => {
                 reason = Reason::PolicyDenied;
@@ -221,23 +222,23 @@ async fn pick_and_dial(
                 continue;
             }
         };
-        let failed = match dial::run(gateway, peer, authorized, try_end).await {
+        let failed = match dial::run(data_path, peer, authorized, try_end).await {
             Ok(upstream) => return Ok(upstream),
             Err(failed) => failed,
         };
         reason = failed.reason;
-        gateway.metrics.dial_failed(reason);
+        data_path.metrics.dial_failed(reason);
         record.set_detail(failed.detail);
         let is_loop = reason == Reason::GatewayLoop && failed.permit.route().is_from_client();
         if !(reason.is_retriable() || is_loop) {
             break;
         }
         if reason != Reason::DialDenied {
-            gateway.reader.request_refresh(&failed.endpoint);
+            data_path.reader.request_refresh(&failed.endpoint);
         }
         if reason.ejects_endpoint() || is_loop {
             let endpoints = failed.permit.route().endpoints();
-            balance::eject_after_failure(endpoints, &failed.endpoint, &gateway.metrics);
+            balance::eject_after_failure(endpoints, &failed.endpoint, &data_path.metrics);
         }
         tried.push(failed.endpoint);
         permit = failed.permit;

@@ -32,7 +32,7 @@ pub(super) fn revoke_delay() -> Duration {
 #[derive(Debug)]
 pub struct Open {
     /// State shared by all connections.
-    pub gateway: Arc<DataPath>,
+    pub data_path: Arc<DataPath>,
     /// Peer that requested the tunnel.
     pub peer: Arc<Peer>,
     /// Generation of the snapshot before the tunnel was permitted.
@@ -120,7 +120,7 @@ impl Open {
     /// The change that revokes its grant.
     pub fn reevaluate(&mut self, snapshot: &Snapshot) -> Result<(), String> {
         let Upstream { stream, grant, .. } = &mut self.upstream;
-        authorize::reevaluate(snapshot, &self.gateway, &self.peer, grant)?;
+        authorize::reevaluate(snapshot, &self.data_path, &self.peer, grant)?;
         stream.check_gateway(grant.endpoint(), snapshot)
     }
 
@@ -138,14 +138,14 @@ impl Open {
 
     /// Ends the tunnel of a stream. A task of its own delivers what the peer was promised.
     pub fn end(self, end: End) {
-        let gateway = Arc::clone(&self.gateway);
+        let data_path = Arc::clone(&self.data_path);
         if end.needs_delivery() {
-            gateway.lifecycle.spawn(self.deliver_rest(end));
+            data_path.lifecycle.spawn(self.deliver_rest(end));
             return;
         }
         let outcome = end.outcome(&self.upstream);
         if let Some(delivery) = self.finish(&outcome) {
-            gateway.lifecycle.spawn(delivery);
+            data_path.lifecycle.spawn(delivery);
         }
     }
 
@@ -218,7 +218,7 @@ impl Open {
         let is_unprovoked = record.received_bytes() == 0 && outcome.delivery_deadline.is_none();
         if outcome.result == Err(Reason::UpstreamReset) {
             if is_early && is_unprovoked {
-                let (endpoints, metrics) = (&self.upstream.endpoints, &self.gateway.metrics);
+                let (endpoints, metrics) = (&self.upstream.endpoints, &self.data_path.metrics);
                 balance::eject_after_failure(endpoints, endpoint, metrics);
             }
         } else if !is_early && !matches!(outcome.result, Err(why) if why.blame() == Fault::Upstream)

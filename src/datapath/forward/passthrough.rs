@@ -92,7 +92,7 @@ async fn open(
                 loop_entry,
             };
             let tunnel = PassthroughTunnel {
-                account: tunnel.gateway.budget.account(),
+                account: tunnel.data_path.budget.account(),
                 open: tunnel.open(upstream, None),
                 stream,
                 moved: AtomicU64::new(0),
@@ -145,7 +145,7 @@ impl PassthroughTunnel {
     /// limit of time is reached, or memory runs short.
     async fn copy(&mut self, initial: Box<InitialState>) -> CopyOutcome {
         let Open {
-            gateway,
+            data_path,
             peer,
             generation,
             upstream,
@@ -160,7 +160,7 @@ impl PassthroughTunnel {
         let account = &self.account;
         account.open_gate();
         let mut open = OpenPassthrough {
-            gateway,
+            data_path,
             peer,
             generation,
             grant: &mut upstream.grant,
@@ -174,7 +174,7 @@ impl PassthroughTunnel {
             stream,
             initial,
             account,
-            &gateway.admission,
+            &data_path.admission,
             record,
             &self.moved,
         );
@@ -213,7 +213,7 @@ impl PassthroughTunnel {
 
 /// Open tunnel, for the wait beside its copy.
 struct OpenPassthrough<'a> {
-    gateway: &'a DataPath,
+    data_path: &'a DataPath,
     peer: &'a Peer,
     /// Generation of the snapshot that the tunnel was last checked against.
     generation: &'a mut u64,
@@ -236,14 +236,14 @@ impl OpenPassthrough<'_> {
     /// Waits until a change of trust, exposure or policy revokes the grant, or a limit of time is
     /// reached.
     async fn wait_for_end(&mut self) -> (Reason, Option<String>) {
-        let mut changes = self.gateway.reader.generation();
+        let mut changes = self.data_path.reader.generation();
         loop {
             let current = *changes.borrow_and_update();
             if current != *self.generation {
                 *self.generation = current;
-                let snapshot = self.gateway.reader.snapshot();
-                let (gateway, peer) = (self.gateway, self.peer);
-                let revoked = authorize::reevaluate(&snapshot, gateway, peer, self.grant);
+                let snapshot = self.data_path.reader.snapshot();
+                let (data_path, peer) = (self.data_path, self.peer);
+                let revoked = authorize::reevaluate(&snapshot, data_path, peer, self.grant);
                 drop(snapshot);
                 if let Err(why) = revoked {
                     Box::pin(sleep(revoke_delay())).await;

@@ -34,7 +34,7 @@ pub(super) async fn establish(
     outer: Permit,
 ) -> Result<Upstream, Reason> {
     let name = server_name(tunnel, stream).await?;
-    let (origin, port) = (outer.route().origin(), outer.route().asked().port);
+    let (origin, port) = (outer.route().origin(), outer.route().requested().port);
     let forwarded = outer.route().forwarded().cloned().map(Box::new);
     let via_gateway = outer.route().via_gateway;
     drop(outer);
@@ -57,7 +57,7 @@ pub(super) async fn check(
     grant: &Grant,
 ) -> Result<(), Reason> {
     let name = server_name(tunnel, stream).await?;
-    let snapshot = tunnel.gateway.reader.load();
+    let snapshot = tunnel.data_path.reader.load();
     let is_confirmed =
         name.is_some_and(|name| policy::is_name_of_service(&snapshot, &tunnel.peer, grant, &name));
     is_confirmed.then_some(()).ok_or(Reason::SniMismatch)

@@ -141,7 +141,8 @@ impl TunnelCopy {
         }
         if taken < count {
             self.unblocked_bytes = 0;
-            self.backlog.push(&self.open.gateway.budget, slices, taken);
+            self.backlog
+                .push(&self.open.data_path.budget, slices, taken);
             self.check_eviction()?;
             return self.write_backlog(downstream).map(|_| ());
         }
@@ -238,7 +239,7 @@ impl TunnelCopy {
         if readable? == Step::Waits {
             return self.check_eviction();
         }
-        let budget = &self.open.gateway.budget;
+        let budget = &self.open.data_path.budget;
         if budget.is_exhausted() {
             let account = self.backlog.open_account(budget);
             if account.must_pause_reads() {

@@ -227,7 +227,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             }
         };
         if open.generation != self.generation || open.peer.lost_trust().is_some() {
-            let snapshot = open.gateway.reader.snapshot();
+            let snapshot = open.data_path.reader.snapshot();
             if let Err(why) = open.reevaluate(&snapshot) {
                 open.record.set_detail(why);
                 let code = Reason::Revoked.reset_code();

@@ -51,7 +51,7 @@ pub(crate) async fn tcp_pair() -> (TcpStream, TcpStream) {
     (near, listener.accept().await.expect("a connection").0)
 }
 
-fn gateway() -> Arc<DataPath> {
+fn data_path() -> Arc<DataPath> {
     gateway_of(Publisher::new().reader(), dial::DenyList::default())
 }
 
@@ -103,8 +103,8 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
 }
 
 /// Takes the descriptor of a connection.
-pub(crate) fn descriptor(gateway: &DataPath) -> pool::Descriptor {
-    let source = gateway
+pub(crate) fn descriptor(data_path: &DataPath) -> pool::Descriptor {
+    let source = data_path
         .admission
         .pool
         .register_listener()
@@ -114,25 +114,25 @@ pub(crate) fn descriptor(gateway: &DataPath) -> pool::Descriptor {
 
 /// Serves one end of a connection, and returns the scripted end.
 fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), HandshakeError>>, Peers) {
-    serve_by(gateway(), not_after)
+    serve_by(data_path(), not_after)
 }
 
 fn serve_by(
-    gateway: Arc<DataPath>,
+    data_path: Arc<DataPath>,
     not_after: SystemTime,
 ) -> (JoinHandle<Result<(), HandshakeError>>, Peers) {
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
         let held = ConnectionResources {
             load: WorkerLoad::default().add(),
-            descriptor: descriptor(&gateway),
+            descriptor: descriptor(&data_path),
         };
         let transport = Box::new(Transport {
             socket: ours,
             layer: RecordLayer::plaintext(),
             received: Vec::new(),
         });
-        let served = connection::serve_stream(&gateway, transport, &held, peer(not_after));
+        let served = connection::serve_stream(&data_path, transport, &held, peer(not_after));
         served.await.map(|_| ())
     });
     (served, PlainRecords::new(theirs))
@@ -223,10 +223,10 @@ async fn a_used_connection_that_answers_pings_lives_on() {
 
 #[tokio::test(start_paused = true)]
 async fn while_the_buffers_are_full_new_tunnels_are_refused() {
-    let gateway = gateway();
-    let stalled = gateway.budget.account();
+    let data_path = data_path();
+    let stalled = data_path.budget.account();
     stalled.charge(BUFFERS + 1);
-    let (_served, theirs) = serve_by(Arc::clone(&gateway), SystemTime::now() + FAR);
+    let (_served, theirs) = serve_by(Arc::clone(&data_path), SystemTime::now() + FAR);
     let (mut send, connection) = client(theirs).await;
     tokio::spawn(connection);
     for (reason, count) in [("buffers_full", 1), ("unknown_service", 1)] {
@@ -234,7 +234,7 @@ async fn while_the_buffers_are_full_new_tunnels_are_refused() {
         let status = answer.await.expect("an answer").status();
         assert_eq!(status, http::StatusCode::SERVICE_UNAVAILABLE);
         let of = format!("strait_tunnels_total{{reason=\"{reason}\",");
-        let metrics = gateway.metrics.encode();
+        let metrics = data_path.metrics.encode();
         let lines = metrics.lines().filter(|line| line.starts_with(&of));
         let counts = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
         assert_eq!(counts.sum::<u64>(), count, "{reason} in\n{metrics}");

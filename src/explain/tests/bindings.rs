@@ -288,7 +288,7 @@ async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() 
 #[test]
 fn a_binding_is_found_by_service_address_or_name_and_asked_alone() {
     let of = Generated::new(1);
-    let asked = |binding: &str| Question {
+    let requested = |binding: &str| Question {
         binding: Some(binding.to_owned()),
         ..Question::default()
     };
@@ -298,10 +298,10 @@ fn a_binding_is_found_by_service_address_or_name_and_asked_alone() {
         "127.0.0.1:8080",
         "ECHO.global",
     ] {
-        of.explained(&asked(name)).expect(name);
+        of.explained(&requested(name)).expect(name);
     }
     let unknown = of
-        .explained(&asked("other.global"))
+        .explained(&requested("other.global"))
         .expect_err("no such binding");
     assert!(
         unknown.contains("127.0.0.1:8080 (echo.app.svc.cluster.local:80)"),
@@ -309,7 +309,7 @@ fn a_binding_is_found_by_service_address_or_name_and_asked_alone() {
     );
     let question = Question {
         to: Some("a:1".to_owned()),
-        ..asked(HOST)
+        ..requested(HOST)
     };
     let mixed = of.explained(&question).expect_err("two questions");
     assert!(

@@ -22,7 +22,7 @@ impl Snapshot {
     pub fn limiting_entries<'a>(
         &self,
         callers: impl Iterator<Item = Caller<'a>> + Clone,
-        asked: &Authority,
+        requested: &Authority,
         to: ServicePort<'_>,
         means: &MatchedBy,
     ) -> Vec<&Exposure> {
@@ -32,12 +32,12 @@ impl Snapshot {
         }
         match means {
             MatchedBy::Exposed => {
-                let mut entries = self.exposure.entries_with_alias(asked).collect();
+                let mut entries = self.exposure.entries_with_alias(requested).collect();
                 self.retain_admitting(&mut entries, callers, None);
                 found = entries;
             }
             MatchedBy::Alias(alias) => {
-                for (host, port) in self.behind(alias, asked.port) {
+                for (host, port) in self.behind(alias, requested.port) {
                     let mut entries = self.entries_of_port(host, port);
                     self.retain_admitting(&mut entries, callers.clone(), Some(host));
                     found.append(&mut entries);

@@ -59,12 +59,12 @@ impl Snapshot {
     ///
     /// Names of the configuration come first, so that a tenant cannot take them over by choosing
     /// such a hostname. Nothing is resolved by DNS.
-    pub fn find(&self, caller: Caller<'_>, asked: &Authority) -> Option<LookupResult<'_>> {
-        let (service, port, means) = match &asked.host {
-            Host::Name(name) => self.find_name(caller, name, asked)?,
+    pub fn find(&self, caller: Caller<'_>, requested: &Authority) -> Option<LookupResult<'_>> {
+        let (service, port, means) = match &requested.host {
+            Host::Name(name) => self.find_name(caller, name, requested)?,
             Host::Ip(ip) => match self.service_by_vip(*ip) {
-                Some(service) => (service, asked.port, MatchedBy::Service),
-                None => return self.find_workload(caller, *ip, asked.port),
+                Some(service) => (service, requested.port, MatchedBy::Service),
+                None => return self.find_workload(caller, *ip, requested.port),
             },
         };
         let has_port = service.ports.contains_key(&port);
@@ -80,21 +80,21 @@ impl Snapshot {
         &self,
         caller: Caller<'_>,
         name: &str,
-        asked: &Authority,
+        requested: &Authority,
     ) -> Option<(&Arc<Service>, u16, MatchedBy)> {
-        if let Some((host, port)) = self.exposure.alias(asked) {
+        if let Some((host, port)) = self.exposure.alias(requested) {
             return Some((self.service_by_name(host)?, port, MatchedBy::Exposed));
         }
-        if let Some(alias) = self.names.alias(asked, self.cluster(caller)) {
+        if let Some(alias) = self.names.alias(requested, self.cluster(caller)) {
             let (service, port) = match alias.single_target() {
-                Some((host, port)) => (self.service_by_name(host)?, port.unwrap_or(asked.port)),
-                None => (self.derived_services.get(&alias.label)?, asked.port),
+                Some((host, port)) => (self.service_by_name(host)?, port.unwrap_or(requested.port)),
+                None => (self.derived_services.get(&alias.label)?, requested.port),
             };
             return Some((service, port, MatchedBy::Alias(Arc::clone(alias))));
         }
         Some((
             self.service_by_unassigned_name(name)?,
-            asked.port,
+            requested.port,
             MatchedBy::Service,
         ))
     }
@@ -187,7 +187,7 @@ impl Snapshot {
     pub fn evaluate_exposure(
         &self,
         caller: Caller<'_>,
-        asked: &Authority,
+        requested: &Authority,
         to: ServicePort<'_>,
         means: &MatchedBy,
     ) -> ExposureVerdict {
@@ -195,8 +195,8 @@ impl Snapshot {
         match means {
             MatchedBy::Service => self.evaluate_service(caller, host, port),
             MatchedBy::Exposed if self.is_cluster_local(host) => ExposureVerdict::NotExposed,
-            MatchedBy::Exposed => self.exposure.evaluate_alias(caller, &self.trust, asked),
-            MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, asked.port),
+            MatchedBy::Exposed => self.exposure.evaluate_alias(caller, &self.trust, requested),
+            MatchedBy::Alias(alias) => self.evaluate_targets(caller, alias, requested.port),
             MatchedBy::Workload(_) => self.evaluate_workload(caller, host, port),
         }
     }
@@ -238,14 +238,19 @@ impl Snapshot {
 
     /// Evaluates each service behind an alias; all must be exposed to the caller. Targets that do
     /// not exist or lack the port are left out, because they contribute no endpoint.
-    fn evaluate_targets(&self, caller: Caller<'_>, alias: &Alias, asked: u16) -> ExposureVerdict {
-        let mut judged: Vec<_> = self.behind(alias, asked).collect();
+    fn evaluate_targets(
+        &self,
+        caller: Caller<'_>,
+        alias: &Alias,
+        requested: u16,
+    ) -> ExposureVerdict {
+        let mut judged: Vec<_> = self.behind(alias, requested).collect();
         if judged.is_empty() {
             // An open tunnel can outlive all targets. The rules of their names alone then decide
             // about it.
             let targets = alias.targets.iter();
             judged = targets
-                .map(|(host, port)| (&**host, port.unwrap_or(asked)))
+                .map(|(host, port)| (&**host, port.unwrap_or(requested)))
                 .collect();
         }
         let verdicts = judged.into_iter();
@@ -259,7 +264,7 @@ impl Snapshot {
     pub fn evaluate_removed_target(
         &self,
         caller: Caller<'_>,
-        asked: &Authority,
+        requested: &Authority,
         means: &MatchedBy,
         endpoint: &Workload,
     ) -> ExposureVerdict {
@@ -279,7 +284,7 @@ impl Snapshot {
             return ExposureVerdict::NotExposed;
         }
         let mut verdicts = alias.targets.iter().filter_map(|(target, port)| {
-            let (service, port) = (self.service_by_name(target), port.unwrap_or(asked.port));
+            let (service, port) = (self.service_by_name(target), port.unwrap_or(requested.port));
             let is_there = service.is_some_and(|service| service.ports.contains_key(&port));
             let host = service.map_or(&**target, |service| &service.hostname);
             let is_gone = !is_there && is_its(target);
@@ -290,9 +295,9 @@ impl Snapshot {
     }
 
     /// Returns the existing services behind an alias, each with the port that is reached.
-    pub fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
+    pub fn behind(&self, alias: &Alias, requested: u16) -> impl Iterator<Item = (&str, u16)> {
         alias.targets.iter().filter_map(move |(host, port)| {
-            let (service, port) = (self.service_by_name(host)?, port.unwrap_or(asked));
+            let (service, port) = (self.service_by_name(host)?, port.unwrap_or(requested));
             let has_port = service.ports.contains_key(&port);
             has_port.then_some((&*service.hostname, port))
         })
@@ -302,15 +307,15 @@ impl Snapshot {
     /// it. Of several entries or of several services behind an alias, the strictest applies.
     pub fn route_by(
         &self,
-        asked: &Authority,
+        requested: &Authority,
         to: ServicePort<'_>,
         means: &MatchedBy,
     ) -> Option<RouteBy> {
         let of = |(host, port)| self.exposure.route_by(&self.exposure_host(host), port);
         match means {
-            MatchedBy::Alias(alias) => self.behind(alias, asked.port).filter_map(of).max(),
+            MatchedBy::Alias(alias) => self.behind(alias, requested.port).filter_map(of).max(),
             MatchedBy::Exposed => {
-                let called = self.exposure.entries_with_alias(asked);
+                let called = self.exposure.entries_with_alias(requested);
                 called
                     .map(|entry| entry.route_by)
                     .max()
@@ -326,19 +331,19 @@ impl Snapshot {
     pub fn still_leads_to(
         &self,
         caller: Caller<'_>,
-        asked: &Authority,
+        requested: &Authority,
         service: &mesh::Service,
         port: u16,
         means: &MatchedBy,
     ) -> bool {
         let host = &*service.hostname;
-        let Host::Name(name) = &asked.host else {
+        let Host::Name(name) = &requested.host else {
             return true;
         };
-        let exposed = || self.exposure.alias(asked);
+        let exposed = || self.exposure.alias(requested);
         match means {
             MatchedBy::Service => {
-                match (exposed(), self.names.alias(asked, self.cluster(caller))) {
+                match (exposed(), self.names.alias(requested, self.cluster(caller))) {
                     (Some((now, at)), _) => at == port && self.names.is_same_family(now, host),
                     (None, Some(alias)) => {
                         let mut targets = alias.targets.iter();
@@ -352,7 +357,7 @@ impl Snapshot {
             MatchedBy::Exposed => exposed()
                 .is_some_and(|(now, at)| at == port && self.names.is_same_family(now, host)),
             MatchedBy::Alias(alias) => {
-                let now = self.names.alias(asked, self.cluster(caller));
+                let now = self.names.alias(requested, self.cluster(caller));
                 exposed().is_none() && now.is_some_and(|now| now.keeps_targets_of(alias))
             }
             MatchedBy::Workload(_) => false,

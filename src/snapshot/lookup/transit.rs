@@ -14,7 +14,7 @@ impl Snapshot {
     pub fn transit(
         &self,
         caller: Caller<'_>,
-        asked: &Authority,
+        requested: &Authority,
         to: ServicePort<'_>,
         means: &MatchedBy,
     ) -> Transit {
@@ -27,9 +27,11 @@ impl Snapshot {
         }
         match means {
             MatchedBy::Service => of_service((to.host, to.port)),
-            MatchedBy::Exposed => self.exposure.transit_of_alias(caller, &self.trust, asked),
+            MatchedBy::Exposed => self
+                .exposure
+                .transit_of_alias(caller, &self.trust, requested),
             MatchedBy::Alias(alias) => {
-                let targets = self.behind(alias, asked.port).map(of_service);
+                let targets = self.behind(alias, requested.port).map(of_service);
                 targets.min().unwrap_or_default()
             }
             MatchedBy::Workload(_) => Transit::Off,

@@ -130,11 +130,11 @@ impl Record {
         Self::with_name(metrics, source, RequestedName::Sni(sni.unwrap_or_default()))
     }
 
-    fn with_name(metrics: &Arc<Metrics>, source: &Arc<Source>, asked: RequestedName) -> Self {
+    fn with_name(metrics: &Arc<Metrics>, source: &Arc<Source>, requested: RequestedName) -> Self {
         Self {
             metrics: Arc::clone(metrics),
             source: Arc::clone(source),
-            requested: asked,
+            requested,
             service: DestinationService::default(),
             workload: None,
             destination: None,

@@ -30,7 +30,7 @@ const UNASKED_BYTES: usize = 300_000;
 
 /// The gateway, and handles to its rare events.
 pub struct World {
-    pub gateway: Arc<DataPath>,
+    pub data_path: Arc<DataPath>,
     pub publisher: Publisher,
     pub listener: Arc<Listener>,
 }
@@ -59,7 +59,7 @@ impl World {
         });
         let loopback = "127.0.0.0/8".parse().expect("a network");
         let metrics = Arc::new(Metrics::new());
-        let gateway = DataPath::new(
+        let data_path = DataPath::new(
             publisher.reader(),
             InboundTls::new(tls().clone()),
             metrics,
@@ -69,7 +69,7 @@ impl World {
             dial::DenyList::new(vec![loopback], Vec::new()),
         );
         Self {
-            gateway: Arc::new(gateway),
+            data_path: Arc::new(data_path),
             publisher,
             listener: Arc::default(),
         }
@@ -120,7 +120,7 @@ fn tls() -> &'static ServerTls {
 }
 
 pub fn peer(
-    gateway: &DataPath,
+    data_path: &DataPath,
     has_expired: bool,
     holders: Holders,
     listener: Arc<Listener>,
@@ -137,7 +137,7 @@ pub fn peer(
             now + 24 * hour
         },
     };
-    let (address, snapshot) = (([192, 0, 2, 1], 1).into(), gateway.reader.snapshot());
+    let (address, snapshot) = (([192, 0, 2, 1], 1).into(), data_path.reader.snapshot());
     let peer = Peer::authenticated(identity, None, address, listener, &snapshot);
     Arc::new(Peer {
         holders: Some(holders),

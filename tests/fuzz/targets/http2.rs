@@ -67,7 +67,7 @@ async fn run(mode: PeerFlags, steps: &[Step]) -> Arc<Metrics> {
         Arc::clone(&unasked),
     ));
     let world = World::new();
-    let gateway = &world.gateway;
+    let data_path = &world.data_path;
     let (ours, theirs) = duplex(if mode.reads() { 1 << 20 } else { 32 * 1024 });
     let mut served = world.serve(ours, mode.has_expired());
     let (read, mut write) = split(theirs);
@@ -96,10 +96,10 @@ async fn run(mode: PeerFlags, steps: &[Step]) -> Arc<Metrics> {
         assert!(received.data_bytes() <= granted, "data beyond {granted}");
     }
     advance(TUNNELS_END).await;
-    wait(|| gateway.lifecycle.tasks() == 0, "a tunnel goes on").await;
-    assert_eq!(Arc::strong_count(gateway), 1, "nobody holds the gateway");
+    wait(|| data_path.lifecycle.tasks() == 0, "a tunnel goes on").await;
+    assert_eq!(Arc::strong_count(data_path), 1, "nobody holds the gateway");
     endpoint.abort();
-    Arc::clone(&gateway.metrics)
+    Arc::clone(&data_path.metrics)
 }
 
 /// Waits for events that only loopback can still delay.
@@ -113,14 +113,14 @@ async fn wait(done: impl Fn() -> bool, what: &str) {
 
 impl World {
     fn serve(&self, stream: DuplexStream, has_expired: bool) -> JoinHandle<()> {
-        let gateway = Arc::clone(&self.gateway);
+        let data_path = Arc::clone(&self.data_path);
         let listener = Arc::clone(&self.listener);
         tokio::spawn(async move {
-            let source = gateway.admission.pool.register_listener();
+            let source = data_path.admission.pool.register_listener();
             let descriptor = source.source([192, 0, 2, 1].into()).connection();
             let descriptor = descriptor.expect("a descriptor");
             let peer = peer(
-                &gateway,
+                &data_path,
                 has_expired,
                 descriptor.holders().clone(),
                 listener,
@@ -135,7 +135,7 @@ impl World {
                 received: Vec::new(),
             });
             // A rejection is a valid end like any other.
-            drop(connection::serve_stream(&gateway, transport, &held, peer).await);
+            drop(connection::serve_stream(&data_path, transport, &held, peer).await);
         })
     }
 

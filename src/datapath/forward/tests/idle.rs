@@ -37,16 +37,16 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
     });
     let loopback = "127.0.0.0/8".parse().expect("a network");
     let deny = DenyList::new(vec![loopback], Vec::new());
-    let gateway = gateway_of(publisher.reader(), deny);
+    let data_path = gateway_of(publisher.reader(), deny);
     let (mut client, stream) = tcp_pair().await;
-    let descriptor = descriptor(&gateway);
+    let descriptor = descriptor(&data_path);
     let peer = Arc::new(Peer {
         holders: Some(descriptor.holders().clone()),
         ..Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None)
     });
-    let record = Record::for_client_hello(&gateway.metrics, &peer.source, None);
+    let record = Record::for_client_hello(&data_path.metrics, &peer.source, None);
     let connection = PassthroughConnection {
-        tunnel: NewTunnel::new(&gateway, &peer, record),
+        tunnel: NewTunnel::new(&data_path, &peer, record),
         stream,
         client_hello: HELLO.to_vec(),
         target: Ok(ListenerTarget {
@@ -58,7 +58,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
                 load: WorkerLoad::default().add(),
                 descriptor,
             },
-            counted: gateway.metrics.connection_opened(),
+            counted: data_path.metrics.connection_opened(),
         },
     };
     let served = tokio::spawn(passthrough::run(Box::new(connection)));

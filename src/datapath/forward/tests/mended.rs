@@ -128,7 +128,7 @@ async fn a_peer_that_was_not_read_while_it_did_not_read_is_read_again() {
 #[tokio::test(start_paused = true)]
 async fn a_receive_buffer_with_a_part_of_a_record_is_charged() {
     let gateway = TestGateway::new();
-    let budget = &gateway.gateway.budget;
+    let budget = &gateway.data_path.budget;
     let mut rig = Rig::established(&gateway).await;
     assert_eq!(budget.held(), 0);
     let ack = Frame::new(SETTINGS, ACK, 0, &[]).encode();
@@ -218,7 +218,7 @@ fn trusting(authority: &Authority, domains: &[&str]) -> ServerTls {
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_loses_trust_during_a_setup_gets_no_tunnel() {
     let gateway = TestGateway::new();
-    let (tls, authority) = (&gateway.gateway.tls, Authority::new().unwrap());
+    let (tls, authority) = (&gateway.data_path.tls, Authority::new().unwrap());
     tls.replace(trusting(&authority, &["w"]));
     let leaf = authority.intermediate("west").unwrap();
     let leaf = leaf.leaf("spiffe://w/ns/n/sa/c").unwrap();
@@ -356,7 +356,7 @@ async fn a_delivery_ends_soon_after_the_deadline_of_a_drain() {
         rig.send(Frame::new(RST_STREAM, 0, 1, &code)).await;
         let DataPath {
             lifecycle, metrics, ..
-        } = &*gateway.gateway;
+        } = &*gateway.data_path;
         assert_eq!(lifecycle.tasks(), 1, "{reason}");
         rig.identity.listener.drain.close();
         rig.pump().await;

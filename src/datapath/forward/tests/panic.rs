@@ -78,14 +78,16 @@ struct Client {
 }
 
 impl Client {
-    async fn connect(gateway: &Arc<DataPath>) -> Self {
+    async fn connect(data_path: &Arc<DataPath>) -> Self {
         let (ours, theirs) = duplex(64 * 1024);
         let panics = Arc::new(AtomicBool::new(false));
         let socket = Panicking {
             stream: ours,
             panics: Arc::clone(&panics),
         };
-        let served = gateway.lifecycle.spawn(serve(Arc::clone(gateway), socket));
+        let served = data_path
+            .lifecycle
+            .spawn(serve(Arc::clone(data_path), socket));
         let (send, connection) = client::handshake(PlainRecords::new(theirs)).await.unwrap();
         Self {
             send,
@@ -134,10 +136,10 @@ impl Echo {
     }
 }
 
-async fn serve(gateway: Arc<DataPath>, socket: Panicking) {
+async fn serve(data_path: Arc<DataPath>, socket: Panicking) {
     let held = ConnectionResources {
         load: WorkerLoad::default().add(),
-        descriptor: descriptor(&gateway),
+        descriptor: descriptor(&data_path),
     };
     let peer = Arc::new(Peer {
         holders: Some(held.descriptor.holders().clone()),
@@ -148,7 +150,7 @@ async fn serve(gateway: Arc<DataPath>, socket: Panicking) {
         layer: RecordLayer::plaintext(),
         received: Vec::new(),
     });
-    drop(serve_stream(&gateway, transport, &held, peer).await);
+    drop(serve_stream(&data_path, transport, &held, peer).await);
 }
 
 /// Returns a listener that accepts nothing, and the connections that fill its queue. A dial to it
@@ -171,8 +173,8 @@ fn silent() -> (Socket, Vec<Socket>, SocketAddr) {
 }
 
 /// Returns the sum of the samples that begin with `name`.
-fn metric(gateway: &DataPath, name: &str) -> u64 {
-    let metrics = gateway.metrics.encode();
+fn metric(data_path: &DataPath, name: &str) -> u64 {
+    let metrics = data_path.metrics.encode();
     let lines = metrics.lines().filter(|line| line.starts_with(name));
     lines
         .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
@@ -236,25 +238,25 @@ async fn a_panic_ends_one_connection_and_counts_and_resets_its_tunnels() {
     publisher.update(mesh([("echo", endpoint), ("silent", silent)]));
     let loopback = "127.0.0.0/8".parse().unwrap();
     let deny = DenyList::new(vec![loopback], Vec::new());
-    let gateway = gateway_of(publisher.reader(), deny);
+    let data_path = gateway_of(publisher.reader(), deny);
 
-    let mut broken = Client::connect(&gateway).await;
-    let mut other = Client::connect(&gateway).await;
+    let mut broken = Client::connect(&data_path).await;
+    let mut other = Client::connect(&data_path).await;
     let mut first = broken.tunnel(&echo).await;
     let mut second = other.tunnel(&echo).await;
     first.exchange().await;
     second.exchange().await;
     let (waiting, _send) = broken.request("silent.app:80");
     // Two owners of connections, and the task of this tunnel.
-    until("a dial waits", || gateway.lifecycle.tasks() == 3).await;
-    assert_eq!(metric(&gateway, "strait_connections_open"), 2);
-    assert_eq!(metric(&gateway, "strait_tunnels_open"), 2);
+    until("a dial waits", || data_path.lifecycle.tasks() == 3).await;
+    assert_eq!(metric(&data_path, "strait_connections_open"), 2);
+    assert_eq!(metric(&data_path, "strait_tunnels_open"), 2);
 
     broken.panics.store(true, Ordering::Relaxed);
     first.send.send_data(b"more"[..].into(), false).unwrap();
     let served = timeout(DEADLINE, broken.served).await.unwrap();
     assert!(served.unwrap_err().is_panic());
-    until("the dial is given up", || gateway.lifecycle.tasks() == 1).await;
+    until("the dial is given up", || data_path.lifecycle.tasks() == 1).await;
     let reset = timeout(DEADLINE, first.far.read(&mut [0; 16]))
         .await
         .unwrap();
@@ -266,9 +268,9 @@ async fn a_panic_ends_one_connection_and_counts_and_resets_its_tunnels() {
         "no panic"
     );
     let panics = "strait_tunnels_total{reason=\"panic\"";
-    assert_eq!(metric(&gateway, panics), 2);
-    assert_eq!(metric(&gateway, "strait_connections_open"), 1);
-    assert_eq!(metric(&gateway, "strait_tunnels_open"), 1);
+    assert_eq!(metric(&data_path, panics), 2);
+    assert_eq!(metric(&data_path, "strait_connections_open"), 1);
+    assert_eq!(metric(&data_path, "strait_tunnels_open"), 1);
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let logged = text
         .lines()

@@ -54,7 +54,7 @@ const IDLE_POLLS: usize = 2;
 /// Gateway with one service, which is exposed to the peer.
 #[derive(Debug)]
 pub(super) struct TestGateway {
-    pub(super) gateway: Arc<DataPath>,
+    pub(super) data_path: Arc<DataPath>,
     _publisher: Publisher,
     pub(super) peer: Arc<Peer>,
 }
@@ -119,15 +119,15 @@ impl TestGateway {
     pub(super) fn new() -> Self {
         let publisher = Publisher::new();
         publisher.update(mesh([("echo", ([10, 0, 0, 1], 8080).into())]));
-        let gateway = gateway_of(publisher.reader(), DenyList::default());
-        gateway.budget.set_limit(BUFFERS);
-        let holders = descriptor(&gateway).holders().clone();
+        let data_path = gateway_of(publisher.reader(), DenyList::default());
+        data_path.budget.set_limit(BUFFERS);
+        let holders = descriptor(&data_path).holders().clone();
         let peer = Arc::new(Peer {
             holders: Some(holders),
             ..(*peer(SystemTime::now() + FAR)).clone()
         });
         Self {
-            gateway,
+            data_path,
             _publisher: publisher,
             peer,
         }
@@ -137,7 +137,7 @@ impl TestGateway {
 /// Stream whose tunnel is not open yet.
 #[derive(Debug)]
 pub(super) enum Pending {
-    Asked(PendingConnect),
+    Requested(PendingConnect),
     Answered(Tunnel),
 }
 
@@ -149,7 +149,7 @@ enum Life {
 
 /// Connection under test.
 pub(super) struct Rig {
-    pub(super) gateway: Arc<DataPath>,
+    pub(super) data_path: Arc<DataPath>,
     pub(super) identity: Arc<Peer>,
     pub(super) peer: PeerEnd,
     /// Streams by their identifiers, as the tasks of a connection hold them.
@@ -178,10 +178,10 @@ impl Rig {
             layer: RecordLayer::plaintext(),
             received: Vec::new(),
         };
-        let mut connection = Box::new(HboneConnection::new(transport, &gateway.gateway.budget));
-        connection.generation = *gateway.gateway.reader.generation().borrow();
+        let mut connection = Box::new(HboneConnection::new(transport, &gateway.data_path.budget));
+        connection.generation = *gateway.data_path.reader.generation().borrow();
         Self {
-            gateway: Arc::clone(&gateway.gateway),
+            data_path: Arc::clone(&gateway.data_path),
             identity: Arc::clone(&gateway.peer),
             peer,
             pending: BTreeMap::new(),
@@ -234,7 +234,7 @@ impl Rig {
 
     /// Answers 200.
     pub(super) fn accept(&mut self, id: u32) -> Result<(), Reason> {
-        let Some(Pending::Asked(connect)) = self.pending.remove(&id) else {
+        let Some(Pending::Requested(connect)) = self.pending.remove(&id) else {
             panic!("stream {id} was not asked for");
         };
         let tunnel = connect.accept(None)?;
@@ -263,24 +263,24 @@ impl Rig {
             set.expect("a socket");
         }
         let near = TcpStream::from_std(OwnedFd::from(near).into()).expect("a socket");
-        let (gateway, peer) = (&self.gateway, &self.identity);
+        let (data_path, peer) = (&self.data_path, &self.identity);
         let target = Target {
             authority: Authority::parse("echo.app:80").expect("an authority"),
             origin: Origin::Workload,
             via_gateway: false,
             forwarded: None,
         };
-        let snapshot = gateway.reader.load();
+        let snapshot = data_path.reader.load();
         let route = route::resolve(&snapshot, peer, target).expect("a route");
         let permit = policy::run(&snapshot, peer, route).expect("a permit");
         let pick = balance::pick(permit, &[], NO_LINK_FACTORS).expect("a pick");
-        let pick = authorize::run(gateway, peer, pick).expect("a grant");
+        let pick = authorize::run(data_path, peer, pick).expect("a grant");
         let descriptor = peer.holders.as_ref().map(|holders| holders.upstream());
         let descriptor = descriptor.expect("a holders").expect("a descriptor");
-        let record = Record::new(&gateway.metrics, &peer.source, "echo.app:80");
+        let record = Record::new(&data_path.metrics, &peer.source, "echo.app:80");
         let slot = self.slots.try_take().expect("a slot");
         let tunnel = NewTunnel {
-            gateway: Arc::clone(gateway),
+            data_path: Arc::clone(data_path),
             peer: Arc::clone(peer),
             generation: snapshot.generation,
             record,
@@ -319,7 +319,7 @@ impl Rig {
                 for NewRequest { key, setup, .. } in connection.take_requests() {
                     let connect =
                         PendingConnect::new(key, setup, Arc::clone(&connection.mailbox), false);
-                    self.pending.insert(key.id, Pending::Asked(connect));
+                    self.pending.insert(key.id, Pending::Requested(connect));
                     self.requests.push(key.id);
                 }
                 if let Poll::Ready(end) = end
@@ -342,7 +342,7 @@ impl Rig {
     /// Returns the reason for which the task of a stream has to stop, if there is one.
     pub(super) async fn cancelled(&self, id: u32) -> Option<Reason> {
         let mut waits: Pin<Box<dyn Future<Output = Reason> + '_>> = match self.pending.get(&id)? {
-            Pending::Asked(connect) => Box::pin(connect.cancelled()),
+            Pending::Requested(connect) => Box::pin(connect.cancelled()),
             Pending::Answered(tunnel) => Box::pin(tunnel.cancelled()),
         };
         poll_fn(|cx| match waits.as_mut().poll(cx) {

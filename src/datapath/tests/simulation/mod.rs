@@ -82,7 +82,7 @@ struct Waiting {
 struct Simulation {
     model: Model,
     publisher: Publisher,
-    gateway: Arc<DataPath>,
+    data_path: Arc<DataPath>,
     peer: Arc<Peer>,
     /// True if the gateways of the failing region answer.
     is_region_up: bool,
@@ -140,7 +140,7 @@ impl Simulation {
     fn new(services: usize) -> Self {
         let model = Model::new(services);
         let publisher = Publisher::new();
-        let gateway = gateway_of(publisher.reader(), DenyList::default());
+        let data_path = gateway_of(publisher.reader(), DenyList::default());
         publisher.update(Change {
             trust: Some(TrustSet::new([("w", "west"), ("east.local", "net-000")])),
             exposure: Some(model.exposure()),
@@ -154,7 +154,7 @@ impl Simulation {
         let mut new = Self {
             model,
             publisher,
-            gateway,
+            data_path,
             peer: peer(SystemTime::now() + FAR),
             is_region_up: true,
             attempts: HashMap::new(),
@@ -228,7 +228,7 @@ impl Simulation {
             via_gateway: false,
             forwarded: None,
         };
-        let snapshot = self.gateway.reader.load();
+        let snapshot = self.data_path.reader.load();
         let route = route::resolve(&snapshot, &self.peer, target).expect("a route");
         policy::run(&snapshot, &self.peer, route).expect("a permit")
     }
@@ -239,7 +239,7 @@ impl Simulation {
             let Ok(pick) = balance::pick(permit, &tunnel.tried, NO_LINK_FACTORS) else {
                 break;
             };
-            if remote::avoid(&self.gateway, pick.route().endpoints(), pick.endpoint()) {
+            if remote::avoid(&self.data_path, pick.route().endpoints(), pick.endpoint()) {
                 permit = pick.into_permit();
                 continue;
             }
@@ -261,7 +261,7 @@ impl Simulation {
     /// Waits for a connection. Tunnels share one attempt.
     fn wait(&mut self, tunnel: Tunnel, pick: Pick, target: Target) {
         if !self.attempts.contains_key(&target) {
-            self.gateway.outer.simulate_attempt(&target, true);
+            self.data_path.outer.simulate_attempt(&target, true);
             let end = Instant::now() + CONNECT_DEADLINE;
             self.attempts.insert(target.clone(), end);
         }
@@ -283,7 +283,7 @@ impl Simulation {
         let ended: Vec<_> = self.attempts.iter().filter_map(due).collect();
         for target in &ended {
             self.attempts.remove(target);
-            self.gateway.outer.simulate_attempt(target, false);
+            self.data_path.outer.simulate_attempt(target, false);
         }
         let is_due = |one: &Waiting| ended.contains(&one.target) || one.end <= now;
         let waiting = std::mem::take(&mut self.waiting).into_iter();
@@ -305,13 +305,13 @@ impl Simulation {
             self.opened(&pick, tunnel.second);
             return;
         }
-        if remote::has_alternative(&self.gateway, pick.route().endpoints(), &target) {
-            self.gateway.outer.eject(&target);
+        if remote::has_alternative(&self.data_path, pick.route().endpoints(), &target) {
+            self.data_path.outer.eject(&target);
         }
         let endpoint = Arc::clone(pick.endpoint());
         let permit = pick.into_permit();
         let endpoints = permit.route().endpoints();
-        balance::eject_after_failure(endpoints, &endpoint, &self.gateway.metrics);
+        balance::eject_after_failure(endpoints, &endpoint, &self.data_path.metrics);
         tunnel.tried.push(endpoint);
         self.forward(permit, tunnel);
     }
@@ -323,7 +323,7 @@ impl Simulation {
             let share = self.ranks.weight_factor(&target);
             endpoint.state.record_share(share, Instant::now());
             if self.broken.remove(&target) {
-                self.gateway.outer.simulate_connection(&target);
+                self.data_path.outer.simulate_connection(&target);
             }
             self.used.insert(target);
         }

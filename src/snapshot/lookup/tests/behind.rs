@@ -29,10 +29,13 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
         ..Change::default()
     };
     let next = build(&old, change);
-    let (caller, asked) = (caller("west.local"), asked("foo.global:80"));
+    let (caller, requested) = (caller("west.local"), requested("foo.global:80"));
     let judged = |snapshot: &Snapshot, workload: &Workload| {
-        let means = snapshot.find(caller, &asked).expect("the alias").matched_by;
-        snapshot.evaluate_removed_target(caller, &asked, &means, workload)
+        let means = snapshot
+            .find(caller, &requested)
+            .expect("the alias")
+            .matched_by;
+        snapshot.evaluate_removed_target(caller, &requested, &means, workload)
     };
     assert_eq!(judged(&old, &west), ExposureVerdict::Allowed);
     assert_eq!(judged(&next, &west), ExposureVerdict::NotForPeer);
@@ -69,7 +72,7 @@ fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
     ]);
     let snapshot = build_snapshot(mesh, names, ExposureTable::new(true));
     let shares = |text| -> Vec<_> {
-        let found = snapshot.find(caller("west.local"), &asked(text));
+        let found = snapshot.find(caller("west.local"), &requested(text));
         let set = snapshot.endpoints(&found.expect("the alias"), false);
         let groups = set.groups().expect("several groups").list();
         groups
@@ -98,9 +101,13 @@ fn a_name_that_an_entry_gives_is_routed_by_what_that_entry_says() {
         let mesh = Mesh::new([service(host, &[80])], []);
         let snapshot = build_snapshot(mesh, names(&[]), exposure);
         ["given.name:80", "echo.app.global:80"].map(|text| {
-            let asked = asked(text);
-            let found = snapshot.find(caller("west.local"), &asked).expect("it");
-            snapshot.route_by(&asked, ServicePort { host, port: 80 }, &found.matched_by)
+            let requested = requested(text);
+            let found = snapshot.find(caller("west.local"), &requested).expect("it");
+            snapshot.route_by(
+                &requested,
+                ServicePort { host, port: 80 },
+                &found.matched_by,
+            )
         })
     };
     let strict = Some(RouteBy::Strict);

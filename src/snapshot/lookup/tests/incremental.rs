@@ -19,10 +19,10 @@ fn lookup_results(snapshot: &Snapshot) -> Vec<String> {
     texts.extend((0..4).flat_map(|at| [8080, 8081].map(|port| format!("10.0.0.{at}:{port}"))));
     texts.extend((0..6).map(|at| format!("240.0.0.{at}:80")));
     let callers = ["west.local", "north.local"];
-    let asked = texts
+    let requested = texts
         .iter()
         .flat_map(|text| callers.map(|domain| (text, domain)));
-    let reported = asked.map(|(text, domain)| {
+    let reported = requested.map(|(text, domain)| {
         let all = found(snapshot, text);
         let place = usize::from(domain == "north.local");
         format!(

@@ -24,7 +24,7 @@ fn caller(domain: &str) -> Caller<'_> {
     }
 }
 
-fn asked(text: &str) -> Authority {
+fn requested(text: &str) -> Authority {
     Authority::parse(text).expect("an authority")
 }
 
@@ -124,12 +124,12 @@ fn build_snapshot(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snap
 fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
     let callers = [caller("west.local"), caller("north.local"), Caller::UNKNOWN];
     callers.map(|caller| {
-        let asked = asked(text);
-        let found = snapshot.find(caller, &asked)?;
+        let requested = requested(text);
+        let found = snapshot.find(caller, &requested)?;
         let host = &*found.service.hostname;
         let verdict = snapshot.evaluate_exposure(
             caller,
-            &asked,
+            &requested,
             ServicePort {
                 host,
                 port: found.port,
@@ -292,7 +292,7 @@ fn payments() -> Mesh {
 
 /// Returns the last bytes of the endpoint addresses to which `text` leads, in order.
 fn address_suffixes(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
-    let found = snapshot.find(caller(domain), &asked(text))?;
+    let found = snapshot.find(caller(domain), &requested(text))?;
     let set = snapshot.endpoints(&found, false);
     let last = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[3],
@@ -380,7 +380,7 @@ fn an_alias_goes_past_no_waypoint_of_what_is_behind_it() {
     mesh.services.insert(name, Arc::new(behind));
     let names = names(&[("foo.global:80", &[WEST2, EAST2], None, "")]);
     let snapshot = build_snapshot(mesh, names, ExposureTable::new(true));
-    let authority = asked("foo.global:80");
+    let authority = requested("foo.global:80");
     let found = snapshot.find(caller("west.local"), &authority);
     let found = found.expect("what stands for it");
     assert_eq!(found.service.definition.waypoints.len(), 1);
@@ -432,7 +432,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
         assert_eq!(allowed(text), want, "{text}");
     }
     let dialled = |text| {
-        let authority = asked(text);
+        let authority = requested(text);
         let found = snapshot
             .find(caller("west.local"), &authority)
             .expect("one");
@@ -445,7 +445,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     assert!(dialled("10.0.0.2:8080").is_empty(), "it is not healthy");
     // Tunnels by address and tunnels by service name count as one load.
     let by_name = snapshot.services.get(echo).expect("a service");
-    let authority = asked("10.0.0.1:8080");
+    let authority = requested("10.0.0.1:8080");
     let found = snapshot.find(caller("west.local"), &authority);
     let set = snapshot.endpoints(&found.expect("one"), false);
     let state = &set.endpoints[0].state;
@@ -516,12 +516,12 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         ("a.global:80", [true, false, false, false, true, true]),
         ("b.global:80", [true, false, false, false, true, true]),
     ] {
-        let asked = asked(text);
+        let requested = requested(text);
         let west = caller("west.local");
-        let found = old.find(west, &asked).expect("a service");
+        let found = old.find(west, &requested).expect("a service");
         let of = (&*found.service.definition, found.port);
         let stands = |(_, next): &(&str, Snapshot)| {
-            next.still_leads_to(west, &asked, of.0, of.1, &found.matched_by)
+            next.still_leads_to(west, &requested, of.0, of.1, &found.matched_by)
         };
         let got: Vec<_> = later.iter().map(stands).collect();
         assert_eq!(

@@ -38,12 +38,12 @@ fn one_peer_reaches_what_its_link_exposes_and_another_its_selection() {
             ..Change::default()
         };
         let snapshot = build(&snapshot, change);
-        let asked = [
+        let requested = [
             "echo.app.global:80",
             "cart.alias:80",
             "hidden.shop.global:80",
         ];
-        asked.map(|text| {
+        requested.map(|text| {
             let found = found(&snapshot, text);
             found.map(|found| found.expect("a service").1)
         })
@@ -72,15 +72,17 @@ fn limited(to: &str, tunnels: u32) -> Exposure {
 }
 
 fn limits(snapshot: &Snapshot, domain: &str, text: &str) -> Vec<Option<u32>> {
-    let asked = asked(text);
-    let found = snapshot.find(caller(domain), &asked).expect("a service");
+    let requested = requested(text);
+    let found = snapshot
+        .find(caller(domain), &requested)
+        .expect("a service");
     let to = ServicePort {
         host: &found.service.hostname,
         port: found.port,
     };
     let entries = snapshot.limiting_entries(
         std::iter::once(caller(domain)),
-        &asked,
+        &requested,
         to,
         &found.matched_by,
     );
@@ -171,7 +173,7 @@ fn an_entry_for_the_same_peers_keeps_its_count_in_a_new_table() {
             ..Change::default()
         };
         let next = build(&old, change);
-        let name = asked("given.name:80");
+        let name = requested("given.name:80");
         let given = next.exposure.entries_with_alias(&name);
         let given: Vec<_> = given.map(|entry| entry.open.get()).collect();
         (of(&next, 0).get(), of(&next, 1).get(), given)
@@ -252,9 +254,9 @@ fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions
         ..Change::default()
     };
     let snapshot = build(&before, change);
-    let asked = sni::authority_of("outbound_.80_.mix_.echo.app.global", 1);
+    let requested = sni::authority_of("outbound_.80_.mix_.echo.app.global", 1);
     let found = snapshot
-        .find(caller("west.local"), &asked)
+        .find(caller("west.local"), &requested)
         .expect("a service");
     let set = snapshot.endpoints(&found, false);
     let shares = pick_probabilities(&set, NO_LINK_FACTORS, tokio::time::Instant::now());
@@ -301,13 +303,13 @@ fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
     let snapshot = build_snapshot(mesh, names, exposure);
     let endpoints = |subset: &str| {
         let name = format!("outbound_.80_.{subset}_.echo.app.global");
-        let asked = sni::authority_of(&name, 1);
-        let found = snapshot.find(caller("west.local"), &asked)?;
+        let requested = sni::authority_of(&name, 1);
+        let found = snapshot.find(caller("west.local"), &requested)?;
         let set = snapshot.endpoints(&found, false);
         let host = &*found.service.hostname;
         let to = ServicePort { host, port: 80 };
         let judge =
-            |domain| snapshot.evaluate_exposure(caller(domain), &asked, to, &found.matched_by);
+            |domain| snapshot.evaluate_exposure(caller(domain), &requested, to, &found.matched_by);
         assert_eq!(judge("west.local"), ExposureVerdict::Allowed);
         assert_eq!(judge("north.local"), ExposureVerdict::NotForPeer);
         let mut uids: Vec<_> = set

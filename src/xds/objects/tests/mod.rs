@@ -235,12 +235,12 @@ fn an_entry_narrows_an_export_under_all_its_names() {
                 namespace,
                 service_account: "a",
             };
-            let asked = Authority::parse(&format!("{host}:80")).unwrap();
-            let found = snapshot.find(caller, &asked).unwrap();
+            let requested = Authority::parse(&format!("{host}:80")).unwrap();
+            let found = snapshot.find(caller, &requested).unwrap();
             assert_eq!(&*found.service.hostname, host);
             let verdict = snapshot.evaluate_exposure(
                 caller,
-                &asked,
+                &requested,
                 ServicePort { host, port: 80 },
                 &found.matched_by,
             );

@@ -326,7 +326,7 @@ impl State {
 
     /// Returns the named resources and those that belong to them, except for those that a client
     /// has, and the names of those that are gone or never existed.
-    fn asked(
+    fn requested(
         &mut self,
         type_url: &str,
         names: &BTreeSet<String>,
@@ -374,11 +374,11 @@ impl State {
         let types = &mut self.streams[index].types;
         let is_first = !types.contains_key(of);
         let watch = types.entry(of.clone()).or_default();
-        let mut asked: BTreeSet<_> = request.resource_names_subscribe.iter().cloned().collect();
-        asked.extend(has.keys().cloned());
-        let mut changes = asked.iter().any(|name| !watch.names.contains(name));
+        let mut requested: BTreeSet<_> = request.resource_names_subscribe.iter().cloned().collect();
+        requested.extend(has.keys().cloned());
+        let mut changes = requested.iter().any(|name| !watch.names.contains(name));
         for name in &request.resource_names_unsubscribe {
-            let is_added = asked.remove(name);
+            let is_added = requested.remove(name);
             changes |= watch.names.remove(name) || is_added;
         }
         // Istiod ignores a request that changes no subscription. A subscribed name has to be
@@ -387,15 +387,15 @@ impl State {
             return;
         }
         // Control planes other than istiod do not answer a request that only unsubscribes.
-        if self.dialect == Dialect::Envoy && !is_first && asked.is_empty() {
+        if self.dialect == Dialect::Envoy && !is_first && requested.is_empty() {
             return;
         }
         watch.wildcard |= is_first && request.resource_names_subscribe.is_empty();
-        watch.names.extend(asked.iter().cloned());
+        watch.names.extend(requested.iter().cloned());
         let response = if watch.wildcard {
             self.first(of, &has)
-        } else if is_first || !asked.is_empty() {
-            self.asked(of, &asked, &has)
+        } else if is_first || !requested.is_empty() {
+            self.requested(of, &requested, &has)
         } else {
             // Like Istio: names that were not unsubscribed are sent as removed.
             let gone = watch.names.iter().cloned().collect();

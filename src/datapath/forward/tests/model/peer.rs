@@ -141,7 +141,7 @@ impl Schedule<'_> {
         self.rig.pump().await;
         let reason = self.rig.cancelled(id).await;
         assert_eq!(reason, Some(Reason::EarlyData));
-        if let Some(super::super::rig::Pending::Asked(connect)) = self.rig.pending.remove(&id) {
+        if let Some(super::super::rig::Pending::Requested(connect)) = self.rig.pending.remove(&id) {
             connect.reject(Reason::EarlyData);
         }
         self.oracle.abort(id, 11);

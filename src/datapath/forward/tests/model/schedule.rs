@@ -239,7 +239,7 @@ impl<'a> Schedule<'a> {
         self.fault.change_output(&mut received);
         for id in std::mem::take(&mut self.rig.requests) {
             let phase = self.oracle.streams.get(&id).map(|stream| stream.phase);
-            ensure!(phase == Some(Phase::Asked), "request {id}: {phase:?}");
+            ensure!(phase == Some(Phase::Requested), "request {id}: {phase:?}");
             received.extend(self.fault.early_answer(id));
         }
         for message in &received {
@@ -353,16 +353,16 @@ impl<'a> Schedule<'a> {
             return;
         };
         let stream = &self.oracle.streams[&id];
-        let is_asked = matches!(self.rig.pending[&id], Pending::Asked(_));
+        let is_requested = matches!(self.rig.pending[&id], Pending::Requested(_));
         if stream.closed != Closed::No {
             self.note(Event::AnsweredLate, id);
-            match self.rng.bool() && is_asked {
+            match self.rng.bool() && is_requested {
                 true => assert!(self.rig.accept(id).is_err()),
                 false => drop(self.rig.pending.remove(&id)),
             }
             return;
         }
-        match (is_asked, self.rng.u8(..16)) {
+        match (is_requested, self.rng.u8(..16)) {
             (true, 0..10) => {
                 self.note(Event::Accepted, id);
                 self.rig.accept(id).expect("an open stream");
@@ -376,7 +376,7 @@ impl<'a> Schedule<'a> {
             (true, 11..13) => self.reject(id),
             (true, 13) => {
                 self.note(Event::Refused, id);
-                if let Some(Pending::Asked(connect)) = self.rig.pending.remove(&id) {
+                if let Some(Pending::Requested(connect)) = self.rig.pending.remove(&id) {
                     connect.refuse_stream();
                 }
                 self.oracle.abort(id, 7);
@@ -423,7 +423,7 @@ impl<'a> Schedule<'a> {
         ];
         let reason = reasons[self.rng.usize(..3)];
         self.note(Event::Rejected, (id, reason));
-        if let Some(Pending::Asked(connect)) = self.rig.pending.remove(&id) {
+        if let Some(Pending::Requested(connect)) = self.rig.pending.remove(&id) {
             connect.reject(reason);
         }
         self.oracle.answer(id, reason.status().as_u16());

@@ -24,7 +24,7 @@ pub(super) struct Oracle {
     /// Wanted names of the on-demand type.
     pub(super) wanted: BTreeSet<String>,
     /// Wanted names without an answer so far.
-    asked: BTreeSet<String>,
+    requested: BTreeSet<String>,
     rejected: BTreeMap<&'static str, BTreeSet<String>>,
     /// Types without a response on this stream.
     fresh: BTreeSet<&'static str>,
@@ -156,7 +156,7 @@ impl Oracle {
         let named: BTreeSet<&str> = sent
             .chain(response.removed.iter().map(String::as_str))
             .collect();
-        self.asked.retain(|name| !named.contains(name.as_str()));
+        self.requested.retain(|name| !named.contains(name.as_str()));
     }
 
     /// Replaces the wanted names. Returns the added and the removed names that the requests
@@ -175,10 +175,10 @@ impl Oracle {
             keep
         });
         rejected.retain(|name| !gone.contains(name));
-        self.asked.retain(|name| self.wanted.contains(name));
+        self.requested.retain(|name| self.wanted.contains(name));
         let open = new.iter().filter(|name| !self.answers(name));
         let open: Vec<_> = open.cloned().collect();
-        self.asked.extend(open);
+        self.requested.extend(open);
         (new, gone.into_iter().collect())
     }
 
@@ -228,8 +228,12 @@ impl Oracle {
         ensure!(pending == expected, "{pending:?} are pending");
         ensure!(client.is_synced() == expected.is_empty(), "synced");
         ensure!(client.usage.held() == self.usage(), "usage");
-        let asked = client.unanswered(DEMAND);
-        ensure!(asked == self.asked.len(), "{asked} of {:?}", self.asked);
+        let requested = client.unanswered(DEMAND);
+        ensure!(
+            requested == self.requested.len(),
+            "{requested} of {:?}",
+            self.requested
+        );
         Ok(())
     }
 

@@ -42,7 +42,7 @@ struct Watch {
     wildcard: bool,
     names: BTreeSet<String>,
     /// Names that the next response has to mention, as a resource or as removed.
-    asked: BTreeSet<String>,
+    requested: BTreeSet<String>,
     /// Versions that the client has, as far as the server can tell.
     sent_versions: BTreeMap<String, String>,
     answered: bool,
@@ -197,7 +197,7 @@ impl Watch {
         Self {
             wildcard: request.subscribe.is_empty() || names.contains("*"),
             sent_versions: reported.collect(),
-            asked: names.clone(),
+            requested: names.clone(),
             names,
             answered: false,
         }
@@ -206,13 +206,13 @@ impl Watch {
     fn change(&mut self, request: &Request) {
         for name in &request.subscribe {
             self.names.insert(name.clone());
-            self.asked.insert(name.clone());
+            self.requested.insert(name.clone());
             // A subscription implies that the client has no version, whatever was sent before.
             self.sent_versions.remove(name);
         }
         for name in &request.unsubscribe {
             self.names.remove(name);
-            self.asked.remove(name);
+            self.requested.remove(name);
             self.sent_versions.remove(name);
         }
     }
@@ -233,7 +233,7 @@ impl Watch {
         }
         let gone = |name: &&String| !items.contains_key(*name);
         let mut removed: Vec<String> = self.sent_versions.keys().filter(gone).cloned().collect();
-        for name in std::mem::take(&mut self.asked) {
+        for name in std::mem::take(&mut self.requested) {
             let is_missing = !items.contains_key(&name) && !removed.contains(&name);
             if type_url == DEMAND && is_missing {
                 removed.push(name);

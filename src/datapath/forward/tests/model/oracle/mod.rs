@@ -41,7 +41,7 @@ const DRAINED: &[u8] = b"drained?";
 /// State of the task or tunnel of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    Asked,
+    Requested,
     Answered,
     Open,
     /// GOAWAY excludes the stream, or its request was malformed.
@@ -389,7 +389,7 @@ impl Oracle {
         let stream = Stream {
             phase: match is_excluded || !is_request {
                 true => Phase::Never,
-                false => Phase::Asked,
+                false => Phase::Requested,
             },
             closed: match is_excluded {
                 true => Closed::Done,
