@@ -63,9 +63,9 @@ impl Sub for Usage {
 
 fn note(bytes: usize) {
     // A thread that ends has no counter any more, and may still allocate.
-    let _ = ALLOCATED.try_with(|requested| {
-        let (count, sum) = requested.get();
-        requested.set((count + 1, sum + bytes as u64));
+    let _ = ALLOCATED.try_with(|allocated| {
+        let (count, sum) = allocated.get();
+        allocated.set((count + 1, sum + bytes as u64));
     });
 }
 

@@ -114,9 +114,9 @@ impl Running {
             BUFFERS,
             dial::DenyList::new(vec![loopback], addresses.clone()),
         ));
-        let (questions, requested) = mpsc::channel(1);
+        let (questions, received) = mpsc::channel(1);
         let running = Arc::clone(&data_path);
-        let serving = move || runtime().block_on(serve(running, sockets, requested));
+        let serving = move || runtime().block_on(serve(running, sockets, received));
         let spawned = thread::Builder::new().name(THREAD.into()).spawn(serving);
         spawned.expect("a thread");
         Self {
@@ -143,7 +143,7 @@ impl Running {
 async fn serve(
     data_path: Arc<DataPath>,
     sockets: Vec<Bound>,
-    mut requested: mpsc::Receiver<oneshot::Sender<Usage>>,
+    mut received: mpsc::Receiver<oneshot::Sender<Usage>>,
 ) {
     let (worker, queue) = WorkerHandle::new();
     tokio::spawn(serve::run_worker(Arc::clone(&data_path), queue));
@@ -155,7 +155,7 @@ async fn serve(
         };
         tokio::spawn(accepting);
     }
-    while let Some(answer) = requested.recv().await {
+    while let Some(answer) = received.recv().await {
         let _ = answer.send(Usage::of_this_thread());
     }
 }

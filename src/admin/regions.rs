@@ -280,7 +280,7 @@ mod tests {
         });
     }
 
-    async fn requested(fixture: &Fixture, method: &str, uri: &str) -> (StatusCode, String) {
+    async fn request(fixture: &Fixture, method: &str, uri: &str) -> (StatusCode, String) {
         ask(admin_router(fixture.state.clone()), method, uri).await
     }
 
@@ -316,7 +316,7 @@ mod tests {
             ..Change::default()
         });
         let order = "/drain/region?region=us-east-2";
-        let (_, text) = requested(&fixture, "GET", order).await;
+        let (_, text) = request(&fixture, "GET", order).await;
         assert!(text.contains(&name), "{text}");
         assert!(text.contains("app/behind.app"), "{text}");
     }
@@ -358,11 +358,11 @@ mod tests {
             ..Change::default()
         });
         let page = "/status?service=echo.app";
-        let (_, before) = requested(&fixture, "GET", page).await;
+        let (_, before) = request(&fixture, "GET", page).await;
         assert!(before.contains("reached through its gateways"), "{before}");
-        let (_, drained) = requested(&fixture, "POST", "/drain/region?region=us-west-2").await;
+        let (_, drained) = request(&fixture, "POST", "/drain/region?region=us-west-2").await;
         assert!(drained.contains("is evacuated"), "{drained}");
-        let (_, after) = requested(&fixture, "GET", page).await;
+        let (_, after) = request(&fixture, "GET", page).await;
         let why = "in network west: region us-west-2 is evacuated (`strait drain region`)";
         assert!(after.contains(why), "{after}");
     }
@@ -386,7 +386,7 @@ mod tests {
         for (transit, is_named) in [(Transit::Off, true), (Transit::Failover, false)] {
             update(transit);
             let order = "/drain/region?region=us-east-2";
-            let (_, text) = requested(&fixture, "GET", order).await;
+            let (_, text) = request(&fixture, "GET", order).await;
             assert_eq!(text.contains("no endpoint"), is_named, "{transit}: {text}");
         }
     }
@@ -396,32 +396,32 @@ mod tests {
         let fixture = fixture();
         located(&fixture, &["us-east-2"]);
         let order = "/drain/region?region=us-east-2/*&force";
-        let (status, text) = requested(&fixture, "POST", order).await;
+        let (status, text) = request(&fixture, "POST", order).await;
         let want = "us-east-2 is evacuated: new tunnels avoid it, open ones go on; it ends with \
                     --undo or a restart\n1 of 1 workloads are there\nno endpoint is left, and \
                     tunnels are rejected: app/echo.app\n";
         assert_eq!((status, &*text), (StatusCode::OK, want));
-        let (_, text) = requested(&fixture, "GET", "/status").await;
+        let (_, text) = request(&fixture, "GET", "/status").await;
         assert!(text.contains("\n  us-east-2 is evacuated; "), "{text}");
-        let (_, text) = requested(&fixture, "GET", "/status?service=echo").await;
+        let (_, text) = request(&fixture, "GET", "/status?service=echo").await;
         let why = "not used: region us-east-2 is evacuated (`strait drain region`)";
         assert!(text.contains(why), "{text}");
-        let (_, dump) = requested(&fixture, "GET", "/config_dump").await;
+        let (_, dump) = request(&fixture, "GET", "/config_dump").await;
         let dump: serde_json::Value = serde_json::from_str(&dump).expect("JSON");
         assert_eq!(
             dump["strait"]["evacuated"],
             serde_json::json!(["us-east-2"])
         );
         let undo = "/drain/region?region=us-east-2&undo";
-        let (status, text) = requested(&fixture, "POST", undo).await;
+        let (status, text) = request(&fixture, "POST", undo).await;
         assert_eq!(
             (status, &*text),
             (StatusCode::OK, "us-east-2 is used again\n")
         );
-        let (status, text) = requested(&fixture, "POST", undo).await;
+        let (status, text) = request(&fixture, "POST", undo).await;
         assert_eq!(status, StatusCode::NOT_FOUND);
         assert!(text.ends_with("by an operator; no region is\n"), "{text}");
-        let (_, text) = requested(&fixture, "GET", "/status").await;
+        let (_, text) = request(&fixture, "GET", "/status").await;
         assert!(!text.contains("evacuated"), "{text}");
     }
 
@@ -443,13 +443,13 @@ mod tests {
             }
             for (method, order) in [("POST", ""), ("GET", ""), ("POST", "&force")] {
                 let uri = format!("/drain/region?region=us-esat-2{order}");
-                let (status, reported) = requested(&fixture, method, &uri).await;
+                let (status, reported) = request(&fixture, method, &uri).await;
                 let want = format!("us-esat-2 cannot be evacuated: {text}");
                 assert_eq!((status, reported), (StatusCode::NOT_FOUND, want));
             }
         }
         let zone = "/drain/region?region=us-east-2/b";
-        let (status, reported) = requested(&fixture, "POST", zone).await;
+        let (status, reported) = request(&fixture, "POST", zone).await;
         assert_eq!(status, StatusCode::NOT_FOUND);
         assert!(reported.ends_with("write one of us-east-2\n"), "{reported}");
         assert!(fixture.state.reader.load().balancing.evacuated.is_empty());
@@ -461,28 +461,28 @@ mod tests {
         located(&fixture, &["us-east-2"]);
         let uri = "/drain/region?region=us-east-2";
         for method in ["POST", "GET"] {
-            let (status, text) = requested(&fixture, method, uri).await;
+            let (status, text) = request(&fixture, method, uri).await;
             let want = "us-east-2 is not evacuated: no endpoint would be left for app/echo.app; \
                         write --force to refuse their tunnels\n";
             assert_eq!((status, &*text), (StatusCode::CONFLICT, want), "{method}");
         }
         let forced = format!("{uri}&force");
-        let (status, text) = requested(&fixture, "GET", &forced).await;
+        let (status, text) = request(&fixture, "GET", &forced).await;
         let want = "us-east-2 would be evacuated: new tunnels avoid it, open ones go on; it ends \
                     with --undo or a restart\n1 of 1 workloads are there\nno endpoint would be \
                     left, and tunnels are rejected: app/echo.app\nnothing was changed\n";
         assert_eq!((status, &*text), (StatusCode::OK, want));
         assert!(fixture.state.reader.load().balancing.evacuated.is_empty());
-        let (status, _) = requested(&fixture, "POST", &forced).await;
+        let (status, _) = request(&fixture, "POST", &forced).await;
         assert_eq!(status, StatusCode::OK);
         // It removes no further endpoint.
-        let (status, _) = requested(&fixture, "POST", uri).await;
+        let (status, _) = request(&fixture, "POST", uri).await;
         assert_eq!(status, StatusCode::OK);
-        let (status, text) = requested(&fixture, "GET", &format!("{uri}&undo")).await;
+        let (status, text) = request(&fixture, "GET", &format!("{uri}&undo")).await;
         let want = "us-east-2 would be used again\nnothing was changed\n";
         assert_eq!((status, &*text), (StatusCode::OK, want));
         assert_eq!(fixture.state.reader.load().balancing.evacuated.len(), 1);
-        let (status, text) = requested(&fixture, "POST", "/drain/region?region=mars&undo").await;
+        let (status, text) = request(&fixture, "POST", "/drain/region?region=mars&undo").await;
         assert_eq!(status, StatusCode::NOT_FOUND);
         assert!(text.ends_with("these are: us-east-2\n"), "{text}");
     }
@@ -498,7 +498,7 @@ mod tests {
             "?region=*",
             "?region=r0&dryrun",
         ] {
-            let (status, text) = requested(&fixture, "POST", &format!("/drain/region{uri}")).await;
+            let (status, text) = request(&fixture, "POST", &format!("/drain/region{uri}")).await;
             assert_eq!(status, StatusCode::BAD_REQUEST, "{uri}: {text}");
         }
         let regions: Vec<_> = (0..=EVACUATED_MAX)
@@ -508,12 +508,12 @@ mod tests {
         located(&fixture, &regions);
         for (index, region) in regions.iter().enumerate() {
             let uri = format!("/drain/region?region={region}&force");
-            let (status, text) = requested(&fixture, "POST", &uri).await;
+            let (status, text) = request(&fixture, "POST", &uri).await;
             let fits = index < EVACUATED_MAX;
             assert_eq!(status == StatusCode::OK, fits, "{index}: {text}");
         }
         // A region that is already evacuated does not count again.
-        let (status, _) = requested(&fixture, "POST", "/drain/region?region=r0").await;
+        let (status, _) = request(&fixture, "POST", "/drain/region?region=r0").await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(
             fixture.state.reader.load().balancing.evacuated.len(),

@@ -126,9 +126,12 @@ fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         let Some(service) = snapshot.service_by_name(host) else {
             continue;
         };
-        let requested = |of: &u16| port.is_none_or(|only| only == *of);
-        let sets = service.ports.iter().filter(|(of, _)| requested(of));
-        let remote = service.transit_ports.iter().filter(|(of, _)| requested(of));
+        let is_exposed_port = |of: &u16| port.is_none_or(|only| only == *of);
+        let sets = service.ports.iter().filter(|(of, _)| is_exposed_port(of));
+        let remote = service
+            .transit_ports
+            .iter()
+            .filter(|(of, _)| is_exposed_port(of));
         let remote = remote.map(|(_, sets)| &sets.always);
         let sets = sets.map(|(_, set)| set).chain(remote);
         // One endpoint represents all: they are in one network and dialled in the same way.

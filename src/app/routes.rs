@@ -92,13 +92,17 @@ impl Gateways {
 
 fn check_target(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
     let host = route.to.host.as_str();
-    let requested = |port| Authority {
+    let authority_at = |port| Authority {
         host: Host::Name(host.into()),
         port,
     };
     // Peers of the listener have no identity, and see only the names that are visible to
     // everyone.
-    let found = |port| snapshot.find(Caller::UNKNOWN, &requested(port)).is_some();
+    let found = |port| {
+        snapshot
+            .find(Caller::UNKNOWN, &authority_at(port))
+            .is_some()
+    };
     if route.to.port.is_some_and(found) {
         return None;
     }

@@ -198,9 +198,9 @@ impl Admin {
             let answer = sender.send_request(request.body(Body::empty())?).await?;
             anyhow::Ok(answer)
         };
-        let requested = timeout(DEADLINE, asking).await;
-        let requested = requested.unwrap_or_else(|_| Err(anyhow!("no answer within {DEADLINE:?}")));
-        let answer = requested.with_context(|| {
+        let answered = timeout(DEADLINE, asking).await;
+        let answered = answered.unwrap_or_else(|_| Err(anyhow!("no answer within {DEADLINE:?}")));
+        let answer = answered.with_context(|| {
         format!(
             "request to the admin port at {admin} failed; check that a gateway runs there, or give \
              its `admin.bind` by --admin"

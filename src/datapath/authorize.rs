@@ -44,7 +44,7 @@ impl Authorized {
 /// Under `enforce`, returns the pick, so that another endpoint can be tried, and the rejection.
 pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = data_path.reader.load();
-    let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
+    let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().requires_waypoint());
     let callers = (peer, pick.route().first_peer());
     let verdict = evaluate(&snapshot, callers, endpoint, by_waypoint);
     let Some(PolicyVerdict { refusal, dry_run }) = verdict else {
@@ -84,7 +84,7 @@ pub fn reevaluate(
     }
     let endpoint = grant.endpoint();
     let callers = (peer, grant.first_peer());
-    let verdict = evaluate(snapshot, callers, endpoint, grant.is_by_waypoint());
+    let verdict = evaluate(snapshot, callers, endpoint, grant.requires_waypoint());
     match verdict.and_then(|verdict| verdict.refusal) {
         None => Ok(()),
         Some(refusal) => {

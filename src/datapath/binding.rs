@@ -72,8 +72,8 @@ impl Binding {
         !self.audiences.is_empty()
     }
 
-    /// Returns whether a client may use the binding. One without identity may where none has one.
-    /// The cluster of another is linked, as that of a peer.
+    /// Returns whether a client may use the binding. Without `to`, only clients without an identity
+    /// may. With `to`, the identity has to match it, and its cluster has to be linked to this one.
     pub fn admits(&self, client: Caller<'_>, snapshot: &Snapshot) -> bool {
         if !self.requires_identity() {
             return client.is_unknown();

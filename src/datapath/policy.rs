@@ -52,7 +52,7 @@ impl Permit {
     /// again.
     pub fn into_grant(self, endpoint: Arc<Endpoint>) -> Grant {
         let route = &self.route;
-        let waypoint = match (route.is_by_waypoint(), route.bypasses_waypoints()) {
+        let waypoint = match (route.requires_waypoint(), route.bypasses_waypoints()) {
             (true, _) => Waypoint::Endpoint,
             (false, true) => Waypoint::Bypassed(route.origin()),
             (false, false) => Waypoint::None,
@@ -61,14 +61,14 @@ impl Permit {
         let via_gateway = route.via_gateway;
         let mut route = *self.route;
         let first_peer = route.first_peer.take();
-        let (requested, means) = route.into_match();
+        let (requested, matched_by) = route.into_match();
         Grant {
             endpoint,
             waypoint,
             service,
             port,
             authority: requested,
-            matched_by: means,
+            matched_by,
             granted: self.granted_by_listener,
             via_gateway,
             limits: self.limits,
@@ -115,7 +115,7 @@ impl Grant {
     }
 
     /// Returns whether the endpoint belongs to a waypoint.
-    pub fn is_by_waypoint(&self) -> bool {
+    pub fn requires_waypoint(&self) -> bool {
         self.waypoint == Waypoint::Endpoint
     }
 
@@ -164,7 +164,7 @@ pub fn limiting_entries<'a>(
         port: route.port(),
     };
     let callers = callers(peer, route.first_peer());
-    snapshot.limiting_entries(callers, route.requested(), of, route.means())
+    snapshot.limiting_entries(callers, route.requested(), of, route.matched_by())
 }
 
 /// Returns the free share of the tightest limit of concurrent tunnels on a route, in percent; 100
@@ -221,7 +221,7 @@ pub fn check_caller(snapshot: &Snapshot, caller: Caller<'_>, route: &Route) -> R
         host: &route.service().hostname,
         port: route.port(),
     };
-    evaluate(snapshot, caller, route.requested(), of, route.means())
+    evaluate(snapshot, caller, route.requested(), of, route.matched_by())
 }
 
 /// Permits the target of a listener's own route, which the configuration opens to all clients of
@@ -261,7 +261,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
             Err(_) => return Err("the listener no longer routes the server name to this target"),
         }
     }
-    let (requested, host, means) = (
+    let (requested, host, matched_by) = (
         &grant.authority,
         &*grant.service.hostname,
         &grant.matched_by,
@@ -277,7 +277,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
             requested,
             &grant.service,
             grant.port,
-            means,
+            matched_by,
         )
     {
         return Err("the name no longer refers to the service");
@@ -291,11 +291,11 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
         return Err("the trust domain of the first peer is no longer in the trust set");
     }
     for caller in callers(peer, first_peer) {
-        evaluate(snapshot, caller, requested, of, means).map_err(Reason::label)?;
-        let gone = snapshot.evaluate_removed_target(caller, requested, means, endpoint);
+        evaluate(snapshot, caller, requested, of, matched_by).map_err(Reason::label)?;
+        let gone = snapshot.evaluate_removed_target(caller, requested, matched_by, endpoint);
         verdict_to_result(gone).map_err(Reason::label)?;
         if grant.endpoint.remote.is_some() {
-            let granted = snapshot.transit(caller, requested, of, means);
+            let granted = snapshot.transit(caller, requested, of, matched_by);
             if transit::limit(snapshot, peer, granted, grant.via_gateway) == Transit::Off {
                 return Err("transit to other networks is no longer granted");
             }
@@ -303,7 +303,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     }
     match grant.waypoint {
         Waypoint::Bypassed(origin)
-            if !route::may_bypass_waypoints(snapshot, peer, host, means, origin) =>
+            if !route::may_bypass_waypoints(snapshot, peer, host, matched_by, origin) =>
         {
             Err("the peer's x-istio-source is no longer trusted")
         }
@@ -332,12 +332,12 @@ fn evaluate(
     caller: Caller<'_>,
     requested: &Authority,
     of: ServicePort<'_>,
-    means: &MatchedBy,
+    matched_by: &MatchedBy,
 ) -> Result<(), Reason> {
     if !snapshot.is_linked(caller) {
         return Err(Reason::NotLinked);
     }
-    verdict_to_result(snapshot.evaluate_exposure(caller, requested, of, means))
+    verdict_to_result(snapshot.evaluate_exposure(caller, requested, of, matched_by))
 }
 
 fn verdict_to_result(verdict: ExposureVerdict) -> Result<(), Reason> {

@@ -63,7 +63,7 @@ impl Route {
     }
 
     /// Returns how the requested authority matched the service.
-    pub fn means(&self) -> &MatchedBy {
+    pub fn matched_by(&self) -> &MatchedBy {
         &self.matched_by
     }
 
@@ -94,8 +94,8 @@ impl Route {
         self.origin
     }
 
-    /// Returns whether the tunnel goes to a waypoint of its service.
-    pub fn is_by_waypoint(&self) -> bool {
+    /// Returns whether the service requires its waypoint for this tunnel.
+    pub fn requires_waypoint(&self) -> bool {
         self.by_waypoint
     }
 
@@ -178,11 +178,11 @@ pub fn may_bypass_waypoints(
     snapshot: &Snapshot,
     peer: &Peer,
     host: &str,
-    means: &MatchedBy,
+    matched_by: &MatchedBy,
     origin: Origin,
 ) -> bool {
     let service = snapshot.service_or_derived(host);
-    service.is_none_or(|service| !uses_waypoint(snapshot, peer, service, means, origin))
+    service.is_none_or(|service| !uses_waypoint(snapshot, peer, service, matched_by, origin))
 }
 
 /// Returns whether a tunnel goes to a waypoint of the service instead of its endpoints
@@ -202,7 +202,7 @@ fn uses_waypoint(
     snapshot: &Snapshot,
     peer: &Peer,
     service: &Service,
-    means: &MatchedBy,
+    matched_by: &MatchedBy,
     origin: Origin,
 ) -> bool {
     let definition = &service.definition;
@@ -222,7 +222,7 @@ fn uses_waypoint(
         let is_own = cluster == Some(&*snapshot.balancing.position.cluster);
         is_own && snapshot.trust.distinguishes_clusters()
     };
-    let is_trusted_waypoint = || match means {
+    let is_trusted_waypoint = || match matched_by {
         MatchedBy::Alias(alias) => {
             let targets = alias.targets.iter();
             let mut behind = targets.filter_map(|(host, _)| snapshot.service_by_name(host));
@@ -237,8 +237,7 @@ fn uses_waypoint(
 /// endpoints.
 fn pick_waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<EndpointSet>> {
     let (mut sum, mut picked) = (0, None);
-    // Each waypoint replaces the one before with its share of the weights so far, which needs no
-    // list of them.
+    // Weighted reservoir sampling: one pass, no allocation.
     for (waypoint, endpoints) in usable_waypoints(snapshot, &service.definition) {
         let weight = u64::from(waypoint.weight);
         sum += weight;
@@ -255,8 +254,8 @@ pub fn usable_waypoints<'a>(
     service: &'a mesh::Service,
 ) -> impl Iterator<Item = (&'a Waypoint, &'a Arc<EndpointSet>)> {
     let waypoints = service.waypoints.iter();
-    let drawn = waypoints.filter(|waypoint| waypoint.weight > 0);
-    drawn.filter_map(|waypoint| {
+    let weighted = waypoints.filter(|waypoint| waypoint.weight > 0);
+    weighted.filter_map(|waypoint| {
         let endpoints = snapshot.waypoint_endpoints(&waypoint.gateway)?;
         Some((waypoint, endpoints))
     })
@@ -396,8 +395,9 @@ mod tests {
             let service = snapshot.services.get(service).expect("a service");
             let origins = [Origin::Workload, Origin::Waypoint, Origin::Gateway];
             let peer = peer(&snapshot, principal);
-            let means = &MatchedBy::Service;
-            let got = origins.map(|origin| uses_waypoint(&snapshot, &peer, service, means, origin));
+            let matched_by = &MatchedBy::Service;
+            let got =
+                origins.map(|origin| uses_waypoint(&snapshot, &peer, service, matched_by, origin));
             assert_eq!(got, want, "{} {principal}", service.hostname);
         }
     }
@@ -458,8 +458,8 @@ mod tests {
         let before = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
         let opened = peer(&before, WAYPOINT);
         let may_bypass = |snapshot: &Snapshot| {
-            let (means, origin) = (&MatchedBy::Service, Origin::Waypoint);
-            may_bypass_waypoints(snapshot, &opened, "echo.app", means, origin)
+            let (matched_by, origin) = (&MatchedBy::Service, Origin::Waypoint);
+            may_bypass_waypoints(snapshot, &opened, "echo.app", matched_by, origin)
         };
         assert!(may_bypass(&before));
         let change = Change {
@@ -529,8 +529,8 @@ mod tests {
             let requested = Authority::parse("all.global:80").expect("an authority");
             let found = snapshot.find(peer.policy_source(), &requested);
             let goes = found.map(|found| {
-                let (service, means) = (found.service, &found.matched_by);
-                uses_waypoint(&snapshot, &peer, service, means, Origin::Waypoint)
+                let (service, matched_by) = (found.service, &found.matched_by);
+                uses_waypoint(&snapshot, &peer, service, matched_by, Origin::Waypoint)
             });
             assert_eq!(goes, want, "{names:?}");
         }

@@ -16,7 +16,7 @@ pub fn evaluate(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Transit {
         host: &route.service().hostname,
         port: route.port(),
     };
-    let of_caller = |caller| snapshot.transit(caller, route.requested(), of, route.means());
+    let of_caller = |caller| snapshot.transit(caller, route.requested(), of, route.matched_by());
     let of_peer = of_caller(peer.policy_source());
     let first_peer = route.first_peer().map(|first| of_caller(first.caller()));
     let granted = first_peer.map_or(of_peer, |of_first| of_first.min(of_peer));
@@ -78,7 +78,7 @@ impl Route {
     /// Adds endpoints of other networks, as far as `transit` permits. Tunnels to a waypoint, those
     /// of TLS listeners, and those at the limit of gateways stay.
     pub fn permit_transit(mut self, transit: Transit) -> Self {
-        if self.is_by_waypoint() || self.is_passthrough() {
+        if self.requires_waypoint() || self.is_passthrough() {
             return self;
         }
         self.transit = transit;
@@ -94,7 +94,7 @@ impl Route {
     /// Returns a detail for the log if there is no endpoint and the reason alone does not
     /// explain it.
     pub fn detail(&self) -> Option<String> {
-        if self.is_by_waypoint() {
+        if self.requires_waypoint() {
             let names = self.service().definition.waypoint_names();
             return Some(format!(
                 "it is behind the waypoint {names}, which is unknown or has no HBONE endpoint"

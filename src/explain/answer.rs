@@ -79,6 +79,7 @@ pub struct PeerRow {
 #[serde(rename_all = "camelCase")]
 pub struct LookupRow {
     /// Requested `host:port`, or a server name that is not routable.
+    #[serde(rename = "asked")]
     pub requested: String,
     /// Origin of the requested name, if it is not the authority itself.
     pub from: Option<String>,

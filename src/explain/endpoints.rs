@@ -99,7 +99,7 @@ pub(super) fn run(
     }
     let outcome = outcome(outcomes, route.reason_without_endpoint(), form);
     let enforced = state.snapshot.enforcement != Enforcement::Off;
-    if enforced && route.is_by_waypoint() {
+    if enforced && route.requires_waypoint() {
         let note = "authorization policies are not evaluated here: the tunnel goes to a waypoint, \
                     which evaluates the policies attached to it";
         answer.notes.push(note.to_owned());
@@ -232,7 +232,7 @@ fn drops(route: &Route) -> String {
 
 /// Returns the endpoint sets of the route: the service's own, or those of its waypoints.
 fn weighted_sets(state: &ExplainState<'_>, route: &Route) -> Vec<WeightedSet> {
-    if !route.is_by_waypoint() {
+    if !route.requires_waypoint() {
         return vec![WeightedSet {
             waypoint: None,
             share: 1.0,
@@ -412,9 +412,9 @@ fn row(
         tunnels: endpoint.state.in_flight(),
         probability: candidate.probability,
         ejected: left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0)),
-        gateway_certificate: endpoint.remote.as_deref().map(servers::gateway),
+        gateway_certificate: endpoint.remote.as_deref().map(servers::describe_gateway),
         workload_certificate: expected
-            .map(|expected| servers::workload(expected, &definition.cluster)),
+            .map(|expected| servers::describe_workload(expected, &definition.cluster)),
         refused: prediction.failure.map(|failure| failure.detail),
         audited: prediction.audited,
     }
@@ -447,7 +447,7 @@ fn list_unused(
         });
     };
     let is_out = |workload: &&Workload| !used.contains(&*workload.uid);
-    if let MatchedBy::Workload(workload) = route.means() {
+    if let MatchedBy::Workload(workload) = route.matched_by() {
         if is_out(&&**workload) {
             let (service, port) = (route.service(), route.port());
             list(workload, &|| {
@@ -457,7 +457,7 @@ fn list_unused(
         return;
     }
     let snapshot = state.snapshot;
-    let services: Vec<_> = match route.means() {
+    let services: Vec<_> = match route.matched_by() {
         MatchedBy::Alias(alias) => {
             let behind = snapshot.behind(alias, route.requested().port);
             let behind =
@@ -492,8 +492,9 @@ fn why_unused(
     workload: &Workload,
 ) -> String {
     let why = exclusion_reason(state.snapshot, &service.definition, workload, port);
-    let why = why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.is_by_waypoint());
-    let (region, subset) = match route.means() {
+    let why =
+        why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.requires_waypoint());
+    let (region, subset) = match route.matched_by() {
         MatchedBy::Alias(alias) => (alias.region.as_deref(), alias.subset.as_ref()),
         _ => (None, None),
     };

@@ -292,7 +292,7 @@ impl Explainer<'_> {
             let own = self
                 .state
                 .snapshot
-                .route_by(route.requested(), of, route.means());
+                .route_by(route.requested(), of, route.matched_by());
             own.unwrap_or_else(|| listener.route_by())
         });
         if let (Some(route), Some(route_by)) = (&mut lookup.route, route_by) {

@@ -7,8 +7,8 @@ use crate::outer::{ExpectedWorkloads, Failure, ServerIdentity};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, RemoteGateway, Snapshot};
 
-/// Describes the certificates of which a gateway has to present one.
-pub(super) fn gateway(remote: &RemoteGateway) -> String {
+/// Describes the certificates that are accepted from a gateway.
+pub(super) fn describe_gateway(remote: &RemoteGateway) -> String {
     let (cluster, identities) = (&remote.cluster, remote.identities.join(" or "));
     match (identities.is_empty(), cluster.is_empty()) {
         (true, true) => "that cannot be accepted: its cluster is unknown".to_owned(),
@@ -18,8 +18,8 @@ pub(super) fn gateway(remote: &RemoteGateway) -> String {
     }
 }
 
-/// Describes the certificates of which the workload behind a gateway has to present one.
-pub(super) fn workload(expected: &ExpectedWorkloads, cluster: &str) -> String {
+/// Describes the certificates that are accepted from the workload behind a gateway.
+pub(super) fn describe_workload(expected: &ExpectedWorkloads, cluster: &str) -> String {
     let identities = expected.identities.iter().map(ToString::to_string);
     let namespaces = expected.namespaces.iter();
     let namespaces = namespaces.map(|namespace| format!("any of namespace {namespace}"));
@@ -78,7 +78,7 @@ fn check_any(
         let permitted = snapshot.trust.domain_issuers(&identity.trust_domain);
         let issuers = snapshot.trust.issuers().map(|(_, spki)| spki);
         let issuers = issuers.filter(|spki| permitted.is_none_or(|list| list.contains(*spki)));
-        // The last one is an issuer that no cluster has.
+        // `None` is an issuer outside `trust.clusters`.
         for issuer in issuers.map(Some).chain([None]) {
             let identity = &identity;
             match check(ServerIdentity { identity, issuer }) {

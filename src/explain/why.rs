@@ -136,7 +136,7 @@ pub(super) fn transit(route: &Route) -> Option<String> {
         _ if route.is_passthrough() => {
             format!("off on TLS listeners; other instances are in {networks}")
         }
-        _ if route.is_by_waypoint() => {
+        _ if route.requires_waypoint() => {
             format!("off for tunnels to a waypoint; other instances are in {networks}")
         }
         Transit::Off => format!(
@@ -158,7 +158,7 @@ pub(super) fn other_network(
     let mut endpoints = route.endpoints().endpoints.iter();
     let is_through = |remote: &RemoteGateway| *remote.network == *network;
     let is_reached = endpoints.any(|one| one.remote.as_deref().is_some_and(is_through));
-    let is_subset = matches!(route.means(), MatchedBy::Alias(alias) if alias.subset.is_some());
+    let is_subset = matches!(route.matched_by(), MatchedBy::Alias(alias) if alias.subset.is_some());
     let or = if is_subset {
         ", or instances outside the subset"
     } else {
@@ -188,7 +188,7 @@ pub(super) fn listener_route_rule() -> RuleRow {
 pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow {
     let service = route.service();
     let (by, mut description) = matched(snapshot, route);
-    let collision = match (route.means(), &route.requested().host) {
+    let collision = match (route.matched_by(), &route.requested().host) {
         (MatchedBy::Service, Host::Ip(ip)) => snapshot.vip_collision(*ip),
         _ => snapshot.collision(&service.hostname),
     };
@@ -200,7 +200,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
         port: route.port(),
         by: by.to_owned(),
         description,
-        by_waypoint: route.is_by_waypoint(),
+        by_waypoint: route.requires_waypoint(),
         waypoint: waypoint(snapshot, peer, route),
         route_by: route_by.to_owned(),
     }
@@ -209,7 +209,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
 /// Returns the rule that leads from the authority to the service, as identifier and as text.
 fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
     let hostname = &route.service().hostname;
-    match (route.means(), &route.requested().host) {
+    match (route.matched_by(), &route.requested().host) {
         (MatchedBy::Service, Host::Name(name)) if **name == **hostname => {
             ("hostname", "its hostname".to_owned())
         }
@@ -468,8 +468,8 @@ pub(super) fn first_peer(snapshot: &Snapshot, peer: &Peer, source: Option<&str>)
 
 /// Returns the service ports that have to be exposed: for an alias, all behind it.
 fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Subject<'a>> {
-    let (requested, means) = (route.requested(), route.means());
-    let (hosts, each): (Vec<_>, _) = match means {
+    let (requested, matched_by) = (route.requested(), route.matched_by());
+    let (hosts, each): (Vec<_>, _) = match matched_by {
         MatchedBy::Alias(alias) => {
             let behind = snapshot.behind(alias, requested.port);
             (behind.collect(), &MatchedBy::Service)
@@ -480,7 +480,7 @@ fn subjects<'a>(snapshot: &'a Snapshot, peer: &Peer, route: &'a Route) -> Vec<Su
         let to = ServicePort { host, port };
         Subject {
             to,
-            is_workload: matches!(means, MatchedBy::Workload(_)),
+            is_workload: matches!(matched_by, MatchedBy::Workload(_)),
             entries: entries(snapshot, requested, to, each),
             verdict: snapshot.evaluate_exposure(peer.policy_source(), requested, to, each),
         }
@@ -589,9 +589,9 @@ fn entries<'a>(
     snapshot: &'a Snapshot,
     requested: &Authority,
     to: ServicePort<'_>,
-    means: &MatchedBy,
+    matched_by: &MatchedBy,
 ) -> Vec<&'a Exposure> {
-    if *means == MatchedBy::Exposed {
+    if *matched_by == MatchedBy::Exposed {
         return snapshot.exposure.entries_with_alias(requested).collect();
     }
     let entries = snapshot
@@ -599,7 +599,8 @@ fn entries<'a>(
         .entries(&snapshot.exposure_host(to.host))
         .iter();
     let of_port = entries.filter(|entry| entry.applies_to(to.port));
-    let opens =
-        |entry: &&Exposure| entry.exposes_workloads || !matches!(means, MatchedBy::Workload(_));
+    let opens = |entry: &&Exposure| {
+        entry.exposes_workloads || !matches!(matched_by, MatchedBy::Workload(_))
+    };
     of_port.filter(opens).collect()
 }

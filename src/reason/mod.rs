@@ -325,7 +325,7 @@ impl Reason {
 }
 
 labelled! {
-    /// Reason for which a connection was refused before a byte of HTTP/2 was read from it. Its
+    /// Reason for which a connection was refused before it could open a tunnel. Its
     /// label is also the `reason` field of the log (docs/wire-contract.md 4.2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum HandshakeRefusal {

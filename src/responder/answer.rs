@@ -32,13 +32,13 @@ pub(super) fn answer(names: &Names, bytes: &[u8], transport: Transport) -> Optio
         let error = || Message::error_msg(id, OpCode::Query, ResponseCode::FormErr);
         return is_query.then(error)?.to_vec().ok();
     };
-    let requested = &query.metadata;
-    if requested.message_type != MessageType::Query {
+    let metadata = &query.metadata;
+    if metadata.message_type != MessageType::Query {
         return None;
     }
-    let mut message = Message::response(requested.id, requested.op_code);
-    message.metadata.recursion_desired = requested.recursion_desired;
-    message.metadata.response_code = match (&query.queries[..], requested.op_code) {
+    let mut message = Message::response(metadata.id, metadata.op_code);
+    message.metadata.recursion_desired = metadata.recursion_desired;
+    message.metadata.response_code = match (&query.queries[..], metadata.op_code) {
         (_, op_code) if op_code != OpCode::Query => ResponseCode::NotImp,
         ([question], _) => {
             message.add_query(question.clone());

@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn of_what_is_not_known_an_allow_matches_and_a_deny_does_not() {
-        let requested = Attributes {
+        let attributes = Attributes {
             source: None,
             port: None,
             ..attributes(Some(PEER))
@@ -437,7 +437,7 @@ mod tests {
                     action: Action::Deny,
                     ..allow.clone()
                 };
-                let got = (allow.matches(&requested), deny.matches(&requested));
+                let got = (allow.matches(&attributes), deny.matches(&attributes));
                 assert_eq!(got, (allows, denies), "{allow:?}");
             }
         }

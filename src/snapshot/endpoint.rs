@@ -314,7 +314,7 @@ mod tests {
         let state = EndpointState::new();
         let second = Duration::from_secs(1);
         assert_eq!(state.free_capacity(Instant::now()), None);
-        let mut means = Vec::new();
+        let mut matched_by = Vec::new();
         let record = |ready| {
             let load = ServiceLoad {
                 ready,
@@ -325,10 +325,10 @@ mod tests {
         for ready in [16, 8, 8] {
             record(ready);
             record(1000);
-            means.push(state.free_capacity(Instant::now()));
+            matched_by.push(state.free_capacity(Instant::now()));
             tokio::time::advance(second).await;
         }
-        assert_eq!(means, [Some(800), Some(700), Some(625)]);
+        assert_eq!(matched_by, [Some(800), Some(700), Some(625)]);
         tokio::time::advance(58 * second).await;
         assert_eq!(state.free_capacity(Instant::now()), Some(625));
         tokio::time::advance(second).await;

@@ -45,7 +45,7 @@ pub struct Alias {
 pub type Target = (Box<str>, Option<u16>);
 
 impl Alias {
-    /// Returns the alias `host` of the services in `to`, for the port `asked` or for any port.
+    /// Returns the alias `host` of the services in `to`, for the port `requested` or for any port.
     pub fn new(
         host: &str,
         requested: Option<u16>,
@@ -142,7 +142,7 @@ impl NameTable {
         table
     }
 
-    /// Returns the alias that matches `asked` for peers of `cluster`. An alias with consumers takes
+    /// Returns the alias that matches `requested` for peers of `cluster`. An alias with consumers takes
     /// precedence over one for every peer. Without a cluster, only the latter matches.
     pub fn alias(&self, requested: &Authority, cluster: Option<&str>) -> Option<&Arc<Alias>> {
         let Host::Name(name) = &requested.host else {

@@ -13,8 +13,8 @@ use super::{Endpoint, EndpointState, RemoteGateway};
 
 /// Cluster of records whose source names none (docs/wire-contract.md 3.2).
 pub(super) const UNNAMED_CLUSTER: &str = "Kubernetes";
-/// Service account of records whose source names none (docs/wire-contract.md 3.2). Gateways that
-/// differ may have it.
+/// Service account of records whose source names none (docs/wire-contract.md 3.2). Different
+/// gateways can share it, so it identifies none.
 const UNNAMED_ACCOUNT: &str = "default";
 
 /// Gateway of another network.
@@ -22,7 +22,8 @@ const UNNAMED_ACCOUNT: &str = "default";
 pub(super) struct Gateway {
     /// First address, by which the gateway is known.
     pub(super) address: SocketAddr,
-    /// Record of the mesh or of the configuration; `None` for an address in an instance.
+    /// Record of the mesh or of the configuration; `None` if only instances
+    /// name the address.
     pub(super) record: Option<Arc<Workload>>,
     pub(super) remote: Arc<RemoteGateway>,
     /// Record of the address of the other family, if istiod has one for each.
@@ -103,8 +104,8 @@ impl Gateway {
         self.record.iter().chain(&self.second_record)
     }
 
-    /// Returns true if its certificate has to prove the same as that of `other`.
-    pub(super) fn proves(&self, other: &RemoteGateway) -> bool {
+    /// Returns true if the same certificates are accepted from both.
+    pub(super) fn accepts_same_certificates(&self, other: &RemoteGateway) -> bool {
         let own = &self.remote;
         (&own.cluster, &own.identities) == (&other.cluster, &other.identities)
     }

@@ -140,7 +140,9 @@ impl RemoteInstances {
             let earlier = earlier.or_else(|| previous.gateways.get(&network));
             let is_known = |new: &Gateway| {
                 let mut earlier = earlier.iter().flat_map(|list| list.iter());
-                earlier.any(|old| old.has_address(new.address) && old.proves(&new.remote))
+                earlier.any(|old| {
+                    old.has_address(new.address) && old.accepts_same_certificates(&new.remote)
+                })
             };
             has_new_gateway |= !list.iter().all(is_known);
             self.gateways

@@ -1,4 +1,4 @@
-//! Zero-copy decoder of delta responses.
+//! Decoder of delta responses, whose bodies are slices of the message.
 //!
 //! Entries are counted before they are decoded. An entry takes two bytes on the wire and a hundred
 //! in memory, so a limit of message bytes alone does not bound memory.

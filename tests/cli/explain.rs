@@ -51,6 +51,7 @@ fn a_tunnel_that_would_be_opened_is_explained_by_its_rule_and_its_probabilities(
         assert_eq!(answer["outcome"]["opened"], true);
         assert_eq!(answer["outcome"]["status"], 200);
         assert_eq!(answer["endpoints"][0]["odds"], 0.75);
+        assert_eq!(answer["legs"][0]["asked"], "echo.global:80");
         assert_eq!(answer["legs"][0]["route"]["by"], "exposedName");
         let file = folder.path().join("deploy/local/strait.yaml");
         let file = std::fs::read_to_string(file).expect("a file");

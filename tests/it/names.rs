@@ -139,7 +139,7 @@ impl World {
 }
 
 /// Returns the endpoint that answers, and the tunnel; or the kind of rejection.
-async fn requested(client: &Client, authority: &str) -> Result<(u8, Tunnel), String> {
+async fn open_tunnel(client: &Client, authority: &str) -> Result<(u8, Tunnel), String> {
     let tunnel = client.tunnel(authority).await;
     let mut tunnel = tunnel.map_err(|error| error.to_string())?;
     let name = tunnel.read_u8().await.expect("a number");
@@ -151,7 +151,7 @@ async fn requested(client: &Client, authority: &str) -> Result<(u8, Tunnel), Str
 async fn who(client: &Client, authority: &str) -> Vec<u8> {
     let mut seen = Vec::new();
     for _ in 0..24 {
-        seen.push(requested(client, authority).await.expect("a tunnel").0);
+        seen.push(open_tunnel(client, authority).await.expect("a tunnel").0);
     }
     seen.sort_unstable();
     seen.dedup();
@@ -170,7 +170,7 @@ fn one_service_answers_under_all_its_names_and_a_vip_is_that_of_this_network() {
             "ECHO.app.global.:80",
             "240.0.0.9:80",
         ] {
-            let (who, _) = requested(&client, name).await.expect("a tunnel");
+            let (who, _) = open_tunnel(&client, name).await.expect("a tunnel");
             assert_eq!(who, 13, "{name}");
         }
         for name in [
@@ -179,7 +179,7 @@ fn one_service_answers_under_all_its_names_and_a_vip_is_that_of_this_network() {
             "echo.app:80",
             "echo.global:80",
         ] {
-            let refused = requested(&client, name).await.map(|(who, _)| who);
+            let refused = open_tunnel(&client, name).await.map(|(who, _)| who);
             assert!(refused.is_err(), "{name}: {refused:?}");
         }
         assert_eq!(world.gateway.tunnels("unknown_service").await, 4.0);
@@ -209,13 +209,13 @@ fn acceptance_6_an_alias_visible_to_one_consumer_is_an_unknown_service_to_anothe
         let world = World::start(NAMES, false, "").await;
         let (west, north) = (world.client(CLIENT).await, world.client(NORTH).await);
         assert_eq!(
-            requested(&west, "hidden.global:80")
+            open_tunnel(&west, "hidden.global:80")
                 .await
                 .expect("a tunnel")
                 .0,
             11
         );
-        let refused = async |name| requested(&north, name).await.map(|(who, _)| who);
+        let refused = async |name| open_tunnel(&north, name).await.map(|(who, _)| who);
         let hidden = refused("hidden.global:80").await.expect_err("a refusal");
         for name in ["nothing.global:80", "bar.app.svc.cluster.local:80"] {
             assert_eq!(refused(name).await, Err(hidden.clone()), "{name}");
@@ -266,12 +266,12 @@ fn an_alias_of_two_services_opens_neither_to_whom_one_is_not_exposed() {
     run(async {
         let world = World::start(NAMES, false, "").await;
         let west = world.client(CLIENT).await;
-        let (_, mut tunnel) = requested(&west, "foo.global:80").await.expect("a tunnel");
+        let (_, mut tunnel) = open_tunnel(&west, "foo.global:80").await.expect("a tunnel");
         let entry = format!("    - {{service: {EAST2}, workloads: false, to: [{{cluster: west}}, ");
         world.change(&entry, &entry.replace("west}}, ", "north}}, "));
         world.change(&entry, &entry.replace("{cluster: west}, ", ""));
         assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
-        assert!(requested(&west, "foo.global:80").await.is_err());
+        assert!(open_tunnel(&west, "foo.global:80").await.is_err());
         assert_eq!(world.gateway.tunnels("not_for_peer").await, 1.0);
         assert_eq!(who(&west, "foo.uswest2.global:80").await, [11]);
     });
@@ -285,27 +285,27 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
         let (west, north) = (world.client(CLIENT).await, world.client(NORTH).await);
         let at = |host, port: u16| world.net.address(host, port).to_string();
         for host in [11, 12, 13] {
-            let (who, _) = requested(&west, &at(host, 9000)).await.expect("a tunnel");
+            let (who, _) = open_tunnel(&west, &at(host, 9000)).await.expect("a tunnel");
             assert_eq!(who, host);
         }
         // Its policies reject the same peer as by the name of its service.
         for name in [&*at(13, 9000), "echo.app.mesh.internal:80"] {
-            let refused = requested(&north, name).await.map(|(who, _)| who);
+            let refused = open_tunnel(&north, name).await.map(|(who, _)| who);
             assert!(refused.expect_err("a refusal").contains("401"), "{name}");
         }
         assert_eq!(world.gateway.tunnels("policy_denied").await, 2.0);
         // Rejected: the port of its service, another port of its own, and another host.
         for name in [at(11, 80), at(11, 15008), at(14, 9000)] {
-            assert!(requested(&west, &name).await.is_err(), "{name}");
+            assert!(open_tunnel(&west, &name).await.is_err(), "{name}");
         }
         assert_eq!(world.gateway.tunnels("unknown_service").await, 3.0);
-        let (_, mut tunnel) = requested(&west, &at(11, 9000)).await.expect("a tunnel");
-        let (_, mut by_name) = requested(&west, "foo.uswest2.global:80")
+        let (_, mut tunnel) = open_tunnel(&west, &at(11, 9000)).await.expect("a tunnel");
+        let (_, mut by_name) = open_tunnel(&west, "foo.uswest2.global:80")
             .await
             .expect("a tunnel");
         world.change("workloads: true", "workloads: false");
         assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
-        assert!(requested(&west, &at(11, 9000)).await.is_err());
+        assert!(open_tunnel(&west, &at(11, 9000)).await.is_err());
         by_name.write_all(b"?").await.expect("an open tunnel");
         assert_eq!(by_name.read_u8().await.expect("an open tunnel"), b'?');
     });
@@ -316,16 +316,16 @@ fn names_change_while_it_runs_and_a_tunnel_whose_name_leads_elsewhere_ends() {
     run(async {
         let world = World::start(NAMES, false, "").await;
         let client = world.client(CLIENT).await;
-        let (_, mut moved) = requested(&client, "orders.global:80")
+        let (_, mut moved) = open_tunnel(&client, "orders.global:80")
             .await
             .expect("a tunnel");
-        let (_, mut pinned) = requested(&client, "foo-west.global:80")
+        let (_, mut pinned) = open_tunnel(&client, "foo-west.global:80")
             .await
             .expect("a tunnel");
-        let (_, mut family) = requested(&client, "foo.uswest2.global:80")
+        let (_, mut family) = open_tunnel(&client, "foo.uswest2.global:80")
             .await
             .expect("a tunnel");
-        let (_, mut kept) = requested(&client, "hidden.global:80")
+        let (_, mut kept) = open_tunnel(&client, "hidden.global:80")
             .await
             .expect("a tunnel");
         let changed = NAMES
@@ -351,7 +351,7 @@ fn names_change_while_it_runs_and_a_tunnel_whose_name_leads_elsewhere_ends() {
         assert_eq!(broken(&mut family).await, reset);
         assert_eq!(broken(&mut kept).await, reset);
         assert_eq!(who(&client, "foo.uswest2.example.net:80").await, [11]);
-        assert!(requested(&client, "orders.global:80").await.is_err());
+        assert!(open_tunnel(&client, "orders.global:80").await.is_err());
         let revoked = async || world.gateway.tunnels("revoked").await;
         until("the ends", revoked, |&count| count == 4.0).await;
     });
@@ -367,19 +367,19 @@ fn review_3_an_open_tunnel_by_a_name_that_is_given_to_others_ends() {
         replace(&file, &mesh.replace(WEST2, "api.example"));
         world.change("default: none", "default: all");
         let client = world.client(CLIENT).await;
-        let answers = async || requested(&client, "api.example:80").await.is_ok();
+        let answers = async || open_tunnel(&client, "api.example:80").await.is_ok();
         until("the service", answers, |is_there| *is_there).await;
-        let (_, mut lost) = requested(&client, "api.example:80")
+        let (_, mut lost) = open_tunnel(&client, "api.example:80")
             .await
             .expect("a tunnel");
-        let (_, mut kept) = requested(&client, "foo.useast2.global:80")
+        let (_, mut kept) = open_tunnel(&client, "foo.useast2.global:80")
             .await
             .expect("a tunnel");
         let alias =
             format!("{NAMES}    - {{name: api.example, to: {EAST2}, consumers: [north]}}\n");
         world.change(NAMES, &alias);
         assert_eq!(broken(&mut lost).await, Some(Reason::INTERNAL_ERROR));
-        assert!(requested(&client, "api.example:80").await.is_err());
+        assert!(open_tunnel(&client, "api.example:80").await.is_err());
         kept.write_all(b"?").await.expect("an open tunnel");
         assert_eq!(kept.read_u8().await.expect("an open tunnel"), b'?');
     });

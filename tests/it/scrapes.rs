@@ -52,7 +52,7 @@ async fn with_label_sets(count: usize) -> Gateway {
     gateway
 }
 
-async fn requested(gateway: &Gateway) -> TcpStream {
+async fn request_metrics(gateway: &Gateway) -> TcpStream {
     let mut address = gateway.address;
     address.set_port(15020);
     let mut stream = TcpStream::connect(address).await.expect("a connection");
@@ -70,7 +70,7 @@ fn review_12_clients_that_never_read_their_scrapes_hold_little_memory_and_keep_n
         let before = gateway.private_dirty();
         let mut mute = Vec::new();
         for _ in 0..60 {
-            let mut stream = requested(&gateway).await;
+            let mut stream = request_metrics(&gateway).await;
             let mut first = [0; 12];
             stream.read_exact(&mut first).await.expect("an answer");
             assert_eq!(&first, b"HTTP/1.1 200");
@@ -93,7 +93,7 @@ fn review_12_readiness_answers_at_once_while_forty_clients_scrape() {
         let gateway = with_label_sets(2000).await;
         let mut scrapers = JoinSet::new();
         for _ in 0..40 {
-            let mut stream = requested(&gateway).await;
+            let mut stream = request_metrics(&gateway).await;
             scrapers.spawn(async move {
                 let mut page = Vec::new();
                 let read = stream.read_to_end(&mut page).await;

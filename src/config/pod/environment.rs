@@ -10,7 +10,7 @@ use crate::yaml::{Document, Findings, Kind, Node};
 /// Istio's `ProxyConfig` of this pod, in YAML or JSON.
 const PROXY_CONFIG: &str = "PROXY_CONFIG";
 
-/// Maximum bytes of labels: the API server's limit for annotations, which are longer.
+/// Limit of the labels file in bytes: that of Kubernetes for annotations. Labels are shorter.
 const LABELS_BYTES_MAX: u64 = 256 * 1024;
 
 /// Characters of a value that findings quote.

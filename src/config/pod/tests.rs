@@ -364,8 +364,8 @@ fn certificates_in_files_come_before_a_socket_and_that_before_the_authority() {
         folder.path().display()
     );
     assert_eq!(kind(&[])[1..], ["kind: files", &chain]);
-    let requested = tempfile::tempdir().unwrap();
-    let source = source(&requested, &[("FILE_MOUNTED_CERTS", "true")], "");
+    let folder = tempfile::tempdir().unwrap();
+    let source = source(&folder, &[("FILE_MOUNTED_CERTS", "true")], "");
     let findings = source.examine().findings.to_string();
     assert!(
         findings.contains("FILE_MOUNTED_CERTS: error: `identity.chain` is"),

@@ -368,14 +368,14 @@ impl ConnectionDriver<'_> {
         self.is_used = true;
         self.refresh_peer();
         let mailbox = Arc::clone(&connection.mailbox);
-        let requested = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
+        let connect = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
         let is_late = self
             .goaway_at
             .is_some_and(|at| at.elapsed() >= GOAWAY_GRACE);
         // GOAWAY was sent, but the peer may not have received it yet.
         let is_expired = self.peer.not_after <= SystemTime::now();
         if is_late || is_expired || self.peer.lost_trust().is_some() {
-            return requested.refuse_stream();
+            return connect.refuse_stream();
         }
         let source = &self.peer.source;
         let claimed = request.source_cluster.as_deref();
@@ -383,14 +383,14 @@ impl ConnectionDriver<'_> {
             self.data_path.metrics.baggage_mismatch(source);
         }
         let mut record = Record::new(&self.data_path.metrics, source, &request.authority);
-        let requested = match requested.if_open() {
-            Ok(requested) => requested,
+        let connect = match connect.if_open() {
+            Ok(connect) => connect,
             Err(reason) => return record.finish(reason),
         };
         let connect = ConnectRequest {
             tunnel: NewTunnel::new(self.data_path, &self.peer, record),
             slots: Arc::clone(&self.slots),
-            requested,
+            connect,
             load: self.held.load.add_tunnel(),
             slot: self.slots.try_take(),
         };

@@ -75,7 +75,7 @@ impl NewTunnel {
             host: &route.service().hostname,
             port: route.port(),
         };
-        let own = snapshot.route_by(route.requested(), of, route.means());
+        let own = snapshot.route_by(route.requested(), of, route.matched_by());
         let route_by = own.unwrap_or_else(|| self.peer.listener.rules().route_by());
         let mut permit = policy::run(&snapshot, &self.peer, route)?;
         permit.take_place(&snapshot, &self.peer)?;

@@ -32,7 +32,7 @@ pub struct ConnectRequest {
     /// Slots of the connection's tunnels.
     pub slots: Arc<StreamSlots>,
     /// Stream, not answered yet.
-    pub requested: PendingConnect,
+    pub connect: PendingConnect,
     /// Counts the tunnel in the load of its worker.
     pub load: LoadGuard,
     /// Slot among the connection's tunnels; none if all are taken.
@@ -46,20 +46,20 @@ pub async fn run(request: Box<ConnectRequest>, target: Result<Target, Reason>) {
     let ConnectRequest {
         mut tunnel,
         slots,
-        requested,
+        connect,
         load,
         slot,
     } = *request;
     let slot = match slot {
         Some(slot) => Ok(slot),
-        None => Box::pin(wait_for_slot(&mut tunnel, &slots, &requested)).await,
+        None => Box::pin(wait_for_slot(&mut tunnel, &slots, &connect)).await,
     };
     let opened = match slot {
         Ok(slot) => {
-            let established = establish(&mut tunnel, requested, target).await;
+            let established = establish(&mut tunnel, connect, target).await;
             established.map(|answered| (answered, StreamGuards { load, slot }))
         }
-        Err(reason) => Err(requested.reject(reason)),
+        Err(reason) => Err(connect.reject(reason)),
     };
     match opened {
         Ok(((stream, upstream), guards)) => {
@@ -79,11 +79,11 @@ pub async fn run(request: Box<ConnectRequest>, target: Result<Target, Reason>) {
 async fn wait_for_slot(
     tunnel: &mut NewTunnel,
     slots: &Arc<StreamSlots>,
-    requested: &PendingConnect,
+    connect: &PendingConnect,
 ) -> Result<StreamSlot, Reason> {
     let slot = tokio::select! {
         slot = timeout(SLOT_DEADLINE, slots.take()) => slot,
-        reason = requested.cancelled() => return Err(reason),
+        reason = connect.cancelled() => return Err(reason),
         () = tunnel.peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
     };
     slot.map_err(|_| {
@@ -96,24 +96,24 @@ async fn wait_for_slot(
 /// Resolves, evaluates policy and dials, and answers at the time that the routing mode requires.
 async fn establish(
     tunnel: &mut NewTunnel,
-    requested: PendingConnect,
+    connect: PendingConnect,
     target: Result<Target, Reason>,
 ) -> Result<(Tunnel, Upstream), Reason> {
     let (permit, route_by) = match tunnel.resolve(target) {
         Ok(resolved) => resolved,
-        Err(reason) => return Err(requested.reject(reason)),
+        Err(reason) => return Err(connect.reject(reason)),
     };
-    let load = requested.is_for_gateway().then(|| tunnel.load(&permit));
+    let load = connect.is_for_gateway().then(|| tunnel.load(&permit));
     // Boxed: reading a ClientHello takes far more memory than dialling.
     let (stream, checked) = match route_by {
-        RouteBy::Authority => return dial_and_answer(tunnel, (requested, load), permit).await,
+        RouteBy::Authority => return dial_and_answer(tunnel, (connect, load), permit).await,
         RouteBy::Sni => {
-            let stream = requested.accept(load)?;
+            let stream = connect.accept(load)?;
             let dialled = Box::pin(sni::establish(tunnel, &stream, permit)).await;
             (stream, dialled)
         }
         RouteBy::Strict => {
-            let (stream, upstream) = dial_and_answer(tunnel, (requested, load), permit).await?;
+            let (stream, upstream) = dial_and_answer(tunnel, (connect, load), permit).await?;
             let checked = Box::pin(sni::check(tunnel, &stream, &upstream.grant)).await;
             (stream, checked.map(|()| upstream))
         }
@@ -127,13 +127,13 @@ async fn establish(
 /// Dials, and answers 200 or rejects.
 async fn dial_and_answer(
     tunnel: &mut NewTunnel,
-    (requested, load): (PendingConnect, Option<ServiceLoad>),
+    (connect, load): (PendingConnect, Option<ServiceLoad>),
     permit: Permit,
 ) -> Result<(Tunnel, Upstream), Reason> {
-    match tunnel.establish(permit, requested.cancelled()).await {
-        Ok(_) if tunnel.peer.lost_trust().is_some() => Err(requested.reject(Reason::Revoked)),
-        Ok(upstream) => Ok((requested.accept(load)?, upstream)),
-        Err(reason) => Err(requested.reject(reason)),
+    match tunnel.establish(permit, connect.cancelled()).await {
+        Ok(_) if tunnel.peer.lost_trust().is_some() => Err(connect.reject(Reason::Revoked)),
+        Ok(upstream) => Ok((connect.accept(load)?, upstream)),
+        Err(reason) => Err(connect.reject(reason)),
     }
 }
 

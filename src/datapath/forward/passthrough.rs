@@ -153,7 +153,7 @@ impl PassthroughTunnel {
             since,
             ..
         } = &mut self.open;
-        // Only HBONE listeners reach endpoints of other networks (`dial::remote`).
+        // Connections of TLS listeners never leave the network (`dial::remote`).
         let EndpointStream::Tcp(stream) = &mut upstream.stream else {
             return CopyOutcome::broken(Reason::Panic);
         };
@@ -211,7 +211,7 @@ impl PassthroughTunnel {
     }
 }
 
-/// Open tunnel, for the wait beside its copy.
+/// Borrowed parts of an open tunnel, for the future that waits for revocation and limits.
 struct OpenPassthrough<'a> {
     data_path: &'a DataPath,
     peer: &'a Peer,
@@ -259,7 +259,7 @@ impl OpenPassthrough<'_> {
         }
     }
 
-    /// Waits until a limit of time is reached. Takes memory only if there is one.
+    /// Waits until a limit of time is reached. Allocates only if the tunnel has one.
     async fn wait_for_limit(&mut self) -> Reason {
         if self.grant.limits().is_none() {
             return std::future::pending().await;

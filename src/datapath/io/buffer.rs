@@ -1,6 +1,7 @@
 //! Buffers for forwarded bytes.
 //!
-//! Each thread lends buffers and takes them back when they are empty.
+//! Each thread keeps spare buffers. A connection borrows one while it holds bytes, and dropping it
+//! returns it.
 
 use std::cell::RefCell;
 

@@ -52,11 +52,11 @@ pub(crate) async fn tcp_pair() -> (TcpStream, TcpStream) {
 }
 
 fn data_path() -> Arc<DataPath> {
-    gateway_of(Publisher::new().reader(), dial::DenyList::default())
+    data_path_of(Publisher::new().reader(), dial::DenyList::default())
 }
 
-/// Returns a gateway that reads these snapshots.
-pub(crate) fn gateway_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath> {
+/// Returns a data path that reads these snapshots.
+pub(crate) fn data_path_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath> {
     let authority = dev::Authority::new().expect("a root");
     let leaf = authority
         .intermediate("east")

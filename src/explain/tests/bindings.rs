@@ -9,7 +9,7 @@ use crate::config;
 use crate::datapath::accept::{AcceptedConnection, ConnectionResources, WorkerLoad};
 use crate::datapath::forward::binding;
 use crate::datapath::limits::clients::ClientConnection;
-use crate::datapath::tests::{descriptor, gateway_of, tcp_pair};
+use crate::datapath::tests::{data_path_of, descriptor, tcp_pair};
 use crate::lifecycle::DrainScope;
 use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
 use crate::snapshot::{InFlight, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher};
@@ -208,7 +208,7 @@ impl Generated {
 
     /// Serves a real connection, and returns the metrics after its end.
     async fn connect(&self) -> String {
-        let gateway = gateway_of(self.publisher.reader(), DenyList::default());
+        let gateway = data_path_of(self.publisher.reader(), DenyList::default());
         let (_client, stream) = tcp_pair().await;
         let accepted = AcceptedConnection {
             stream: stream.into_std().expect("a socket"),

@@ -106,7 +106,7 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
         return HashMap::new();
     };
     for _ in 0..PICKS {
-        if kept.is_by_waypoint() {
+        if kept.requires_waypoint() {
             kept = route().expect("a route");
         }
         if let Some(endpoint) = choose(kept.endpoints(), &[], &links) {

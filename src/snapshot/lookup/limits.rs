@@ -17,20 +17,20 @@ impl Exposure {
 
 impl Snapshot {
     /// Returns the entries with limits that admit one of the callers to the service port to which
-    /// `asked` leads, each once. Of several services behind an alias, the entries of each apply.
+    /// `requested` leads, each once. Of several services behind an alias, the entries of each apply.
     /// All entries of a service apply to a caller that only a link admits to it.
     pub fn limiting_entries<'a>(
         &self,
         callers: impl Iterator<Item = Caller<'a>> + Clone,
         requested: &Authority,
         to: ServicePort<'_>,
-        means: &MatchedBy,
+        matched_by: &MatchedBy,
     ) -> Vec<&Exposure> {
         let mut found = Vec::new();
         if !self.exposure.has_limits() {
             return found;
         }
-        match means {
+        match matched_by {
             MatchedBy::Exposed => {
                 let mut entries = self.exposure.entries_with_alias(requested).collect();
                 self.retain_admitting(&mut entries, callers, None);

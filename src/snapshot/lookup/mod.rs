@@ -60,7 +60,7 @@ impl Snapshot {
     /// Names of the configuration come first, so that a tenant cannot take them over by choosing
     /// such a hostname. Nothing is resolved by DNS.
     pub fn find(&self, caller: Caller<'_>, requested: &Authority) -> Option<LookupResult<'_>> {
-        let (service, port, means) = match &requested.host {
+        let (service, port, matched_by) = match &requested.host {
             Host::Name(name) => self.find_name(caller, name, requested)?,
             Host::Ip(ip) => match self.service_by_vip(*ip) {
                 Some(service) => (service, requested.port, MatchedBy::Service),
@@ -71,7 +71,7 @@ impl Snapshot {
         has_port.then_some(LookupResult {
             service,
             port,
-            matched_by: means,
+            matched_by,
         })
     }
 
@@ -183,16 +183,16 @@ impl Snapshot {
 /// Exposure of the services that a lookup found.
 impl Snapshot {
     /// Evaluates the exposure rules, or the control plane's exports if the rules have no entry.
-    /// `to` is the service port to which `asked` leads.
+    /// `to` is the service port to which `requested` leads.
     pub fn evaluate_exposure(
         &self,
         caller: Caller<'_>,
         requested: &Authority,
         to: ServicePort<'_>,
-        means: &MatchedBy,
+        matched_by: &MatchedBy,
     ) -> ExposureVerdict {
         let ServicePort { host, port } = to;
-        match means {
+        match matched_by {
             MatchedBy::Service => self.evaluate_service(caller, host, port),
             MatchedBy::Exposed if self.is_cluster_local(host) => ExposureVerdict::NotExposed,
             MatchedBy::Exposed => self.exposure.evaluate_alias(caller, &self.trust, requested),
@@ -265,10 +265,10 @@ impl Snapshot {
         &self,
         caller: Caller<'_>,
         requested: &Authority,
-        means: &MatchedBy,
+        matched_by: &MatchedBy,
         endpoint: &Workload,
     ) -> ExposureVerdict {
-        let MatchedBy::Alias(alias) = means else {
+        let MatchedBy::Alias(alias) = matched_by else {
             return ExposureVerdict::Allowed;
         };
         let served = |target: &str| {
@@ -309,10 +309,10 @@ impl Snapshot {
         &self,
         requested: &Authority,
         to: ServicePort<'_>,
-        means: &MatchedBy,
+        matched_by: &MatchedBy,
     ) -> Option<RouteBy> {
         let of = |(host, port)| self.exposure.route_by(&self.exposure_host(host), port);
-        match means {
+        match matched_by {
             MatchedBy::Alias(alias) => self.behind(alias, requested.port).filter_map(of).max(),
             MatchedBy::Exposed => {
                 let called = self.exposure.entries_with_alias(requested);
@@ -326,7 +326,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns whether `asked` may still lead to a service as when a tunnel was opened. Only the
+    /// Returns whether `requested` may still lead to a service as when a tunnel was opened. Only the
     /// configuration changes the result, not the presence of services.
     pub fn still_leads_to(
         &self,
@@ -334,14 +334,14 @@ impl Snapshot {
         requested: &Authority,
         service: &mesh::Service,
         port: u16,
-        means: &MatchedBy,
+        matched_by: &MatchedBy,
     ) -> bool {
         let host = &*service.hostname;
         let Host::Name(name) = &requested.host else {
             return true;
         };
         let exposed = || self.exposure.alias(requested);
-        match means {
+        match matched_by {
             MatchedBy::Service => {
                 match (exposed(), self.names.alias(requested, self.cluster(caller))) {
                     (Some((now, at)), _) => at == port && self.names.is_same_family(now, host),

@@ -8,7 +8,7 @@ use crate::snapshot::{Caller, EndpointSet, RemoteGateway, Service, Snapshot};
 use crate::wire::{Authority, Transit};
 
 impl Snapshot {
-    /// Returns the transit that the exposure grants a caller to the service port to which `asked`
+    /// Returns the transit that the exposure grants a caller to the service port to which `requested`
     /// leads. Without an entry that grants it, there is none. Of several services behind an alias,
     /// the smallest grant applies. A workload at its address is in this network.
     pub fn transit(
@@ -16,7 +16,7 @@ impl Snapshot {
         caller: Caller<'_>,
         requested: &Authority,
         to: ServicePort<'_>,
-        means: &MatchedBy,
+        matched_by: &MatchedBy,
     ) -> Transit {
         let of_service = |(host, port): (&str, u16)| {
             let entry = self.exposure_host(host);
@@ -25,7 +25,7 @@ impl Snapshot {
         if !self.exposure.has_transit() || self.is_cluster_local(to.host) {
             return Transit::Off;
         }
-        match means {
+        match matched_by {
             MatchedBy::Service => of_service((to.host, to.port)),
             MatchedBy::Exposed => self
                 .exposure

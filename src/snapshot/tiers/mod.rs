@@ -33,7 +33,7 @@ pub(super) struct Ranking<'a> {
     strict: bool,
     /// Present if the tiers are the priorities of an Envoy assignment.
     assignment: Option<&'a Assignment>,
-    /// Parts that share the load, before the tiers of each part share it.
+    /// Subset of several parts. Each part has its own share of tunnels, which its tiers divide.
     split: Option<&'a Subset>,
     /// True if other networks only take what the own network cannot, whatever the parts are.
     is_failover: bool,

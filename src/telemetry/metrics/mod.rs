@@ -92,7 +92,7 @@ metrics! {
             "Tunnels ended, by reason and by the cluster of the peer";
         tunnels_open: Gauge = "strait_tunnels_open", "Open tunnels";
         handshakes_refused: Counters<1> = "strait_handshakes_refused",
-            "Connections refused before a byte of HTTP/2, by reason";
+            "Connections refused before they could open a tunnel, by reason";
         connections: Counter = "strait_connections", "Connections accepted";
         connections_open: Gauge = "strait_connections_open", "Open connections";
         accept_errors: Counters<1> = "strait_accept_errors", "Failed accepts, by kind";
@@ -228,7 +228,7 @@ impl Metrics {
         self.accept_errors.get_or_create(&labels).inc();
     }
 
-    /// Counts a connection that was refused before a byte of HTTP/2.
+    /// Counts a connection that was refused before it could open a tunnel.
     pub fn handshake_refused(&self, refusal: HandshakeRefusal) {
         self.handshakes_refused
             .get_or_create(&[("reason", refusal.label())])

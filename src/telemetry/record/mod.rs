@@ -327,7 +327,7 @@ macro_rules! refused {
     };
 }
 
-/// Counts and logs a connection that was refused before a byte of HTTP/2 was read from it.
+/// Counts and logs a connection that was refused before it could open a tunnel.
 ///
 /// Anyone who reaches the port can cause this: every refusal is counted, but log lines are
 /// limited.

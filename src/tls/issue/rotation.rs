@@ -114,7 +114,7 @@ pub(super) async fn run_renewal<F>(
         let _ = news.send(CertificateEvent::Restored(material)).await;
     }
     loop {
-        let requested = Instant::now();
+        let requested_at = Instant::now();
         let (due, event) = match fetch().await {
             Ok(material) => {
                 let end = material.identity.not_after;
@@ -132,7 +132,7 @@ pub(super) async fn run_renewal<F>(
         }
         let returned = async {
             back.notified().await;
-            tokio::time::sleep_until(requested + REQUEST_INTERVAL_MIN).await;
+            tokio::time::sleep_until(requested_at + REQUEST_INTERVAL_MIN).await;
         };
         tokio::select! {
             () = sleep_until(due, &now) => {}
@@ -234,9 +234,9 @@ mod tests {
         let issuer = issuer();
         let held = Arc::new(material(&issuer, start - 24 * HOUR, 24 * HOUR));
         let is_up = Cell::new(false);
-        let requested = RefCell::new(Vec::new());
+        let request_times = RefCell::new(Vec::new());
         let fetch = || {
-            requested.borrow_mut().push(began.elapsed());
+            request_times.borrow_mut().push(began.elapsed());
             let up = is_up.get().then(|| material(&issuer, now(), 24 * HOUR));
             async move { up.map(Arc::new).ok_or_else(|| anyhow::anyhow!("no answer")) }
         };
@@ -250,7 +250,7 @@ mod tests {
             let fails =
                 async { while let Some(CertificateEvent::Failed(_)) = received.recv().await {} };
             assert!(timeout(Duration::from_secs(601), fails).await.is_err());
-            let last = requested.borrow().last().copied().expect("a try");
+            let last = request_times.borrow().last().copied().expect("a try");
             assert!(began.elapsed() - last <= Duration::from_secs(15));
             is_up.set(true);
             back.notify_one();
@@ -311,12 +311,12 @@ mod tests {
         let (start, began) = (at(1_900_000_000), Instant::now());
         let now = || start + began.elapsed();
         let issuer = issuer();
-        let (requested, script) = (
+        let (request_times, script) = (
             RefCell::new(Vec::new()),
             RefCell::new(VecDeque::from(script.to_vec())),
         );
         let fetch = || {
-            requested
+            request_times
                 .borrow_mut()
                 .push(began.elapsed().as_secs_f64() / 3600.0);
             let up = script.borrow_mut().pop_front().unwrap_or(true);
@@ -338,7 +338,7 @@ mod tests {
         let driver = async { tokio::join!(run_renewal(None, fetch, now, news, &back), listen) };
         let ended = timeout(hours * HOUR, driver).await;
         assert!(ended.is_err(), "it goes on for ever");
-        (requested.into_inner(), heard)
+        (request_times.into_inner(), heard)
     }
 
     fn assert_in(hours: &[f64], ranges: &[RangeInclusive<f64>]) {
@@ -350,9 +350,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn certificates_of_a_day_are_replaced_twice_a_day() {
-        let (requested, heard) = driven(&[], 40).await;
+        let (request_times, heard) = driven(&[], 40).await;
         assert_in(
-            &requested,
+            &request_times,
             &[0.0..=0.001, 11.7..=12.3, 23.4..=24.6, 35.2..=36.8],
         );
         assert_eq!(heard, [true; 4]);
@@ -362,18 +362,18 @@ mod tests {
     async fn an_authority_that_is_down_at_half_life_is_asked_until_it_is_back() {
         let mut script = vec![false; 302];
         (script[0], script[1]) = (false, true);
-        let (requested, heard) = driven(&script, 40).await;
+        let (request_times, heard) = driven(&script, 40).await;
         assert!(
-            requested[1] < 0.001,
-            "a first failure is tried again at once: {requested:?}"
+            request_times[1] < 0.001,
+            "a first failure is tried again at once: {request_times:?}"
         );
         let failures = heard.iter().filter(|issued| !**issued).count();
         assert_eq!(failures, 301);
         // 300 failures and no wait above 150 s: the next request follows within that time after
         // the authority's return.
-        let back = requested[302];
+        let back = request_times[302];
         assert!((11.7 + 8.0..=12.3 + 12.5).contains(&back), "{back}");
-        let waits = requested[3..303]
+        let waits = request_times[3..303]
             .windows(2)
             .map(|pair| (pair[1] - pair[0]) * 3600.0);
         assert!(
@@ -381,6 +381,9 @@ mod tests {
             "{:?}",
             waits.collect::<Vec<_>>()
         );
-        assert!(requested[303] > back + 11.7, "and then at half life again");
+        assert!(
+            request_times[303] > back + 11.7,
+            "and then at half life again"
+        );
     }
 }

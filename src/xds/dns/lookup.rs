@@ -44,9 +44,9 @@ impl DnsClient {
             name
         });
         let name = name.map_err(|error| error.to_string());
-        let requested = name.and_then(|name| Ok((self.resolver()?, name)));
+        let prepared = name.and_then(|name| Ok((self.resolver()?, name)));
         async move {
-            match requested {
+            match prepared {
                 Ok((resolver, name)) => {
                     let v4 = look_up_family(&resolver, name.clone(), RecordType::A);
                     let v6 = look_up_family(&resolver, name, RecordType::AAAA);

@@ -97,7 +97,11 @@ async fn run(mode: PeerFlags, steps: &[Step]) -> Arc<Metrics> {
     }
     advance(TUNNELS_END).await;
     wait(|| data_path.lifecycle.tasks() == 0, "a tunnel goes on").await;
-    assert_eq!(Arc::strong_count(data_path), 1, "nobody holds the gateway");
+    assert_eq!(
+        Arc::strong_count(data_path),
+        1,
+        "something still holds the data path"
+    );
     endpoint.abort();
     Arc::clone(&data_path.metrics)
 }

@@ -1,5 +1,4 @@
-//! Long idle times in virtual time. The number in the test name refers to the acceptance list of
-//! the features that Strait was planned with.
+//! Long idle times in virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use crate::datapath::forward::establish::NewTunnel;
 use crate::datapath::forward::passthrough::{self, ConnectionGuards, PassthroughConnection};
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::ListenerTarget;
-use crate::datapath::tests::{descriptor, gateway_of, tcp_pair};
+use crate::datapath::tests::{data_path_of, descriptor, tcp_pair};
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
 use crate::telemetry::Record;
@@ -37,7 +36,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
     });
     let loopback = "127.0.0.0/8".parse().expect("a network");
     let deny = DenyList::new(vec![loopback], Vec::new());
-    let data_path = gateway_of(publisher.reader(), deny);
+    let data_path = data_path_of(publisher.reader(), deny);
     let (mut client, stream) = tcp_pair().await;
     let descriptor = descriptor(&data_path);
     let peer = Arc::new(Peer {

@@ -26,7 +26,7 @@ use crate::datapath::forward::connection::serve_stream;
 use crate::datapath::handshake::Transport;
 use crate::datapath::identity::Peer;
 use crate::datapath::tests::plain::PlainRecords;
-use crate::datapath::tests::{FAR, descriptor, gateway_of, peer};
+use crate::datapath::tests::{FAR, data_path_of, descriptor, peer};
 use crate::snapshot::Publisher;
 use crate::telemetry::logging;
 use crate::tls::record::RecordLayer;
@@ -238,7 +238,7 @@ async fn a_panic_ends_one_connection_and_counts_and_resets_its_tunnels() {
     publisher.update(mesh([("echo", endpoint), ("silent", silent)]));
     let loopback = "127.0.0.0/8".parse().unwrap();
     let deny = DenyList::new(vec![loopback], Vec::new());
-    let data_path = gateway_of(publisher.reader(), deny);
+    let data_path = data_path_of(publisher.reader(), deny);
 
     let mut broken = Client::connect(&data_path).await;
     let mut other = Client::connect(&data_path).await;

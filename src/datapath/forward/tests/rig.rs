@@ -1,4 +1,4 @@
-//! The real turns of a connection between a peer in memory and endpoints on socket pairs.
+//! Test fixture: an `HboneConnection` whose peer is in memory and whose endpoints are socket pairs.
 //!
 //! Socket pairs are synchronous, and nothing else runs, so each run of a schedule is the same.
 
@@ -31,7 +31,7 @@ use crate::datapath::http2::slots::StreamSlots;
 use crate::datapath::http2::tunnel::{Origin, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::io::endpoint::EndpointStream;
-use crate::datapath::tests::{FAR, descriptor, gateway_of, peer};
+use crate::datapath::tests::{FAR, data_path_of, descriptor, peer};
 use crate::datapath::{DataPath, authorize, balance, policy, route};
 use crate::reason::Reason;
 use crate::snapshot::builder::Change;
@@ -119,7 +119,7 @@ impl TestGateway {
     pub(super) fn new() -> Self {
         let publisher = Publisher::new();
         publisher.update(mesh([("echo", ([10, 0, 0, 1], 8080).into())]));
-        let data_path = gateway_of(publisher.reader(), DenyList::default());
+        let data_path = data_path_of(publisher.reader(), DenyList::default());
         data_path.budget.set_limit(BUFFERS);
         let holders = descriptor(&data_path).holders().clone();
         let peer = Arc::new(Peer {

@@ -3,7 +3,7 @@
 //! A holder is a cluster, an identity within it, or a source address without an identity. Shares
 //! are dynamic thresholds, as in the buffers of switches (Choudhury and Hahne, 1998): a holder
 //! may take another descriptor only while it holds less than a multiple of the free ones. This
-//! rejects nobody while half of the pool is free, lets a single holder take half, shrinks every
+//! rejects nobody while half of the pool is free, lets a single identity or source take half and a single cluster two thirds, shrinks every
 //! share as the pool fills, and does not depend on the number of holders. The limit of open
 //! files or the free memory (`Pool::set_memory`) bounds the pool, whichever is lower.
 
@@ -17,7 +17,8 @@ use arc_swap::ArcSwap;
 
 use crate::reason::Reason;
 
-/// Memory estimate of one descriptor: a tunnel costs 2.7 to 11 KiB. Measured usage replaces the
+/// Memory estimate of one descriptor: an idle tunnel takes 1 KiB, a connection while it opens up
+/// to 11 KiB. Measured usage replaces the
 /// estimate every 100 ms.
 const DESCRIPTOR_BYTES: usize = 8 * 1024;
 /// Number of descriptors that a cluster, an identity or a source may take regardless of other

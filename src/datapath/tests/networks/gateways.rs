@@ -187,7 +187,7 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let gateways = (1..=3).map(|at| gateway("west", at));
     let three = gateway_of([pods("west", 1), gateways.collect()].concat());
     let one = gateway_of([pods("west", 1), vec![gateway("west", 1)]].concat());
-    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &[], deadline);
     assert_eq!(only, deadline);

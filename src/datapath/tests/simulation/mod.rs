@@ -30,7 +30,7 @@ use crate::snapshot::{Endpoint, NO_LINK_FACTORS, Publisher, TrustSet};
 use crate::wire::Authority;
 
 use super::chi_square::p_value;
-use super::{FAR, gateway_of, peer};
+use super::{FAR, data_path_of, peer};
 
 use model::{BINS, FAILING, FAILING_GATEWAYS, Model, REGIONS, bin_of, cluster_of, host, region_of};
 
@@ -140,7 +140,7 @@ impl Simulation {
     fn new(services: usize) -> Self {
         let model = Model::new(services);
         let publisher = Publisher::new();
-        let data_path = gateway_of(publisher.reader(), DenyList::default());
+        let data_path = data_path_of(publisher.reader(), DenyList::default());
         publisher.update(Change {
             trust: Some(TrustSet::new([("w", "west"), ("east.local", "net-000")])),
             exposure: Some(model.exposure()),

@@ -31,11 +31,11 @@ fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules()
     let next = build(&old, change);
     let (caller, requested) = (caller("west.local"), requested("foo.global:80"));
     let judged = |snapshot: &Snapshot, workload: &Workload| {
-        let means = snapshot
+        let matched_by = snapshot
             .find(caller, &requested)
             .expect("the alias")
             .matched_by;
-        snapshot.evaluate_removed_target(caller, &requested, &means, workload)
+        snapshot.evaluate_removed_target(caller, &requested, &matched_by, workload)
     };
     assert_eq!(judged(&old, &west), ExposureVerdict::Allowed);
     assert_eq!(judged(&next, &west), ExposureVerdict::NotForPeer);

@@ -190,13 +190,13 @@ fn publish(client: &Client, store: &mut Store, policies: &mut Policies) -> bool 
     if let Some(new) = store.take_policies() {
         *policies = new;
     }
-    let requested = Attributes {
+    let attributes = Attributes {
         peer: None,
         source: None,
         destination: [10, 0, 0, 2].into(),
         port: None,
     };
-    let verdict = policies.evaluate(&mesh::Workload::default(), &requested);
+    let verdict = policies.evaluate(&mesh::Workload::default(), &attributes);
     assert_eq!(
         verdict.refusal == Some(PolicyRejection::NotReceived),
         !client.is_synced()
