@@ -29,7 +29,7 @@ use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::snapshot::{ServicePort, Snapshot};
+use crate::snapshot::{Enforcement, ServicePort, Snapshot};
 use crate::status::ReducedLink;
 use crate::tls::{Identity, Issuer};
 use crate::wire::sni::{self, RouteBy};
@@ -90,7 +90,7 @@ pub fn run(state: &ExplainState<'_>, question: &Question) -> Result<Answer, Stri
             name: name.clone(),
             protocol: protocol.to_owned(),
         },
-        policies: why::enforcement(state.snapshot).to_owned(),
+        policies: enforcement(state.snapshot).to_owned(),
         ..Answer::default()
     };
     match question.address {
@@ -497,6 +497,15 @@ impl Explainer<'_> {
         };
         let identity = parse(uri);
         identity.ok_or_else(|| format!("{uri:?} is not a workload identity; {HOW}"))
+    }
+}
+
+/// Returns the mode in which Istio's policies are evaluated.
+fn enforcement(snapshot: &Snapshot) -> &'static str {
+    match snapshot.enforcement {
+        Enforcement::Off => "off",
+        Enforcement::Audit => "audit",
+        Enforcement::Enforce => "enforce",
     }
 }
 

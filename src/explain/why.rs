@@ -7,8 +7,8 @@ use crate::datapath::identity::Peer;
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{
-    Alias, Enforcement, ExclusionReason, Exposure, ExposureVerdict, MatchedBy, RemoteGateway,
-    Service, ServicePort, Snapshot,
+    Alias, ExclusionReason, Exposure, ExposureVerdict, MatchedBy, RemoteGateway, Service,
+    ServicePort, Snapshot,
 };
 use crate::tls::Identity;
 use crate::wire::{Authority, Host, Transit};
@@ -16,15 +16,6 @@ use crate::wire::{Authority, Host, Transit};
 use super::ExplainState;
 use super::answer::{LookupRow, PeerRow, RouteRow, RuleRow};
 use super::change;
-
-/// Returns the mode in which Istio's policies are evaluated.
-pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
-    match snapshot.enforcement {
-        Enforcement::Off => "off",
-        Enforcement::Audit => "audit",
-        Enforcement::Enforce => "enforce",
-    }
-}
 
 /// Describes a peer without an identity.
 pub(super) fn peer(peer: &Peer) -> PeerRow {
@@ -209,21 +200,20 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
 /// Returns the rule that leads from the authority to the service, as identifier and as text.
 fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
     let hostname = &route.service().hostname;
+    let fixed = |by, description: &str| (by, description.to_owned());
     match (route.matched_by(), &route.requested().host) {
         (MatchedBy::Service, Host::Name(name)) if **name == **hostname => {
-            ("hostname", "its hostname".to_owned())
+            fixed("hostname", "its hostname")
         }
         (MatchedBy::Service, Host::Name(_)) => {
-            let description = "its name with another suffix of `names.suffixes`";
-            ("family", description.to_owned())
+            fixed("family", "its name with another suffix of `names.suffixes`")
         }
         (MatchedBy::Service, Host::Ip(_)) => {
             ("vip", format!("its VIP in network {}", snapshot.network()))
         }
-        (MatchedBy::Exposed, _) => (
-            "exposedName",
-            "a name of its entry in `exposure.services`".to_owned(),
-        ),
+        (MatchedBy::Exposed, _) => {
+            fixed("exposedName", "a name of its entry in `exposure.services`")
+        }
         (MatchedBy::Alias(alias), _) => ("alias", describe_alias(alias)),
         (MatchedBy::Workload(workload), _) => (
             "workload",
@@ -599,8 +589,7 @@ fn entries<'a>(
         .entries(&snapshot.exposure_host(to.host))
         .iter();
     let of_port = entries.filter(|entry| entry.applies_to(to.port));
-    let opens = |entry: &&Exposure| {
-        entry.exposes_workloads || !matches!(matched_by, MatchedBy::Workload(_))
-    };
+    let opens =
+        |one: &&Exposure| one.exposes_workloads || !matches!(matched_by, MatchedBy::Workload(_));
     of_port.filter(opens).collect()
 }

@@ -142,8 +142,8 @@ impl NameTable {
         table
     }
 
-    /// Returns the alias that matches `requested` for peers of `cluster`. An alias with consumers takes
-    /// precedence over one for every peer. Without a cluster, only the latter matches.
+    /// Returns the alias that matches `requested` for peers of `cluster`. An alias with consumers
+    /// takes precedence over one for every peer. Without a cluster, only the latter matches.
     pub fn alias(&self, requested: &Authority, cluster: Option<&str>) -> Option<&Arc<Alias>> {
         let Host::Name(name) = &requested.host else {
             return None;

@@ -17,8 +17,8 @@ impl Exposure {
 
 impl Snapshot {
     /// Returns the entries with limits that admit one of the callers to the service port to which
-    /// `requested` leads, each once. Of several services behind an alias, the entries of each apply.
-    /// All entries of a service apply to a caller that only a link admits to it.
+    /// `requested` leads, each once. Of several services behind an alias, the entries of each
+    /// apply. All entries of a service apply to a caller that only a link admits to it.
     pub fn limiting_entries<'a>(
         &self,
         callers: impl Iterator<Item = Caller<'a>> + Clone,

@@ -326,8 +326,8 @@ impl Snapshot {
         }
     }
 
-    /// Returns whether `requested` may still lead to a service as when a tunnel was opened. Only the
-    /// configuration changes the result, not the presence of services.
+    /// Returns whether `requested` may still lead to a service as when a tunnel was opened. Only
+    /// the configuration changes the result, not the presence of services.
     pub fn still_leads_to(
         &self,
         caller: Caller<'_>,

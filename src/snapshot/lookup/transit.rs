@@ -8,9 +8,9 @@ use crate::snapshot::{Caller, EndpointSet, RemoteGateway, Service, Snapshot};
 use crate::wire::{Authority, Transit};
 
 impl Snapshot {
-    /// Returns the transit that the exposure grants a caller to the service port to which `requested`
-    /// leads. Without an entry that grants it, there is none. Of several services behind an alias,
-    /// the smallest grant applies. A workload at its address is in this network.
+    /// Returns the transit that the exposure grants a caller to the service port to which
+    /// `requested` leads. Without an entry that grants it, there is none. Of several services
+    /// behind an alias, the smallest grant applies. A workload at its address is in this network.
     pub fn transit(
         &self,
         caller: Caller<'_>,

@@ -3,9 +3,10 @@
 //! A holder is a cluster, an identity within it, or a source address without an identity. Shares
 //! are dynamic thresholds, as in the buffers of switches (Choudhury and Hahne, 1998): a holder
 //! may take another descriptor only while it holds less than a multiple of the free ones. This
-//! rejects nobody while half of the pool is free, lets a single identity or source take half and a single cluster two thirds, shrinks every
-//! share as the pool fills, and does not depend on the number of holders. The limit of open
-//! files or the free memory (`Pool::set_memory`) bounds the pool, whichever is lower.
+//! rejects nobody while half of the pool is free, lets a single identity or source take half and a
+//! single cluster two thirds, shrinks every share as the pool fills, and does not depend on the
+//! number of holders. The limit of open files or the free memory (`Pool::set_memory`) bounds the
+//! pool, whichever is lower.
 
 use std::collections::HashMap;
 use std::fmt;
