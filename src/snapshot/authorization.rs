@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_for_an_unreadable_policy_refuses_everything() {
+    fn the_placeholder_of_an_unreadable_policy_rejects_everything() {
         let policy =
             Policy::deny_all_unreadable("a".into(), "p".into(), PolicyScope::Global, false);
         assert_eq!(policy.action, Action::Deny);

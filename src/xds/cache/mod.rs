@@ -245,9 +245,9 @@ impl ResourceStore for Recorder {
     }
 
     fn handle_rejection(&mut self, type_url: &'static str, name: &str) -> bool {
-        let stands_in = self.store.handle_rejection(type_url, name);
+        let has_placeholder = self.store.handle_rejection(type_url, name);
         if let Some(kept) = &self.kept
-            && stands_in
+            && has_placeholder
             && !kept.has(type_url, name)
         {
             // Unknown content: a restart restores it as unreadable too.
@@ -258,7 +258,7 @@ impl ResourceStore for Recorder {
             };
             kept.put_unreadable(type_url, &unreadable);
         }
-        stands_in
+        has_placeholder
     }
 
     fn uses_bodies(&self, type_url: &str) -> bool {

@@ -141,7 +141,7 @@ fn what_was_accepted_is_there_after_a_restart() {
 }
 
 #[test]
-fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
+fn the_placeholder_of_a_policy_outlives_a_restart_and_is_requested_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut recorder = filled(folder.path());
     recorder
@@ -204,7 +204,7 @@ fn a_slow_write_is_followed_by_a_long_pause() {
 }
 
 #[test]
-fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
+fn the_placeholder_of_policies_beyond_the_limit_outlives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut recorder = filled(folder.path());
     assert!(recorder.handle_rejection(AUTHORIZATION, SHARED_PLACEHOLDER));

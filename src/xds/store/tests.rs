@@ -236,20 +236,20 @@ fn a_policy_that_was_never_readable_refuses_what_it_covers() {
         (policy(9, 80), PolicyScope::Global, false),
         (broken.clone(), PolicyScope::Global, false),
     ] {
-        let (is_good, stands_in) = judge(&one);
-        assert!(!is_good && stands_in.unreadable);
-        assert_eq!((stands_in.scope, stands_in.dry_run), (scope, dry_run));
-        assert_eq!(stands_in.action, Action::Deny);
-        assert_eq!((&*stands_in.namespace, &*stands_in.name), ("app", "p"));
+        let (is_good, placeholder) = judge(&one);
+        assert!(!is_good && placeholder.unreadable);
+        assert_eq!((placeholder.scope, placeholder.dry_run), (scope, dry_run));
+        assert_eq!(placeholder.action, Action::Deny);
+        assert_eq!((&*placeholder.namespace, &*placeholder.name), ("app", "p"));
     }
     let another = Resource {
         name: "app/other".into(),
         ..policy(NAMESPACE, 80)
     };
     assert!(store.upsert(AUTHORIZATION, &another).is_err());
-    let stands_in = &store.policies["app/other"];
+    let placeholder = &store.policies["app/other"];
     assert_eq!(
-        stands_in.scope,
+        placeholder.scope,
         PolicyScope::Global,
         "nobody knows what selects it"
     );

@@ -241,7 +241,7 @@ fn a_policy_that_has_no_place_refuses_everything_until_a_stream_tells_all_withou
 }
 
 #[test]
-fn a_first_response_without_a_place_for_its_policies_leaves_them_untold() {
+fn policies_stay_pending_if_the_first_response_exceeds_the_limit() {
     for (entries, name) in [(0, "app/p"), (9, "")] {
         let (mut client, mut store) = policies(entries);
         let mut known = Policies::default();

@@ -2,8 +2,8 @@
 
 mod limits;
 mod on_demand;
+mod placeholders;
 mod schedules;
-mod stand_ins;
 mod unchanged;
 mod whole;
 
@@ -22,7 +22,7 @@ const SOME: &str = "type.googleapis.com/some";
 #[derive(Default)]
 struct LoggingStore {
     /// True if rejected resources have placeholders.
-    stands_in: bool,
+    has_placeholder: bool,
     /// True if bodies are not used.
     unread: bool,
     /// True if each response is complete.
@@ -47,10 +47,10 @@ impl ResourceStore for LoggingStore {
     }
 
     fn handle_rejection(&mut self, _: &'static str, name: &str) -> bool {
-        if self.stands_in {
+        if self.has_placeholder {
             self.log.push(format!("?{name}"));
         }
-        self.stands_in
+        self.has_placeholder
     }
 
     fn uses_bodies(&self, _: &str) -> bool {

@@ -43,7 +43,7 @@ fn istiod_10_a_resource_that_is_sent_again_unchanged_is_not_decoded() {
 #[test]
 fn a_bad_resource_that_is_sent_again_is_rejected_again() {
     let (mut client, mut taken) = connected();
-    taken.stands_in = true;
+    taken.has_placeholder = true;
     for _ in 0..2 {
         let sent = response(ALL, [unversioned(ALL, "a", "bad")]);
         let answers = client.received(sent, &mut taken);

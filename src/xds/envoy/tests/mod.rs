@@ -334,7 +334,7 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
 }
 
 #[test]
-fn host_names_are_kept_for_whoever_resolves_them() {
+fn hostnames_are_kept_for_the_resolver() {
     let mut clusters = ClusterStore::default();
     for (index, kind) in [DiscoveryType::StrictDns, DiscoveryType::LogicalDns]
         .into_iter()

@@ -27,7 +27,7 @@ pub(super) enum Fault {
     /// Removals in a response with resources are ignored.
     MissesRemovals,
     /// The placeholder of a policy outlives it.
-    KeepsStandIns,
+    KeepsPlaceholders,
     /// New names are sent in the next answer.
     NamesInAnAnswer,
     /// A type without subscription is accepted.
@@ -51,7 +51,7 @@ impl Fault {
         Self::ClaimsWhatItRejected,
         Self::AllOrNothing,
         Self::MissesRemovals,
-        Self::KeepsStandIns,
+        Self::KeepsPlaceholders,
         Self::NamesInAnAnswer,
         Self::AcceptsAnyType,
         Self::ForgetsVersions,
@@ -141,11 +141,11 @@ impl FaultyClient {
         if self.fault == Fault::MissesRemovals && has_resources {
             response.removed.clear();
         }
-        if self.fault == Fault::KeepsStandIns {
+        if self.fault == Fault::KeepsPlaceholders {
             let held = store.held.get(response.type_url.as_str());
             let version = |name: &String| held.and_then(|held| held.get(name));
-            let stands_in = |name: &String| version(name).is_some_and(String::is_empty);
-            response.removed.retain(|name| !stands_in(name));
+            let has_placeholder = |name: &String| version(name).is_some_and(String::is_empty);
+            response.removed.retain(|name| !has_placeholder(name));
         }
         let mut requests = self.apply(response, store);
         for request in &mut requests {

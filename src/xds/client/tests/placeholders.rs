@@ -3,9 +3,9 @@
 use super::*;
 
 #[test]
-fn what_stands_in_for_a_rejected_resource_is_held_until_the_server_says_it_is_gone() {
+fn the_placeholder_of_a_rejected_resource_stays_until_the_server_removes_it() {
     let (mut client, mut taken) = connected();
-    taken.stands_in = true;
+    taken.has_placeholder = true;
     let twice = [resource(ALL, "twice", "1"), resource(ALL, "twice", "2")];
     let without_body = Resource {
         body: None,
@@ -33,9 +33,9 @@ fn what_stands_in_for_a_rejected_resource_is_held_until_the_server_says_it_is_go
 }
 
 #[test]
-fn a_good_version_stays_when_a_bad_one_comes_and_nothing_stands_in_for_it() {
+fn a_good_version_stays_when_a_bad_one_arrives_and_has_no_placeholder() {
     let (mut client, mut taken) = connected();
-    taken.stands_in = true;
+    taken.has_placeholder = true;
     client.received(response(ALL, [resource(ALL, "a", "1")]), &mut taken);
     client.received(response(ALL, [bad(ALL, "a", "2")]), &mut taken);
     assert_eq!(taken.log, ["+a"]);
@@ -45,9 +45,9 @@ fn a_good_version_stays_when_a_bad_one_comes_and_nothing_stands_in_for_it() {
 }
 
 #[test]
-fn what_stands_in_for_all_that_was_rejected_is_of_use_too() {
-    struct StandsIn;
-    impl ResourceStore for StandsIn {
+fn placeholders_of_all_rejected_resources_complete_the_first_response() {
+    struct WithPlaceholders;
+    impl ResourceStore for WithPlaceholders {
         fn upsert(&mut self, _: &'static str, _: &Resource) -> Result<(), String> {
             Err("not readable".to_owned())
         }
@@ -57,8 +57,14 @@ fn what_stands_in_for_all_that_was_rejected_is_of_use_too() {
         fn remove(&mut self, _: &'static str, _: &str) {}
     }
     let (mut client, _) = connected();
-    client.received(response(ALL, [resource(ALL, "other", "1")]), &mut StandsIn);
+    client.received(
+        response(ALL, [resource(ALL, "other", "1")]),
+        &mut WithPlaceholders,
+    );
     assert!(!client.is_synced());
-    client.received(response(ALL, [resource(ALL, "policy", "1")]), &mut StandsIn);
+    client.received(
+        response(ALL, [resource(ALL, "policy", "1")]),
+        &mut WithPlaceholders,
+    );
     assert!(client.is_synced());
 }
