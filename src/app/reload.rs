@@ -244,7 +244,11 @@ impl Reloader {
             ReloadSource::Config => return self.reload_config(),
             ReloadSource::Mesh => self.reload_mesh(),
             ReloadSource::Objects => return self.reload_objects(),
-            ReloadSource::Certificates => self.reload_certificates(),
+            ReloadSource::Certificates => {
+                let reloaded = self.reload_certificates();
+                self.open_closed_bindings();
+                reloaded
+            }
         }?;
         Ok(Vec::new())
     }
@@ -358,6 +362,15 @@ impl Reloader {
         let left = self.publish_files(mesh_files, None);
         self.passed_over.clone_from(&left);
         Ok(left)
+    }
+
+    /// Tries again to open the bindings of objects that are closed. Those of the configuration keep
+    /// its reload due, and a change of the mesh or of objects publishes all listeners.
+    fn open_closed_bindings(&mut self) {
+        if !self.app.listeners.closed().of_objects.is_empty() {
+            let left = self.publish_files(self.mesh_files.clone(), None);
+            self.record_skipped_objects(left);
+        }
     }
 
     /// Joins the files with the configuration, and publishes both. Returns the parts of objects

@@ -14,13 +14,14 @@
 
 use tracing::{info, warn};
 
+use crate::reason::Reason;
 use crate::snapshot::authorization::{Attributes, PeerIdentity};
 use crate::snapshot::mesh::Workload;
 use crate::snapshot::{Endpoint, Enforcement, PolicyRejection, PolicyVerdict, Protocol, Snapshot};
 use crate::telemetry::PolicyOutcome;
 
 use super::DataPath;
-use super::balance::Pick;
+use super::balance::{FailedTry, Pick};
 use super::first_peer::FirstPeer;
 use super::identity::Peer;
 use super::policy::{self, Grant};
@@ -41,8 +42,8 @@ impl Authorized {
 /// rejections that are only audited.
 ///
 /// # Errors
-/// Under `enforce`, returns the pick, so that another endpoint can be tried, and the rejection.
-pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
+/// Under `enforce`, returns the rejection, and the permit for another endpoint.
+pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, FailedTry> {
     let snapshot = data_path.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().requires_waypoint());
     let callers = (peer, pick.route().first_peer());
@@ -62,7 +63,7 @@ pub fn run(data_path: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, 
         return Ok(Authorized(pick));
     }
     record_outcome(data_path, peer, endpoint, PolicyOutcome::Refused, &refusal);
-    Err((pick, refusal.to_string()))
+    Err(pick.failed(Reason::PolicyDenied, refusal.to_string()))
 }
 
 /// Evaluates the grant of an open tunnel again: exposure with its limits, then the current

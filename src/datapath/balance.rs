@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::info;
 
+use crate::reason::Reason;
 use crate::snapshot::{
     Endpoint, EndpointSet, EndpointState, InFlight, LINK_FACTOR_ONE, LinkFactors, Load, Part,
 };
@@ -36,15 +37,38 @@ impl Pick {
         self.permit.route()
     }
 
-    /// Returns the permit after a failed dial, for another endpoint.
+    /// Returns the permit, for another endpoint.
     pub fn into_permit(self) -> Permit {
         self.permit
+    }
+
+    /// Ends the pick, because its endpoint rejects the tunnel or cannot be dialled.
+    pub fn failed(self, reason: Reason, detail: String) -> FailedTry {
+        FailedTry {
+            reason,
+            detail,
+            endpoint: self.endpoint,
+            permit: self.permit,
+        }
     }
 
     /// Splits the pick after a successful dial.
     pub fn into_parts(self) -> (Permit, Arc<Endpoint>, InFlight) {
         (self.permit, self.endpoint, self.in_flight)
     }
+}
+
+/// A pick that led to no connection, with the permit for another one.
+#[derive(Debug)]
+pub struct FailedTry {
+    /// Reason for the failure.
+    pub reason: Reason,
+    /// Explanation of the failure, such as the error of the operating system.
+    pub detail: String,
+    /// Endpoint that failed.
+    pub endpoint: Arc<Endpoint>,
+    /// Permit for another endpoint.
+    pub permit: Permit,
 }
 
 /// Picks an endpoint that is not in `tried`, with the factors of the peer's links.

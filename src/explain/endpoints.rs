@@ -1,10 +1,10 @@
 //! Candidate endpoints of a tunnel: the groups, the pick probability of each endpoint, and the
 //! workloads that cannot be picked.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::datapath::forward::establish::POLICY_REFUSALS_MAX;
+use crate::datapath::forward::tries::{REJECTIONS_MAX, rejection_scope};
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
 use crate::datapath::route::{self, Route};
@@ -342,47 +342,63 @@ fn candidates<'a>(
 }
 
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
-/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] rejections. Answers of other gateways
-/// are not predicted.
+/// ejected first, and leaves out a [`rejection_scope`] after [`REJECTIONS_MAX`] rejections. Answers
+/// of other gateways are not predicted.
 fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Result<(), Reason>> {
-    let has = |is_in: &dyn Fn(&Candidate<'_>) -> bool, reason: Option<Reason>| {
-        let mut among = candidates.iter().filter(|one| is_in(one));
-        among.any(|one| one.reason() == reason)
-    };
-    let refusals = |is_in: &dyn Fn(&Candidate<'_>) -> bool| {
-        let refused = candidates.iter().filter(|one| is_in(one));
-        let refused = refused.filter(|one| one.reason() == Some(Reason::PolicyDenied));
-        refused.count()
-    };
-    let is_healthy = |one: &Candidate<'_>| !one.is_ejected;
-    let denied = Err(Reason::PolicyDenied);
     if candidates.is_empty() {
         return vec![Err(without)];
     }
-    for is_in in [&is_healthy as &dyn Fn(&Candidate<'_>) -> bool, &|_| true] {
-        let is_denied = refusals(is_in) >= POLICY_REFUSALS_MAX;
-        if has(is_in, None) {
-            return [Ok(())]
-                .into_iter()
-                .chain(is_denied.then_some(denied))
-                .collect();
-        }
-        if is_denied {
-            return vec![denied];
+    let serves = |one: &&Candidate<'_>| one.reason().is_none();
+    let is_healthy = |one: &&Candidate<'_>| !one.is_ejected;
+    let all: Vec<_> = candidates.iter().collect();
+    let healthy: Vec<_> = candidates.iter().filter(is_healthy).collect();
+    let first_serves = healthy.iter().any(serves);
+    let later = leave_out(&all, &healthy);
+    if !first_serves && !later.iter().any(serves) {
+        // None of the endpoints serves, and the reason is that of the last try.
+        let mut last = later;
+        last.retain(|one| one.is_ejected);
+        return ends(if last.is_empty() { &all } else { &last }).collect();
+    }
+    let left = if first_serves {
+        later
+    } else {
+        leave_out(&later, &later)
+    };
+    if left.iter().any(serves) {
+        return vec![Ok(())];
+    }
+    // The draws may leave out all that serve.
+    let opened_or_denied = [Ok(()), Err(Reason::PolicyDenied)];
+    let others = ends(&left).filter(|end| !opened_or_denied.contains(end));
+    opened_or_denied.into_iter().chain(others).collect()
+}
+
+/// Returns the candidates outside the scopes that are left out if all of `tried` were tried.
+fn leave_out<'a>(all: &[&'a Candidate<'a>], tried: &[&Candidate<'_>]) -> Vec<&'a Candidate<'a>> {
+    let mut rejections = HashMap::new();
+    for one in tried {
+        if one.reason() == Some(Reason::PolicyDenied) {
+            *rejections.entry(rejection_scope(one.endpoint)).or_insert(0) += 1;
         }
     }
-    // None of the endpoints serves, and the reason is that of the last try.
-    let is_last = |one: &Candidate<'_>| one.is_ejected || candidates.iter().all(is_healthy);
+    let is_left = |one: &&&Candidate<'_>| {
+        let count = rejections.get(&rejection_scope(one.endpoint));
+        count.is_none_or(|count| *count < REJECTIONS_MAX)
+    };
+    all.iter().filter(is_left).copied().collect()
+}
+
+/// Returns the reasons for which candidates fail.
+fn ends(candidates: &[&Candidate<'_>]) -> impl Iterator<Item = Result<(), Reason>> {
     let reasons = [
         Reason::PolicyDenied,
         Reason::DialDenied,
         Reason::GatewayUntrusted,
         Reason::WorkloadUntrusted,
     ];
-    let reasons = reasons
-        .into_iter()
-        .filter(|reason| has(&is_last, Some(*reason)));
-    reasons.map(Err).collect()
+    let is_met = |reason: &Reason| candidates.iter().any(|one| one.reason() == Some(*reason));
+    reasons.into_iter().filter(is_met).map(Err)
 }
 
 fn row(
@@ -510,5 +526,70 @@ fn why_unused(
             Some(subset) => format!("not in subset {subset}"),
             None => "excluded by `traffic` for this name".to_owned(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::snapshot::{EndpointState, RemoteGateway};
+
+    use super::*;
+
+    fn candidate(network: &str, reason: Option<Reason>, is_ejected: bool) -> Candidate<'static> {
+        let remote = RemoteGateway {
+            network: network.into(),
+            cluster: Arc::default(),
+            identities: Box::default(),
+            other_addresses: Box::default(),
+        };
+        let endpoint = Endpoint {
+            definition: Arc::default(),
+            address: ([192, 0, 2, 1], 15008).into(),
+            protocol: Protocol::Hbone,
+            remote: (!network.is_empty()).then(|| remote.into()),
+            weight: 1,
+            state: Arc::new(EndpointState::default()),
+        };
+        let detail = String::new();
+        Candidate {
+            endpoint: Box::leak(Box::new(endpoint)),
+            group: 0,
+            probability: 0.1,
+            factor: 1.0,
+            is_ejected,
+            prediction: Prediction {
+                failure: reason.map(|reason| Failure { reason, detail }),
+                audited: None,
+            },
+        }
+    }
+
+    #[test]
+    fn three_rejections_leave_out_one_network() {
+        use Reason::{GatewayUntrusted, PolicyDenied};
+        let (opened, denied, untrusted) = (Ok(()), Err(PolicyDenied), Err(GatewayUntrusted));
+        let west = |reason| candidate("west", reason, true);
+        let here = |is_ejected| candidate("", None, is_ejected);
+        for (denials, others, want) in [
+            (2, vec![here(false)], vec![opened]),
+            (3, vec![here(false)], vec![opened, denied]),
+            (
+                3,
+                vec![here(false), west(Some(GatewayUntrusted))],
+                vec![opened, denied, untrusted],
+            ),
+            (3, vec![here(false), west(None)], vec![opened]),
+            // An ejected endpoint comes after the three.
+            (3, vec![here(true)], vec![denied]),
+            (
+                3,
+                vec![here(true), west(Some(GatewayUntrusted))],
+                vec![untrusted],
+            ),
+        ] {
+            let denials = (0..denials).map(|_| candidate("", Some(PolicyDenied), false));
+            let all: Vec<_> = denials.chain(others).collect();
+            assert_eq!(possible_outcomes(&all, Reason::NoEndpoint), want);
+        }
     }
 }

@@ -190,12 +190,13 @@ impl Reason {
 
     /// Returns true if the same tunnel may try another endpoint of the service.
     ///
-    /// True only for failed dials: no byte of the tunnel was sent, and another endpoint may
-    /// succeed.
+    /// True only for failed tries: no byte of the tunnel was sent, and another endpoint may
+    /// succeed. After a loop, only the first gateway of the tunnel may.
     pub const fn is_retriable(self) -> bool {
         matches!(
             self,
-            Self::DialDenied
+            Self::PolicyDenied
+                | Self::DialDenied
                 | Self::GatewayUnreachable
                 | Self::GatewayUntrusted
                 | Self::RemoteRejected
@@ -211,6 +212,7 @@ impl Reason {
             Self::DialRefused
                 | Self::DialTimeout
                 | Self::DialFailed
+                | Self::GatewayLoop
                 | Self::RemoteUnavailable
                 | Self::WorkloadUntrusted
                 | Self::WorkloadUnreachable

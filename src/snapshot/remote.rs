@@ -10,7 +10,7 @@ use super::mesh::Workload;
 pub(super) const GATEWAY_RECORD: &str = "NetworkGateway/";
 
 /// Gateway of another network, through which an endpoint is reached.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RemoteGateway {
     /// Network behind the gateway.
     pub network: Arc<str>,

@@ -21,6 +21,8 @@ pub(super) struct RemoteInstances {
     gateways: Shards<Arc<str>, Arc<[Gateway]>>,
     /// Instances by `namespace/hostname` of their service.
     services: Shards<Arc<str>, Arc<Instances>>,
+    /// Number of services behind each gateway of `services`, by address and form.
+    counts: Shards<(SocketAddr, Arc<RemoteGateway>), usize>,
 }
 
 /// Instances of one service.
@@ -148,6 +150,7 @@ impl RemoteInstances {
             self.gateways
                 .set(network, (!list.is_empty()).then_some(list));
         }
+        let mut counted: HashMap<_, isize> = HashMap::new();
         for name in &touched {
             let old = self.services.get(name).cloned().unwrap_or_default();
             let none = Changes::new();
@@ -162,9 +165,20 @@ impl RemoteInstances {
             let behind = self.behind(&list, rules, own_network, known);
             let list = list.into();
             let instances = Arc::new(Instances { list, behind });
+            for (of, change) in [(&old, -1), (&instances, 1)] {
+                for ((_, address), gateway) in &of.behind {
+                    let key = (*address, Arc::clone(&gateway.remote));
+                    *counted.entry(key).or_default() += change;
+                }
+            }
             let is_used = !instances.list.is_empty();
             self.services
                 .set(Arc::clone(name), is_used.then_some(instances));
+        }
+        for (key, change) in counted.into_iter().filter(|(_, change)| *change != 0) {
+            let count = self.counts.get(&key).copied().unwrap_or_default();
+            let count = count.saturating_add_signed(change);
+            self.counts.set(key, (count > 0).then_some(count));
         }
         Applied {
             services: touched,
@@ -190,15 +204,12 @@ impl RemoteInstances {
         Arc::new(now)
     }
 
-    /// Returns whether a gateway is one of those with an address, in the same form. Looks at all
-    /// services only if it has no record.
-    pub(super) fn contains(&self, known: &RemoteGateway, address: SocketAddr) -> bool {
-        if let Some(gateway) = self.recorded(&known.network, address) {
-            return *gateway.remote == *known;
+    /// Returns whether a gateway is one of those with an address, in the same form.
+    pub(super) fn contains(&self, known: &Arc<RemoteGateway>, address: SocketAddr) -> bool {
+        match self.recorded(&known.network, address) {
+            Some(gateway) => gateway.remote == *known,
+            None => self.counts.contains_key(&(address, Arc::clone(known))),
         }
-        let key = (Arc::clone(&known.network), address);
-        let mut services = self.services.values();
-        services.any(|of| of.behind.get(&key).is_some_and(|it| *it.remote == *known))
     }
 
     /// Returns the gateway at an address that has a record.
@@ -344,11 +355,28 @@ impl RemoteInstances {
                 .entry(key)
                 .or_insert_with(|| Arc::clone(&gateway.remote));
         }
-        for ((network, address), of) in self.services.values().flat_map(|of| &of.behind) {
-            let key = (*address, Arc::clone(network));
-            known.entry(key).or_insert_with(|| Arc::clone(&of.remote));
+        for (address, gateway) in self.counts.keys() {
+            let key = (*address, Arc::clone(&gateway.network));
+            known.entry(key).or_insert_with(|| Arc::clone(gateway));
         }
         known
+    }
+
+    /// Asserts that each gateway has the number of services behind it.
+    #[cfg(test)]
+    pub(super) fn assert_counts(&self) {
+        let mut counts = HashMap::new();
+        for ((_, address), of) in self.services.values().flat_map(|of| &of.behind) {
+            *counts
+                .entry((*address, Arc::clone(&of.remote)))
+                .or_insert(0) += 1;
+        }
+        let kept: HashMap<_, _> = self
+            .counts
+            .iter()
+            .map(|(key, count)| (key.clone(), *count))
+            .collect();
+        assert_eq!(kept, counts);
     }
 
     /// Returns the endpoints of a service port behind the gateways of these clusters. A network

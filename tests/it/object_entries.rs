@@ -233,45 +233,52 @@ fn a_mesh_is_compared_with_the_policies_in_use_while_their_files_are_unusable() 
 }
 
 #[test]
-fn a_binding_of_an_object_whose_port_is_in_use_stops_no_start_and_opens_later() {
-    run(async {
-        let net = Net::new();
-        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
-        let listen = net.address(2, 8080);
-        let _ = write!(
-            settings.exposure,
-            "  files: [objects]\n  bindings: {{addresses: {}/32}}\n",
-            listen.ip()
-        );
-        let spec = "spec: {remote: [{cluster: west, services: [{name: pay.global, port: 8080}]}]}";
-        let binding = object(
-            "multicluster.istio.io/v1alpha1",
-            "RemoteServiceBinding",
-            spec,
-        );
-        let taken = net.listen(2, 8080).await;
-        let gateway = started(&settings, &binding).await;
-        let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
-        let client = gateway.client(identities()).await;
-        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+fn a_binding_of_an_object_whose_port_is_in_use_opens_after_a_change_of_the_mesh() {
+    run(is_opened_by("mesh.yaml"));
+}
+
+#[test]
+fn a_binding_of_an_object_whose_port_is_in_use_opens_after_a_change_of_the_certificate() {
+    run(is_opened_by("gateway.crt"));
+}
+
+/// Asserts that a binding whose port is in use stops no start, and opens after a change of a file.
+async fn is_opened_by(file: &str) {
+    let net = Net::new();
+    let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+    let listen = net.address(2, 8080);
+    let _ = write!(
+        settings.exposure,
+        "  files: [objects]\n  bindings: {{addresses: {}/32}}\n",
+        listen.ip()
+    );
+    let spec = "spec: {remote: [{cluster: west, services: [{name: pay.global, port: 8080}]}]}";
+    let binding = object(
+        "multicluster.istio.io/v1alpha1",
+        "RemoteServiceBinding",
+        spec,
+    );
+    let taken = net.listen(2, 8080).await;
+    let gateway = started(&settings, &binding).await;
+    let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+    let client = gateway.client(identities()).await;
+    echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+    gateway
+        .logged("listener `binding pay.global:8080` is not open")
+        .await;
+    assert!(
         gateway
-            .logged("listener `binding pay.global:8080` is not open")
-            .await;
-        assert!(
-            gateway
-                .metric("strait_reload_total{what=\"objects\",result=\"error\"}")
-                .await
-                > 0.5
-        );
-        drop(taken);
-        replace(
-            &gateway.file("mesh.yaml"),
-            &format!("{}# again\n", settings.mesh),
-        );
-        let connected = async || TcpStream::connect(listen).await;
-        let _ = until("a listener", connected, Result::is_ok).await;
-        reloaded(&gateway, "ok", 1.0).await;
-    });
+            .metric("strait_reload_total{what=\"objects\",result=\"error\"}")
+            .await
+            > 0.5
+    );
+    drop(taken);
+    let file = gateway.file(file);
+    let text = std::fs::read_to_string(&file).expect("a file");
+    replace(&file, &format!("{text}\n"));
+    let connected = async || TcpStream::connect(listen).await;
+    let _ = until("a listener", connected, Result::is_ok).await;
+    reloaded(&gateway, "ok", 1.0).await;
 }
 
 #[test]

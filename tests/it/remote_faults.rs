@@ -19,7 +19,8 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::support::{ECHO, Gateway, Net, Settings, echoes, identities, run};
+use crate::bindings::{bound, connect};
+use crate::support::{ECHO, Gateway, Net, Settings, echoes, identities, run, try_echo};
 
 const WEST_GATEWAY: &str = "spiffe://west.local/ns/istio-system/sa/eastwest";
 /// Service of a network with the faulty gateway alone.
@@ -27,6 +28,8 @@ const ALONE: &str = "secret.app.svc.cluster.local:80";
 const TUNNELS: usize = 20;
 /// Tunnels on one connection of Envoy, and of the pool (docs/wire-contract.md 1.2).
 const STREAMS: u32 = 100;
+/// Number of gateways of a network that all reject.
+const MANY: u8 = 12;
 /// Time from the first CONNECT of a connection to its silence.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
 
@@ -69,8 +72,8 @@ struct Shared {
 }
 
 impl Remote {
-    async fn start(net: Net, fault: Fault) -> Self {
-        let listener = net.listen(1, 15008).await;
+    /// Starts one gateway, or several alike at the first hosts of `net`.
+    async fn start(net: Net, fault: Fault, count: u8) -> Self {
         let east = TrustedDomain {
             name: "east.local".into(),
             issuers: None,
@@ -80,7 +83,10 @@ impl Remote {
         let config = tls::endpoint_server_config(&material, vec![east]);
         let acceptor = TlsAcceptor::from(config.expect("a configuration"));
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, acceptor, fault));
+        for host in 1..=count {
+            let listener = net.listen(host, 15008).await;
+            tasks.spawn(accept(listener, acceptor.clone(), fault));
+        }
         Self { _tasks: tasks }
     }
 }
@@ -196,25 +202,38 @@ async fn echo_after(
 }
 
 /// Gateway of network east. [`ECHO`] is behind both gateways of network west, and [`ALONE`] behind
-/// the faulty one, as the only gateway of network north.
+/// the faulty one, as the only gateway of network north. If there are many faulty ones, they are
+/// the gateways of west and north, and the good one is that of network south.
 struct Rig {
     gateway: Gateway,
     client: Client,
+    /// Address of a binding for [`ECHO`].
+    bound: SocketAddr,
     _remotes: [Remote; 2],
 }
 
 impl Rig {
     async fn start(fault: Fault) -> Self {
+        Self::start_with(fault, 1).await
+    }
+
+    async fn start_with(fault: Fault, faulty_count: u8) -> Self {
         let (faulty, good) = (Net::new(), Net::new());
         let remotes = [
-            Remote::start(faulty, fault).await,
-            Remote::start(good, Fault::None).await,
+            Remote::start(faulty, fault, faulty_count).await,
+            Remote::start(good, Fault::None, 1).await,
         ];
         let mut settings = Settings::new(Net::new(), identities());
         settings.mesh = mesh();
         settings.exposure = [ECHO, ALONE].map(exposure).concat();
-        let [faulty, good] = [faulty, good].map(|net| net.address(1, 15008));
-        settings.more += &networks(faulty, good);
+        let bound = bound(settings.net);
+        let faulty: Vec<_> = (1..=faulty_count)
+            .map(|host| faulty.address(host, 15008))
+            .collect();
+        settings.more += &networks(&faulty, good.address(1, 15008));
+        settings.more += &format!(
+            "bindings: [{{cluster: west, service: \"{ECHO}\", listen: \"{bound}\", inner: tcp}}]\n"
+        );
         let mut gateway = Gateway::spawn(&settings, |folder| {
             if fault == Fault::Issuer {
                 let identities = identities();
@@ -233,6 +252,7 @@ impl Rig {
         Self {
             gateway,
             client,
+            bound,
             _remotes: remotes,
         }
     }
@@ -276,16 +296,22 @@ fn mesh() -> String {
      ports: {{80: 9000}}}}\n"
         )
     };
-    let instance = |name: &str, network: &str| {
+    let instance = |name: &str, network: &str, capacity: u32| {
         format!(
             "  - {{uid: \"{network}/{name}\", name: {name}-0, namespace: app, serviceAccount: echo,
      trustDomain: west.local, clusterId: west, network: {network}, workloadIps: [\"10.0.0.1\"],
-     protocol: HBONE, workloadName: {name},
+     protocol: HBONE, capacity: {capacity}, workloadName: {name},
      services: {{app/{name}.app.svc.cluster.local: {{80: 9000}}}}}}\n"
         )
     };
     let services = ["echo", "secret"].map(service).concat();
-    let instances = [instance("echo", "west"), instance("secret", "north")].concat();
+    // Almost all tunnels try network west first.
+    let instances = [
+        instance("echo", "west", 1000),
+        instance("echo", "south", 1),
+        instance("secret", "north", 1),
+    ]
+    .concat();
     format!("services:\n{services}policies: []\nworkloads:\n{instances}")
 }
 
@@ -293,20 +319,20 @@ fn exposure(service: &str) -> String {
     format!("    - {{service: \"{service}\", to: [{{cluster: west}}], transit: always}}\n")
 }
 
-fn networks(faulty: SocketAddr, good: SocketAddr) -> String {
-    let network = |name: &str, gateways: &str| {
+fn networks(faulty: &[SocketAddr], good: SocketAddr) -> String {
+    let network = |name: &str, gateways: &[SocketAddr]| {
+        let gateways: Vec<_> = gateways.iter().map(|one| format!("\"{one}\"")).collect();
         format!(
             "  - {{name: {name}, cluster: west, identities: [\"{WEST_GATEWAY}\"],
-     gateways: [{gateways}]}}\n"
+     gateways: [{}]}}\n",
+            gateways.join(", ")
         )
     };
-    let both = format!("\"{faulty}\", \"{good}\"");
-    let alone = format!("\"{faulty}\"");
-    format!(
-        "networks:\n{}{}",
-        network("west", &both),
-        network("north", &alone)
-    )
+    let of_echo = match faulty {
+        [one] => network("west", &[*one, good]),
+        many => network("west", many) + &network("south", &[good]),
+    };
+    format!("networks:\n{of_echo}{}", network("north", faulty))
 }
 
 fn determine_clusters_by_issuers(folder: &Path) {
@@ -437,6 +463,27 @@ fn an_outcome_becomes_the_reason_and_another_gateway_takes_the_tunnel() {
             let text = format!("the gateway answered 503, outcome {label}");
             check(Fault::Reject(outcome), reason, &text).await;
         }
+    });
+}
+
+#[test]
+fn many_gateways_that_reject_cost_three_connects_and_another_network_takes_the_tunnel() {
+    run(async {
+        let fault = Fault::Reject(Some("unknown_service"));
+        let rig = Rig::start_with(fault, MANY).await;
+        rig.no_tunnel_fails().await;
+        let rejected = rig.failed_dials().await;
+        assert!(
+            (1.0..=3.0 * TUNNELS as f64).contains(&rejected),
+            "{rejected}"
+        );
+        let text = "the gateway answered 503, outcome unknown_service";
+        rig.is_rejected("remote_rejected", text).await;
+        assert_eq!(rig.failed_dials().await - rejected, 3.0);
+        // A binding uses north too, whose instances of the service are unknown.
+        let mut client = connect(rig.bound).await;
+        try_echo(&mut client).await.expect("an open connection");
+        assert!(rig.failed_dials().await - rejected <= 9.0);
     });
 }
 

@@ -15,16 +15,16 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, EndpointSet, InFlight};
+use crate::snapshot::{EndpointSet, InFlight};
 
 use super::DataPath;
 use super::accept::{TcpKeepaliveSettings, set_options};
 use super::authorize::Authorized;
-use super::balance::Pick;
+use super::balance::{FailedTry, Pick};
 use super::identity::Peer;
 use super::io::endpoint::EndpointStream;
 use super::limits::pool::{LimitReached, TunnelDescriptor};
-use super::policy::{Grant, Permit};
+use super::policy::Grant;
 
 /// A connection to an endpoint.
 #[derive(Debug)]
@@ -51,19 +51,6 @@ impl Upstream {
     }
 }
 
-/// A failed dial, with the permit for another attempt.
-#[derive(Debug)]
-pub struct DialError {
-    /// Reason for the failure.
-    pub reason: Reason,
-    /// Explanation of the failure, such as the error of the operating system.
-    pub detail: String,
-    /// Endpoint that failed.
-    pub endpoint: Arc<Endpoint>,
-    /// Permit for another endpoint.
-    pub permit: Permit,
-}
-
 /// Longest wait for one endpoint. One lost SYN fits: the kernel sends the next one after 1 s.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for all endpoints of one tunnel: ztunnel waits as long for its own dial.
@@ -86,7 +73,7 @@ pub async fn run(
     peer: &Peer,
     authorized: Authorized,
     deadline: Instant,
-) -> Result<Upstream, DialError> {
+) -> Result<Upstream, FailedTry> {
     let pick = authorized.into_pick();
     let address = pick.endpoint().address;
     let started = Instant::now();
@@ -118,15 +105,7 @@ pub async fn run(
             data_path.metrics.dial_succeeded(time);
             Ok(Upstream::new(pick, stream, descriptor))
         }
-        Err((reason, detail)) => {
-            let endpoint = Arc::clone(pick.endpoint());
-            Err(DialError {
-                reason,
-                detail,
-                endpoint,
-                permit: pick.into_permit(),
-            })
-        }
+        Err((reason, detail)) => Err(pick.failed(reason, detail)),
     }
 }
 

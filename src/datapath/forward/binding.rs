@@ -32,6 +32,7 @@ use crate::telemetry::{ConnectionGuard, Record, handshake_refused};
 
 use super::establish::{destination, remote_network};
 use super::open::revoke_delay;
+use super::tries::Tries;
 
 /// Connection of a local client.
 #[derive(Debug)]
@@ -275,14 +276,15 @@ async fn pick_and_open(
 ) -> Result<Upstream, Reason> {
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let endpoints = binding.endpoints.load(&data_path.reader.load());
-    let (mut tried, mut reason) = (Vec::new(), Reason::NoEndpoint);
+    // No gateway is before this one, so a loop ends the way through the picked gateway alone.
+    let (mut tries, mut reason) = (Tries::new(data_path, true), Reason::NoEndpoint);
     let links = data_path.link_factors(peer);
     if endpoints.endpoints.is_empty() {
         let clusters = binding.clusters();
         record.set_detail(format!("no gateway of {clusters} has an address"));
     }
     while Instant::now() < deadline
-        && let Some(endpoint) = balance::choose(&endpoints, &tried, &links).cloned()
+        && let Some(endpoint) = balance::choose(&endpoints, &tries.tried, &links).cloned()
     {
         if remote::avoid(data_path, &endpoints, &endpoint) {
             continue;
@@ -297,7 +299,7 @@ async fn pick_and_open(
         let started = Instant::now();
         let target = (binding, account);
         let pick = (&*endpoints, &*endpoint);
-        let try_end = remote::deadline_of_try(data_path, pick.0, pick.1, &tried, deadline);
+        let try_end = remote::deadline_of_try(data_path, pick.0, pick.1, &tries.tried, deadline);
         let opened = open(data_path, pick, target, try_end);
         let failure = match Box::pin(opened).await {
             Ok(stream) => {
@@ -313,20 +315,10 @@ async fn pick_and_open(
             Err(failure) => failure,
         };
         reason = failure.reason;
-        data_path.metrics.dial_failed(reason);
         record.set_detail(failure.detail);
-        // No gateway is before this one, so a loop ends the way through this gateway alone.
-        let is_loop = reason == Reason::GatewayLoop;
-        if !(reason.is_retriable() || is_loop) {
+        if !tries.retry_after(reason, &endpoints, endpoint) {
             break;
         }
-        if reason != Reason::DialDenied {
-            data_path.reader.request_refresh(&endpoint);
-        }
-        if reason.ejects_endpoint() || is_loop {
-            balance::eject_after_failure(&endpoints, &endpoint, &data_path.metrics);
-        }
-        tried.push(endpoint);
     }
     Err(reason)
 }

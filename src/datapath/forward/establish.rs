@@ -17,13 +17,7 @@ use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
 
 use super::open::{Open, StreamGuards};
-
-/// Number of endpoints whose policies may reject one tunnel before the tunnel is rejected.
-///
-/// Policies usually apply to a whole service and reject at each of its endpoints. More tries
-/// would only be work that a peer can cause. Policies that apply to some endpoints, such as a
-/// canary, are likely to leave others.
-pub const POLICY_REFUSALS_MAX: usize = 3;
+use super::tries::Tries;
 
 /// Tunnel that has no endpoint yet.
 #[derive(Debug)]
@@ -189,7 +183,7 @@ async fn pick_and_dial(
         ));
         return Err(Reason::DropOverload);
     }
-    let (mut tried, mut refused) = (Vec::new(), 0);
+    let mut tries = Tries::new(data_path, permit.route().is_from_client());
     let links = data_path.link_factors(peer);
     let mut reason = permit.route().reason_without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()
@@ -198,50 +192,31 @@ async fn pick_and_dial(
         record.set_detail(why);
     }
     while Instant::now() < deadline {
-        let Ok(pick) = balance::pick(permit, &tried, &links) else {
+        let Ok(pick) = balance::pick(permit, &tries.tried, &links) else {
             break;
         };
-        if dial::remote::avoid(data_path, pick.route().endpoints(), pick.endpoint()) {
+        let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
+        if dial::remote::avoid(data_path, endpoints, endpoint) {
             permit = pick.into_permit();
             continue;
         }
-        let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
+        let tried = &tries.tried;
         let try_end =
-            dial::remote::deadline_of_try(data_path, endpoints, endpoint, &tried, deadline);
-        let authorized = match authorize::run(data_path, peer, pick) {
-            Ok(authorized) => authorized,
-            Err((pick, why)) => {
-                reason = Reason::PolicyDenied;
-                record.set_detail(why);
-                refused += 1;
-                if refused == POLICY_REFUSALS_MAX {
-                    break;
-                }
-                tried.push(Arc::clone(pick.endpoint()));
-                permit = pick.into_permit();
-                continue;
-            }
+            dial::remote::deadline_of_try(data_path, endpoints, endpoint, tried, deadline);
+        let dialled = match authorize::run(data_path, peer, pick) {
+            Ok(authorized) => dial::run(data_path, peer, authorized, try_end).await,
+            Err(denied) => Err(denied),
         };
-        let failed = match dial::run(data_path, peer, authorized, try_end).await {
+        let failed = match dialled {
             Ok(upstream) => return Ok(upstream),
             Err(failed) => failed,
         };
         reason = failed.reason;
-        data_path.metrics.dial_failed(reason);
         record.set_detail(failed.detail);
-        let is_loop = reason == Reason::GatewayLoop && failed.permit.route().is_from_client();
-        if !(reason.is_retriable() || is_loop) {
+        permit = failed.permit;
+        if !tries.retry_after(reason, permit.route().endpoints(), failed.endpoint) {
             break;
         }
-        if reason != Reason::DialDenied {
-            data_path.reader.request_refresh(&failed.endpoint);
-        }
-        if reason.ejects_endpoint() || is_loop {
-            let endpoints = failed.permit.route().endpoints();
-            balance::eject_after_failure(endpoints, &failed.endpoint, &data_path.metrics);
-        }
-        tried.push(failed.endpoint);
-        permit = failed.permit;
     }
     Err(reason)
 }

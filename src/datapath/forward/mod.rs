@@ -16,6 +16,7 @@ pub mod open;
 pub mod passthrough;
 pub mod setup;
 mod sni;
+pub mod tries;
 pub mod tunnel_copy;
 pub mod turn;
 

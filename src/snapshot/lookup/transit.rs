@@ -56,7 +56,7 @@ impl Snapshot {
     }
 
     /// Returns whether a gateway is still one of another network, in the same form.
-    pub fn has_gateway(&self, known: &RemoteGateway, address: SocketAddr) -> bool {
+    pub fn has_gateway(&self, known: &Arc<RemoteGateway>, address: SocketAddr) -> bool {
         self.index.remote.contains(known, address)
     }
 

@@ -1,14 +1,18 @@
 //! Gateways with several addresses, and changes of gateways under open tunnels.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::datapath::balance::choose;
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
+use crate::datapath::forward::tries::Tries;
+use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Template, Workload};
-use crate::snapshot::{Endpoint, NetworkRule, NetworkTable, Publisher, Snapshot};
+use crate::snapshot::{Endpoint, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher, Snapshot};
 
 use super::{always, assert_shares, gateway, locality, pods, service, spread};
 
@@ -205,6 +209,58 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let short = Instant::now() + std::time::Duration::from_secs(2);
     let first = remote::deadline_of_try(&own, &three, &three.endpoints[0], &[], short);
     assert_eq!(first, short, "less than three seconds are not divided");
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and_no_others() {
+    let gateways =
+        |network, places: std::ops::Range<u8>| places.map(move |at| gateway(network, at));
+    let second_cluster = gateways("west", 20..24)
+        .map(|one| changed(one, |template| template.cluster = "west-2".into()));
+    let gateways = gateways("west", 1..11).chain(gateways("north", 30..32));
+    let instances = [pods("east", 5), pods("west", 1), pods("north", 1)].concat();
+    let snapshot = spread([instances, gateways.chain(second_cluster).collect()].concat());
+    let set = always(&snapshot);
+    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    let tried = |reason| {
+        let (mut tries, mut counts) = (Tries::new(&own, true), BTreeMap::new());
+        while let Some(endpoint) = choose(set, &tries.tried, NO_LINK_FACTORS).cloned() {
+            let cluster = Arc::clone(&endpoint.definition.cluster);
+            *counts.entry(cluster.to_string()).or_insert(0) += 1;
+            assert!(tries.retry_after(reason, set, endpoint));
+        }
+        counts.into_values().collect::<Vec<_>>()
+    };
+    let (rejected, all) = ([3, 2, 3, 3], [5, 2, 10, 4]);
+    for (reason, want) in [
+        (Reason::RemoteRejected, rejected),
+        (Reason::PolicyDenied, rejected),
+        (Reason::RemoteBusy, all),
+        (Reason::RemoteUnavailable, all),
+    ] {
+        assert_eq!(tried(reason), want, "{reason}: east, north, west, west-2");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
+    let snapshot = spread(
+        [
+            pods("west", 1),
+            vec![gateway("west", 1), gateway("west", 2)],
+        ]
+        .concat(),
+    );
+    let set = always(&snapshot);
+    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    for is_from_client in [false, true] {
+        let mut tries = Tries::new(&own, is_from_client);
+        let endpoint = Arc::clone(&set.endpoints[0]);
+        let retries = tries.retry_after(Reason::GatewayLoop, set, endpoint);
+        assert_eq!(retries, is_from_client);
+        let is_ejected = set.endpoints[0].state.is_ejected(Instant::now());
+        assert_eq!(is_ejected, is_from_client);
+    }
 }
 
 #[test]

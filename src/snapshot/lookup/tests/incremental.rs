@@ -7,7 +7,7 @@ use fastrand::Rng;
 
 use super::{address_suffixes, build_snapshot, exposed, found, names, service, trust, workload};
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{self, Mesh, Workload};
+use crate::snapshot::mesh::{self, GatewayAddress, Mesh, Place, Workload};
 use crate::snapshot::{ExposureTable, NameTable, ServiceVisibility, Snapshot};
 
 /// Returns, for each name and each of two callers, the service, whether the caller may reach it,
@@ -72,7 +72,24 @@ fn drawn_workload(rng: &mut Rng) -> Workload {
     workload.uid = format!("uid-{}", rng.u8(..6)).into();
     workload.healthy = rng.u8(..5) > 0;
     workload.network = (*rng.choice(&["", "east", "west"]).expect("a network")).into();
+    workload.cluster = (*rng.choice(&["", "west", "north"]).expect("a cluster")).into();
+    workload.network_gateway = rng.bool().then(|| {
+        let place = Place::Address("west".to_owned(), [192, 0, 2, rng.u8(..3)].into());
+        Arc::new(GatewayAddress { place, port: 15008 })
+    });
     workload
+}
+
+/// Returns the record of a gateway of network west.
+fn drawn_record(rng: &mut Rng) -> Workload {
+    let at = rng.u8(..3);
+    Workload {
+        uid: format!("NetworkGateway/west/192.0.2.{at}/15008").into(),
+        addresses: [[192, 0, 2, at].into()].into(),
+        services: [].into(),
+        network_gateway: None,
+        ..drawn_workload(rng)
+    }
 }
 
 fn drawn_exposure(rng: &mut Rng) -> ExposureTable {
@@ -98,26 +115,35 @@ fn drawn_names(rng: &mut Rng) -> NameTable {
     ])
 }
 
+/// Adds, replaces and removes some services and workloads.
+fn change_some(mesh: &mut Mesh, rng: &mut Rng) {
+    for _ in 0..rng.u8(..4) {
+        let (service, mut workload) = (drawn_service(rng), drawn_workload(rng));
+        if rng.u8(..8) == 0 {
+            workload = drawn_record(rng);
+        }
+        let name: Arc<str> = format!("{}/{}", service.namespace, service.hostname).into();
+        match rng.u8(..8) {
+            0..2 => drop(mesh.services.remove(&name)),
+            2..4 => drop(mesh.services.insert(name, Arc::new(service))),
+            4 => drop(mesh.workloads.remove(&workload.uid)),
+            _ => drop(
+                mesh.workloads
+                    .insert(workload.uid.clone(), Arc::new(workload)),
+            ),
+        }
+    }
+}
+
 #[test]
 fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_nothing() {
+    let mut steps_by_gateways = [0; 4];
     for seed in 0..24 {
         let mut rng = Rng::with_seed(seed);
         let mut mesh = Mesh::default();
         let mut snapshot = build_snapshot(mesh.clone(), names(&[]), ExposureTable::new(false));
         for step in 0..40 {
-            for _ in 0..rng.u8(..4) {
-                let (service, workload) = (drawn_service(&mut rng), drawn_workload(&mut rng));
-                let name: Arc<str> = format!("{}/{}", service.namespace, service.hostname).into();
-                match rng.u8(..8) {
-                    0..2 => drop(mesh.services.remove(&name)),
-                    2..4 => drop(mesh.services.insert(name, Arc::new(service))),
-                    4 => drop(mesh.workloads.remove(&workload.uid)),
-                    _ => drop(
-                        mesh.workloads
-                            .insert(workload.uid.clone(), Arc::new(workload)),
-                    ),
-                }
-            }
+            change_some(&mut mesh, &mut rng);
             let rules = rng.u64(..);
             let configured = |seed| {
                 let mut rng = Rng::with_seed(seed);
@@ -133,6 +159,8 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
                 ..Change::default()
             };
             snapshot = build(&snapshot, change);
+            snapshot.index.remote.assert_counts();
+            steps_by_gateways[snapshot.remote_gateways().count()] += 1;
             if step % 4 == 3 {
                 let (exposure, names, scope) = configured(rules);
                 let change = Change {
@@ -166,4 +194,6 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
             );
         }
     }
+    let is_seen = steps_by_gateways.iter().all(|steps| *steps > 0);
+    assert!(is_seen, "{steps_by_gateways:?}");
 }
