@@ -43,6 +43,8 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 const SEND_BUFFER: usize = 128 * 1024;
 /// Size of frames that a gateway may send.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
+/// Limit of the headers and trailers of an answer. The default of the h2 crate is 16 MiB.
+pub(super) const HEADER_LIST_MAX: u32 = 16 * 1024;
 /// Limits of streams that were reset here. They count for long, and the defaults of the h2 crate
 /// end a busy connection (docs/wire-contract.md 1.2).
 const RESET_STREAMS_MAX: usize = 4096;
@@ -226,6 +228,7 @@ async fn establish(
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME_BYTES_MAX)
+        .max_header_list_size(HEADER_LIST_MAX)
         .max_send_buffer_size(SEND_BUFFER)
         .max_concurrent_reset_streams(RESET_STREAMS_MAX)
         .max_local_error_reset_streams(Some(LOCAL_RESETS_MAX));

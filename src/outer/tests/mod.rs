@@ -197,6 +197,8 @@ enum Answer {
     Reject(u16, Option<&'static str>),
     /// REFUSED_STREAM for the first request of all connections.
     RefuseFirst,
+    /// 200, after the first request of all connections with a header of 20 KiB.
+    LargeHeader,
 }
 
 impl Script {
@@ -295,12 +297,14 @@ async fn answer(
     answer: Answer,
     count: usize,
 ) {
+    let large = "x".repeat(20 * 1024);
     let (status, outcome) = match answer {
         Answer::Reject(status, outcome) => (status, outcome),
         Answer::RefuseFirst if count == 0 => {
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
-        Answer::RefuseFirst | Answer::Echo => (200, None),
+        Answer::LargeHeader if count > 0 => (200, Some(&*large)),
+        Answer::LargeHeader | Answer::RefuseFirst | Answer::Echo => (200, None),
     };
     let response = Response::builder().status(status);
     let response = match outcome {

@@ -76,6 +76,15 @@ async fn silenced(world: &World) -> (Scripted, Stream) {
 
 /// Opens a connection to a workload and a tunnel in it, as inside the tunnel of a gateway.
 async fn open_inner(world: &World, workload: &Scripted, lifecycle: &Lifecycle) -> Stream {
+    let opened = try_open_inner(world, workload, lifecycle).await;
+    opened.expect("a tunnel")
+}
+
+async fn try_open_inner(
+    world: &World,
+    workload: &Scripted,
+    lifecycle: &Lifecycle,
+) -> Result<Stream, Failure> {
     let gateway = world.open(workload).await.expect("a tunnel").servers();
     let target = InnerTarget {
         authority: "echo.app:80",
@@ -89,8 +98,7 @@ async fn open_inner(world: &World, workload: &Scripted, lifecycle: &Lifecycle) -
     let connected = inner::connect(socket, &target, verified_by).await;
     let (connection, verified) = connected.expect("a connection");
     let servers = (gateway.gateway, Arc::new(verified));
-    let opened = inner::request(connection, target.authority, servers, lifecycle).await;
-    opened.expect("a tunnel")
+    inner::request(connection, target.authority, servers, lifecycle).await
 }
 
 /// Writes until the socket of a silent gateway takes no more.
@@ -99,6 +107,20 @@ async fn fill(stream: &mut Stream) {
     while let Ok(written) = timeout(BLOCKED, stream.write(&bytes, |_| ())).await {
         written.expect("an open tunnel");
     }
+}
+
+#[tokio::test]
+async fn an_answer_with_more_headers_than_the_limit_opens_no_tunnel() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::LargeHeader)).await;
+    let mut open = world.open(&gateway).await.expect("a tunnel");
+    let refused = world.open(&gateway).await.expect_err("a large header");
+    assert_eq!(refused.reason, Reason::RemoteUnavailable, "{refused:?}");
+    echoes(&mut open, b"hello").await;
+    let workload = world.west(Script::new(Answer::LargeHeader)).await;
+    let refused = try_open_inner(&world, &workload, &world.lifecycle).await;
+    let refused = refused.expect_err("a large header");
+    assert_eq!(refused.reason, Reason::WorkloadUnreachable, "{refused:?}");
 }
 
 #[tokio::test]
