@@ -14,7 +14,7 @@ use crate::snapshot::{Endpoint, EndpointSet};
 use crate::wire::{GatewayHash, HOPS_MAX, ServiceLoad, Via};
 
 use super::super::DataPath;
-use super::super::balance::{self, Pick};
+use super::super::balance::Pick;
 use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
@@ -23,6 +23,8 @@ use super::super::identity::Peer;
 /// time. A gateway whose first endpoint is dead answers after
 /// [`DIAL_TIMEOUT`](super::DIAL_TIMEOUT).
 const TRY_MIN: Duration = Duration::from_secs(3);
+/// Time for which a service avoids the endpoint of an ejected gateway before it looks again.
+const AVOIDANCE: Duration = Duration::from_secs(1);
 
 /// Rejects a tunnel that has passed this gateway already.
 ///
@@ -61,14 +63,16 @@ pub fn target(endpoint: &Endpoint) -> Option<Target> {
     Some(Target { address, gateway })
 }
 
-/// Ejects a picked endpoint if its gateway is ejected, which another service has caused, and if
-/// the service has another endpoint. Returns true if it was ejected now, and another endpoint
-/// should be picked. An ejected endpoint is only picked if no other is left, and is then dialled.
+/// Suspends a picked endpoint if its gateway is ejected and the service has another endpoint.
+/// Returns true if it was suspended now, and another endpoint should be picked. A suspended
+/// endpoint is only picked if no other is left, and is then dialled. The time is short and no
+/// ejection of the endpoint, so that the service uses the gateway again once that has recovered.
 pub fn avoid(data_path: &DataPath, endpoints: &EndpointSet, endpoint: &Endpoint) -> bool {
     let is_out = target(endpoint).is_some_and(|target| {
         data_path.outer.is_ejected(&target) && has_alternative(data_path, endpoints, &target)
     });
-    is_out && balance::eject(endpoint, &data_path.metrics)
+    let now = Instant::now();
+    is_out && endpoint.state.suspend(now, AVOIDANCE)
 }
 
 /// Opens a tunnel through the gateway of the picked endpoint.

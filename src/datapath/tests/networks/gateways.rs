@@ -214,6 +214,26 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     assert_eq!(none, Instant::now());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_service_returns_to_a_recovered_gateway_however_often_it_was_ejected() {
+    let gateways = (1..=2).map(|at| gateway("west", at));
+    let snapshot = spread([pods("west", 1), gateways.collect()].concat());
+    let set = always(&snapshot);
+    let endpoint = &set.endpoints[0];
+    let target = remote::target(endpoint).expect("a gateway");
+    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    let second = std::time::Duration::from_secs(1);
+    for _ in 0..4 {
+        own.outer.eject(&target);
+        assert!(remote::avoid(&own, set, endpoint));
+        assert!(!remote::avoid(&own, set, endpoint), "it is the last one");
+        tokio::time::advance(6 * second).await;
+        own.outer.simulate_connection(&target);
+        assert!(!endpoint.state.is_ejected(Instant::now()));
+        assert!(!remote::avoid(&own, set, endpoint));
+    }
+}
+
 #[test]
 fn the_addresses_of_a_hostname_are_gateways_by_pairs_in_any_order_of_the_answer() {
     let rule = NetworkRule {
