@@ -478,6 +478,11 @@ impl Connection {
         }
     }
 
+    /// Returns true unless the gateway allows no streams.
+    pub(super) fn has_places(&self) -> bool {
+        self.send.current_max_send_streams() > 0
+    }
+
     /// Polls whether the connection takes a request. It never does after GOAWAY.
     fn poll_ready(&self) -> Poll<Result<(), h2::Error>> {
         let mut send = self.send.clone();

@@ -1,5 +1,6 @@
 //! The pool against scripted gateways, over sockets and TLS.
 
+mod places;
 mod robustness;
 mod shares;
 
@@ -175,6 +176,8 @@ struct Script {
     streams_max: u32,
     /// Number of connections that are accepted; later ones are closed at once.
     connections_max: usize,
+    /// Time before each handshake.
+    delay: Duration,
     /// Window of each stream.
     window: u32,
     answer: Answer,
@@ -206,6 +209,7 @@ impl Script {
         Self {
             streams_max: 100,
             connections_max: usize::MAX,
+            delay: Duration::ZERO,
             window: 65_535,
             answer,
             stop: watch::channel(Stop::No).1,
@@ -237,6 +241,7 @@ impl Scripted {
                 let (tls, script) = (tls.clone(), script.clone());
                 let requested = Arc::clone(&requested);
                 running.spawn(async move {
+                    sleep(script.delay).await;
                     if let Ok(stream) = tls.accept(stream).await {
                         serve(stream, script, requested).await;
                     }

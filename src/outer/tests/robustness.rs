@@ -395,7 +395,7 @@ fn usable(world: &World) -> usize {
 
 /// Keeps the runtime busy, so that the paused clock moves by the test alone and not while bytes are
 /// on the way.
-fn stop_auto_advance() -> JoinSet<()> {
+pub(super) fn stop_auto_advance() -> JoinSet<()> {
     let mut busy = JoinSet::new();
     busy.spawn(async {
         loop {
