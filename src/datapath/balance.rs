@@ -171,7 +171,7 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
 }
 
 /// Ejects an endpoint. Returns true if this call has ejected it.
-pub fn eject(endpoint: &Endpoint, metrics: &Metrics) -> bool {
+fn eject(endpoint: &Endpoint, metrics: &Metrics) -> bool {
     let now = Instant::now();
     let is_new = !endpoint.state.is_ejected(now);
     if is_new {

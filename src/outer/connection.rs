@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::io::InspectReader;
 
 use crate::lifecycle::DrainScope;
 use crate::reason::Reason;
@@ -43,6 +44,8 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 const SEND_BUFFER: usize = 128 * 1024;
 /// Size of frames that a gateway may send.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
+/// Limit of the headers and trailers of an answer. The default of the h2 crate is 16 MiB.
+pub(super) const HEADER_LIST_MAX: u32 = 16 * 1024;
 /// Limits of streams that were reset here. They count for long, and the defaults of the h2 crate
 /// end a busy connection (docs/wire-contract.md 1.2).
 const RESET_STREAMS_MAX: usize = 4096;
@@ -54,9 +57,9 @@ const TCP_DEADLINE: Duration = Duration::from_secs(2);
 const ADDRESS_DELAY: Duration = Duration::from_millis(250);
 /// Pause between PINGs, as in ztunnel and Istio's Envoy.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Deadline after which a connection gets no new tunnels until the PING is acknowledged.
+/// Silence after a PING from which a connection gets no new tunnels until the PING is acknowledged.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
-/// Deadline after which a connection ends with all its tunnels.
+/// Silence after a PING at which a connection ends with all its tunnels.
 const PING_DEADLINE: Duration = Duration::from_secs(20);
 /// Silence after which a new tunnel also sends a PING: a dead connection is detected by the first
 /// tunnel on it.
@@ -68,7 +71,9 @@ pub(super) const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
 /// The same during a drain. A tunnel that waits for the connection takes its place before.
 const DRAIN_IDLE_MAX: Duration = Duration::from_millis(100);
 
-type Http2 = h2::client::Connection<TlsStream<TcpStream>, Bytes>;
+/// Socket that counts its reads.
+type Socket = InspectReader<TcpStream, Box<dyn Fn(&[u8]) + Send>>;
+type Http2 = h2::client::Connection<TlsStream<Socket>, Bytes>;
 
 /// Connection that takes tunnels. It closes once it is dropped and its tunnels have ended.
 #[derive(Debug)]
@@ -87,7 +92,10 @@ pub(super) struct State {
     /// True while a PING is late.
     is_suspect: watch::Sender<bool>,
     probe: Notify,
-    epoch: Instant,
+    /// Time at which it was opened.
+    pub(super) epoch: Instant,
+    /// Number of reads of the socket.
+    reads: Arc<AtomicU64>,
     /// Milliseconds after `epoch` of the last answer to anything.
     answered_ms: AtomicU64,
     /// Milliseconds after `epoch` at which the last tunnel has ended.
@@ -130,6 +138,12 @@ pub(super) async fn open(
     let stream = stream.map_err(|_| unreachable("did not answer in time".to_owned()))?;
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
     let stream = stream.map_err(|error| unreachable(error.to_string()))?;
+    let reads = Arc::<AtomicU64>::default();
+    let counter = Arc::clone(&reads);
+    let count = move |_: &[u8]| {
+        counter.fetch_add(1, Ordering::Relaxed);
+    };
+    let stream = Socket::new(stream, Box::new(count));
     let stream = handshake(stream, &own).await.map_err(|error| match error {
         HandshakeError::Untrusted(detail) => {
             let detail = format!("{}: {detail}", target.address);
@@ -148,7 +162,7 @@ pub(super) async fn open(
         let detail = format!("{}: {detail}", target.address);
         Failure::new(Reason::GatewayUntrusted, detail)
     })?;
-    establish(stream, own, (verified, rtt))
+    establish((stream, reads), own, (verified, rtt))
         .await
         .map_err(|error| unreachable(error.to_string()))
 }
@@ -216,7 +230,7 @@ async fn connect_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
 
 /// Performs the HTTP/2 preface, and waits for the answer to a PING.
 async fn establish(
-    stream: TlsStream<TcpStream>,
+    (stream, reads): (TlsStream<Socket>, Arc<AtomicU64>),
     tls: Arc<OutboundTls>,
     (verified, rtt): (Verified, Arc<Mutex<MinRtt>>),
 ) -> Result<(Arc<Connection>, Driver), h2::Error> {
@@ -226,6 +240,7 @@ async fn establish(
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME_BYTES_MAX)
+        .max_header_list_size(HEADER_LIST_MAX)
         .max_send_buffer_size(SEND_BUFFER)
         .max_concurrent_reset_streams(RESET_STREAMS_MAX)
         .max_local_error_reset_streams(Some(LOCAL_RESETS_MAX));
@@ -247,6 +262,7 @@ async fn establish(
         is_suspect: watch::Sender::new(false),
         probe: Notify::new(),
         epoch: Instant::now(),
+        reads,
         answered_ms: AtomicU64::new(0),
         emptied_ms: AtomicU64::new(0),
         rtt,
@@ -316,13 +332,13 @@ async fn keep_alive(pings: &mut PingPong, state: &State, on_idle: &impl Fn()) ->
         }
         let since = Instant::now();
         let mut pong = std::pin::pin!(pings.ping(Ping::opaque()));
-        let answer = match timeout(PROBE_DEADLINE, &mut pong).await {
-            Ok(answer) => answer,
-            Err(_) => {
+        let answer = match wait_for_pong(pong.as_mut(), state, PROBE_DEADLINE).await {
+            Some(answer) => answer,
+            None => {
                 state.is_suspect.send_replace(true);
-                match timeout(PING_DEADLINE - PROBE_DEADLINE, pong).await {
-                    Ok(answer) => answer,
-                    Err(_) => return "PING not acknowledged".to_owned(),
+                match wait_for_pong(pong, state, PING_DEADLINE - PROBE_DEADLINE).await {
+                    Some(answer) => answer,
+                    None => return "PING not acknowledged".to_owned(),
                 }
             }
         };
@@ -331,6 +347,24 @@ async fn keep_alive(pings: &mut PingPong, state: &State, on_idle: &impl Fn()) ->
         }
         state.is_suspect.send_replace(false);
         state.record_rtt(since);
+    }
+}
+
+/// Waits for the answer to a PING. Returns `None` after silence of the gateway for `limit`. With
+/// tunnels, other bytes end the silence: on a slow link, megabytes of DATA may precede the answer.
+async fn wait_for_pong<T>(
+    mut pong: Pin<&mut impl Future<Output = T>>,
+    state: &State,
+    limit: Duration,
+) -> Option<T> {
+    loop {
+        let reads = state.reads.load(Ordering::Relaxed);
+        if let Ok(answer) = timeout(limit, pong.as_mut()).await {
+            return Some(answer);
+        }
+        if state.streams() == 0 || state.reads.load(Ordering::Relaxed) == reads {
+            return None;
+        }
     }
 }
 
@@ -442,6 +476,11 @@ impl Connection {
             }
             Poll::Pending => None,
         }
+    }
+
+    /// Returns true unless the gateway allows no streams.
+    pub(super) fn has_places(&self) -> bool {
+        self.send.current_max_send_streams() > 0
     }
 
     /// Polls whether the connection takes a request. It never does after GOAWAY.

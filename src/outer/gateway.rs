@@ -15,25 +15,29 @@ use crate::snapshot::{EndpointState, FACTOR_ONE, Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::{InboundTls, OutboundTls};
 
-use super::connection::{self, Connection, Slot};
+use super::connection::{self, Connection, STREAMS_MAX, Slot};
 use super::rtt::MinRtt;
 use super::{Failure, Target};
 
 /// Limit of connections to one gateway: 6,400 tunnels with the limit of one connection.
 const CONNECTIONS_MAX: usize = 64;
+/// Limit of attempts to connect to one gateway at once.
+const ATTEMPTS_MAX: usize = 8;
 /// Limit of tunnels that wait for a new connection.
 const WAITERS_MAX: usize = 1024;
+/// Number of connections without an answer to a CONNECT after which attempts pause for
+/// [`REPLACE_PAUSE`]: the gateway accepts connections and no tunnels.
+const UNANSWERED_MAX: usize = 3;
 /// Deadline for a new connection, from TCP to the answer to the first PING.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// Limit of a tunnel's wait for a new connection. Three of them fit into the time that a tunnel has
-/// for all endpoints, so that a network whose gateways are silent does not use it up.
+/// Limit of a tunnel's wait for a new connection, which each connection that is opened extends.
+/// Three of them fit into the time that a tunnel has for all endpoints, so that a network whose
+/// gateways are silent does not use it up.
 pub(crate) const CONNECTION_WAIT_MAX: Duration = Duration::from_secs(3);
 /// Pause after the first failure to replace a connection that still serves. It doubles with each
 /// further failure.
 const REPLACE_PAUSE: Duration = Duration::from_secs(1);
 const REPLACE_PAUSE_MAX: Duration = Duration::from_secs(60);
-
-type Connecting = watch::Receiver<Option<Result<(), Failure>>>;
 
 /// Gateway with its connections.
 #[derive(Debug)]
@@ -49,11 +53,21 @@ pub(super) struct GatewayConnections {
 #[derive(Debug, Default)]
 struct Connections {
     open: Vec<Arc<Connection>>,
-    /// The only connection that is being opened; those that wait for it share its result.
-    connecting: Option<Connecting>,
+    /// Number of attempts to connect that are running.
+    attempts: usize,
+    /// Result of the last attempt, for the tunnels that wait. A failure is left out while others
+    /// are running.
+    result: watch::Sender<Option<Failure>>,
     waiters: usize,
+    /// Time at which the last connection was opened.
+    opened_at: Option<Instant>,
+    /// Number of connections that were opened since the last answer to a CONNECT.
+    unanswered: usize,
     replacement: Replacement,
     health: EndpointState,
+    /// Start of the last attempt that failed, or time of a later ejection. Only connections that
+    /// were opened afterwards prove that the gateway has recovered.
+    failed_at: Option<Instant>,
     ejections: u64,
     last_error: String,
 }
@@ -111,35 +125,30 @@ impl GatewayConnections {
         context: &Context,
         deadline: Instant,
     ) -> Result<Slot, Failure> {
-        let failed = |detail: &str| {
-            let detail = format!("{}: {detail}", self.target.address);
-            Failure::new(Reason::GatewayUnreachable, detail)
-        };
-        let deadline = deadline.min(Instant::now() + CONNECTION_WAIT_MAX);
+        let (since, mut failure) = (Instant::now(), None);
         loop {
-            let (mut connecting, _waiter) = match self.pick(context)? {
+            let (mut result, _waiter) = match self.pick(context, (since, failure))? {
                 Picked::Slot(slot) => return Ok(slot),
-                Picked::Wait(connecting) => (connecting, Waiter(self)),
+                Picked::Wait(result) => (result, Waiter(self)),
             };
-            let connected = timeout_at(deadline, connecting.wait_for(Option::is_some)).await;
-            let connected = connected.map_err(|_| {
-                let failure = failed("no connection in time");
-                self.connections
-                    .lock()
-                    .last_error
-                    .clone_from(&failure.detail);
-                failure
-            })?;
-            match connected.as_deref() {
-                Ok(Some(Err(failure))) => return Err(failure.clone()),
-                Ok(_) => {}
-                Err(_) => return Err(failed("the attempt to connect was aborted")),
-            }
+            let end = deadline.min(Instant::now() + CONNECTION_WAIT_MAX);
+            failure = match timeout_at(end, result.changed()).await {
+                Ok(_) => result.borrow().clone(),
+                Err(_) => {
+                    let detail = format!("{}: no connection in time", self.target.address);
+                    Some(Failure::new(Reason::GatewayUnreachable, detail))
+                }
+            };
         }
     }
 
-    /// Takes a place, or counts one more waiter.
-    fn pick(self: &Arc<Self>, context: &Context) -> Result<Picked, Failure> {
+    /// Takes a place, or counts one more waiter. A tunnel that has waited since a time in vain
+    /// fails if there is still no place.
+    fn pick(
+        self: &Arc<Self>,
+        context: &Context,
+        (since, failure): (Instant, Option<Failure>),
+    ) -> Result<Picked, Failure> {
         let tls = context.tls.outbound();
         let mut connections = self.connections.lock();
         connections.open.retain(|one| !one.state.is_retired());
@@ -147,35 +156,30 @@ impl GatewayConnections {
         if let Some(slot) = connections.take(tls.as_ref()) {
             // A tunnel never waits for the replacement of a connection that still serves.
             let is_aged = slot.state().is_aged(tls.as_ref());
-            if is_aged && connections.connecting.is_none() && connections.replacement.is_due() {
+            if is_aged && connections.attempts == 0 && connections.replacement.is_due() {
                 self.connect(&mut connections, context);
             }
             return Ok(Picked::Slot(slot));
         }
-        let address = self.target.address;
-        let busy = |detail: String| Failure::new(Reason::RemoteBusy, detail);
-        if connections.waiters >= WAITERS_MAX {
-            return Err(busy(format!(
-                "{address}: {WAITERS_MAX} tunnels wait for a connection"
-            )));
+        if let Some(failure) = failure {
+            connections.last_error.clone_from(&failure.detail);
+            return Err(connections.judge(failure, since));
         }
-        let connecting = match connections.connecting.clone() {
-            Some(connecting) => connecting,
-            None if connections.open.len() >= CONNECTIONS_MAX => {
-                let detail = format!("{address}: all tunnels of {CONNECTIONS_MAX} connections");
-                return Err(busy(format!("{detail} are in use")));
-            }
-            None => self.connect(&mut connections, context),
-        };
+        let attempts = connections.useful_attempts().map_err(|detail| {
+            let detail = format!("{}: {detail}", self.target.address);
+            Failure::new(Reason::RemoteBusy, detail)
+        })?;
+        if connections.attempts < attempts {
+            self.connect(&mut connections, context);
+        }
         connections.waiters += 1;
-        Ok(Picked::Wait(connecting))
+        Ok(Picked::Wait(connections.result.subscribe()))
     }
 
     /// Starts a task that opens a connection. A tunnel that no longer waits does not stop it.
-    fn connect(self: &Arc<Self>, connections: &mut Connections, context: &Context) -> Connecting {
-        let (result, connecting) = watch::channel(None);
-        connections.connecting = Some(connecting.clone());
-        let (gateway, context) = (Arc::clone(self), context.clone());
+    fn connect(self: &Arc<Self>, connections: &mut Connections, context: &Context) {
+        connections.attempts += 1;
+        let (gateway, context, started) = (Arc::clone(self), context.clone(), Instant::now());
         tokio::spawn(async move {
             let of = (&gateway.target, Arc::clone(&gateway.rtt));
             let opened = connection::open(of, &context.tls, &context.reader);
@@ -185,29 +189,24 @@ impl GatewayConnections {
                 let detail = format!("{address}: no HBONE connection within 5 s");
                 Err(Failure::new(Reason::GatewayUnreachable, detail))
             });
-            let finished = gateway.finish(opened, &context);
-            result.send_replace(Some(finished));
+            gateway.finish(opened, started, &context);
         });
-        connecting
     }
 
     /// Adds a new connection, which replaces those that are aged.
     fn finish(
         self: &Arc<Self>,
         opened: Result<(Arc<Connection>, connection::Driver), Failure>,
+        started: Instant,
         context: &Context,
-    ) -> Result<(), Failure> {
+    ) {
         let mut connections = self.connections.lock();
-        connections.connecting = None;
-        let (connection, driver) = opened.inspect_err(|failure| {
-            connections.last_error.clone_from(&failure.detail);
-            connections.replacement.back_off();
-        })?;
-        let tls = connection.state.tls();
-        connections.open.retain(|one| !one.state.is_aged(Some(tls)));
-        connections.open.push(connection);
-        connections.health = EndpointState::new();
-        connections.replacement = Replacement::default();
+        connections.attempts -= 1;
+        let (connection, driver) = match opened {
+            Ok(opened) => opened,
+            Err(failure) => return connections.note_failure(failure, started),
+        };
+        connections.add(connection);
         drop(connections);
         let (gateway, context) = (Arc::downgrade(self), context.clone());
         let (lifecycle, drain) = (context.lifecycle.clone(), context.lifecycle.drain_scope());
@@ -230,14 +229,25 @@ impl GatewayConnections {
                 gateway.forget(Some(error));
             }
         });
-        Ok(())
+    }
+
+    /// Notes the answer to a CONNECT on a connection that was opened at this time. Failures before
+    /// are forgotten.
+    pub(super) fn answered(&self, opened: Instant) {
+        let mut connections = self.connections.lock();
+        connections.unanswered = 0;
+        if connections.failed_at.is_some_and(|at| at <= opened) {
+            connections.failed_at = None;
+            connections.health = EndpointState::new();
+            connections.replacement = Replacement::default();
+        }
     }
 
     /// Opens a connection in place of a retired one, so that the next tunnel need not wait for it.
     fn replace(self: &Arc<Self>, context: &Context) {
         let mut connections = self.connections.lock();
         connections.open.retain(|one| !one.state.is_retired());
-        let is_alone = connections.open.is_empty() && connections.connecting.is_none();
+        let is_alone = connections.open.is_empty() && connections.attempts == 0;
         if is_alone && connections.replacement.is_due() {
             self.connect(&mut connections, context);
         }
@@ -260,14 +270,14 @@ impl GatewayConnections {
     /// Returns true if the gateway is ejected, or if a tunnel tries it again after its ejection.
     pub(super) fn is_ejected(&self) -> bool {
         let connections = self.connections.lock();
-        let is_tried = connections.health.was_ejected() && connections.connecting.is_some();
+        let is_tried = connections.health.was_ejected() && connections.attempts > 0;
         is_tried || connections.health.is_ejected(Instant::now())
     }
 
     /// Starts or ends an attempt to connect that opens no socket.
     #[cfg(test)]
     pub(super) fn simulate_attempt(&self, is_running: bool) {
-        self.connections.lock().connecting = is_running.then(|| watch::channel(None).1);
+        self.connections.lock().attempts = usize::from(is_running);
     }
 
     /// Forgets failures, as after a successful attempt.
@@ -282,6 +292,7 @@ impl GatewayConnections {
         let now = Instant::now();
         if !connections.health.is_ejected(now) {
             let time = connections.health.eject(now);
+            connections.failed_at = Some(now);
             connections.ejections += 1;
             let (address, network) = (self.target.address, &*self.target.gateway.network);
             let error = &*connections.last_error;
@@ -293,7 +304,7 @@ impl GatewayConnections {
     pub(super) fn is_unused(&self) -> bool {
         let connections = self.connections.lock();
         connections.open.is_empty()
-            && connections.connecting.is_none()
+            && connections.attempts == 0
             && !connections.health.is_ejected(Instant::now())
     }
 
@@ -319,13 +330,13 @@ impl GatewayConnections {
         let connections = self.connections.lock();
         let newest = connections.open.last().map(|one| &one.state);
         let streams = connections.open.iter().map(|one| one.state.streams());
-        let state = match (newest, &connections.connecting) {
+        let state = match (newest, connections.attempts) {
             _ if connections.health.is_ejected(Instant::now()) => "ejected",
             (Some(state), _) if state.is_unusable() => "silent",
             (Some(_), _) => "ready",
-            (None, Some(_)) => "connecting",
-            (None, None) if connections.last_error.is_empty() => "idle",
-            (None, None) => "failed",
+            (None, 1..) => "connecting",
+            (None, 0) if connections.last_error.is_empty() => "idle",
+            (None, 0) => "failed",
         };
         RemoteGatewayStatus {
             address: self.target.address,
@@ -347,10 +358,69 @@ impl GatewayConnections {
 /// Result of a look for a place.
 enum Picked {
     Slot(Slot),
-    Wait(Connecting),
+    Wait(watch::Receiver<Option<Failure>>),
 }
 
 impl Connections {
+    /// Adds a new connection. It replaces those that are aged, or take no tunnels at all.
+    fn add(&mut self, new: Arc<Connection>) {
+        let tls = new.state.tls();
+        let is_used = |one: &Arc<Connection>| !one.state.is_aged(Some(tls)) && one.has_places();
+        self.open.retain(is_used);
+        self.open.push(new);
+        self.opened_at = Some(Instant::now());
+        self.unanswered += 1;
+        self.result.send_replace(None);
+    }
+
+    /// Notes an attempt that failed.
+    fn note_failure(&mut self, failure: Failure, started: Instant) {
+        self.last_error.clone_from(&failure.detail);
+        self.replacement.back_off();
+        self.failed_at = self.failed_at.max(Some(started));
+        if self.attempts == 0 {
+            let failure = self.judge(failure, started);
+            self.result.send_replace(Some(failure));
+        }
+    }
+
+    /// Returns the failure of an attempt or a wait with its reason. If a connection was opened
+    /// meanwhile, the gateway is not unreachable.
+    fn judge(&self, failure: Failure, since: Instant) -> Failure {
+        if self.opened_at.is_some_and(|at| at >= since) {
+            return Failure::new(Reason::RemoteBusy, failure.detail);
+        }
+        failure
+    }
+
+    /// Returns the number of attempts that should run for one more waiter. After a failure it is
+    /// one.
+    ///
+    /// # Errors
+    /// The tunnel cannot wait.
+    fn useful_attempts(&self) -> Result<usize, String> {
+        if self.waiters >= WAITERS_MAX {
+            return Err(format!("{WAITERS_MAX} tunnels wait for a connection"));
+        }
+        let room = CONNECTIONS_MAX.saturating_sub(self.open.len());
+        if room == 0 && self.attempts == 0 {
+            return Err(format!(
+                "all tunnels of {CONNECTIONS_MAX} connections are in use"
+            ));
+        }
+        let is_recent = |at: Instant| at.elapsed() < REPLACE_PAUSE;
+        let is_useless = self.unanswered >= UNANSWERED_MAX
+            && self.opened_at.is_some_and(is_recent)
+            && self.open.iter().all(|one| one.state.streams() == 0);
+        if is_useless && self.attempts == 0 {
+            return Err("its connections take no tunnels".to_owned());
+        }
+        let has_failed = self.replacement.next_attempt.is_some();
+        let most = if has_failed { 1 } else { ATTEMPTS_MAX };
+        let useful = (self.waiters + 1).div_ceil(STREAMS_MAX).min(most);
+        Ok(if is_useless { 0 } else { useful.min(room) })
+    }
+
     /// Retires connections whose certificate has expired, or no longer proves the gateway.
     fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {
         self.open.retain(|one| {

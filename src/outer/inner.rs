@@ -23,7 +23,7 @@ use crate::reason::Reason;
 use crate::snapshot::Reader;
 use crate::tls::InboundTls;
 
-use super::connection::{HandshakeError, State, handshake};
+use super::connection::{HEADER_LIST_MAX, HandshakeError, State, handshake};
 use super::stream::{Held, Servers};
 use super::verify::{ExpectedWorkloads, Verified};
 use super::{Failure, Stream};
@@ -120,6 +120,7 @@ pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         .enable_push(false)
         .initial_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
+        .max_header_list_size(HEADER_LIST_MAX)
         .max_send_buffer_size(SEND_BUFFER);
     let connection = settings.handshake(stream).await;
     Ok((connection.map_err(unreachable)?, verified))

@@ -27,7 +27,8 @@ const PRUNE_ENTRIES_MIN: usize = 64;
 /// Pause between two comparisons of gateways, as between PINGs.
 const COMPARISON_PAUSE: Duration = Duration::from_secs(10);
 
-/// Pool, shared by all workers. A lock is held only to look up a gateway or to take a place.
+/// Pool, shared by all workers. A lock is held only to look up a gateway, to take a place
+/// or to note an answer.
 #[derive(Clone, Debug)]
 pub struct Pool(Arc<Shared>);
 
@@ -79,7 +80,12 @@ impl Pool {
         loop {
             let slot = gateway.take(&self.0.context, deadline).await?;
             tries += 1;
-            match request::send(slot, request, deadline).await {
+            let opened = slot.state().epoch;
+            let sent = request::send(slot, request, deadline).await;
+            if matches!(sent, Ok(_) | Err(Refused::Processed(_))) {
+                gateway.answered(opened);
+            }
+            match sent {
                 Ok((stream, load)) => {
                     return Ok(Answer {
                         stream,
@@ -88,9 +94,11 @@ impl Pool {
                     });
                 }
                 Err(Refused::Unprocessed(_)) if tries < CONNECTIONS_TRIED => {}
-                Err(Refused::Unprocessed(failure) | Refused::Processed(failure)) => {
-                    return Err(failure);
-                }
+                Err(
+                    Refused::Unprocessed(failure)
+                    | Refused::Unanswered(failure)
+                    | Refused::Processed(failure),
+                ) => return Err(failure),
             }
         }
     }

@@ -42,7 +42,9 @@ pub struct Answer {
 pub(super) enum Refused {
     /// The gateway has not processed it, or its connection is dead: another connection may succeed.
     Unprocessed(Failure),
-    /// The gateway has answered, or has not answered in time.
+    /// The request was not sent, or the gateway has not answered in time.
+    Unanswered(Failure),
+    /// The gateway has answered.
     Processed(Failure),
 }
 
@@ -83,7 +85,7 @@ pub(super) async fn send(
 ) -> Result<(Stream, Option<HeaderValue>), Refused> {
     let connect = request.to_http().map_err(|error| {
         let detail = format!("{}: {error}", request.authority);
-        Refused::Processed(Failure::new(Reason::RemoteRejected, detail))
+        Refused::Unanswered(Failure::new(Reason::RemoteRejected, detail))
     })?;
     let state = slot.state();
     state.probe_if_quiet();
@@ -105,7 +107,7 @@ pub(super) async fn send(
         }
         () = sleep_until(end) => {
             let detail = "the gateway did not answer the CONNECT in time";
-            return Err(Refused::Processed(Failure::new(Reason::RemoteUnavailable, detail)));
+            return Err(Refused::Unanswered(Failure::new(Reason::RemoteUnavailable, detail)));
         }
     };
     let response = response.map_err(|error| refused(&slot, &error))?;

@@ -5,7 +5,6 @@
 //! allow, so a stream holds at most one window in each direction. The caller charges bytes that
 //! wait for the socket by a value that is dropped with them.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use atomic_waker::AtomicWaker;
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -21,6 +20,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::snapshot::{RemoteGateway, Snapshot};
 
 use super::connection::{Slot, State};
+use super::unread::Unread;
 use super::verify::{ExpectedWorkloads, Verified};
 
 /// Limit of the bytes that are passed to HTTP/2 at once.
@@ -38,9 +38,8 @@ const WRITES_RESUME: usize = WRITES_MAX / 2;
 pub struct Stream {
     send: SendStream<Bytes>,
     receive: RecvStream,
-    /// Received frames, whose window is not given back.
-    unread: VecDeque<Bytes>,
-    held: usize,
+    /// Received bytes, whose window is not given back.
+    unread: Unread,
     /// Error to report after `unread`.
     failed: Option<io::Error>,
     /// Code by which a drop resets the stream.
@@ -136,8 +135,7 @@ impl Stream {
         Self {
             send,
             receive,
-            unread: VecDeque::new(),
-            held: 0,
+            unread: Unread::default(),
             failed: None,
             abort: h2::Reason::INTERNAL_ERROR,
             has_ended: false,
@@ -161,7 +159,7 @@ impl Stream {
 
     /// Returns the number of received bytes that were not read.
     pub const fn held(&self) -> usize {
-        self.held
+        self.unread.len()
     }
 
     /// Returns true if the gateway has reset the stream with CANCEL or NO_ERROR, as ztunnel and
@@ -197,15 +195,12 @@ impl Stream {
         while !self.has_ended && self.failed.is_none() {
             match self.receive.poll_data(cx) {
                 Poll::Pending => break,
-                Poll::Ready(Some(Ok(bytes))) => {
-                    self.held += bytes.len();
-                    self.unread.push_back(bytes);
-                }
+                Poll::Ready(Some(Ok(bytes))) => self.unread.push(bytes),
                 Poll::Ready(Some(Err(error))) => self.failed = Some(self.fail(error)),
                 Poll::Ready(None) => self.has_ended = true,
             }
         }
-        if self.has_ended || !self.unread.is_empty() {
+        if self.has_ended || self.unread.len() > 0 {
             return Poll::Ready(Ok(()));
         }
         match self.failed.take() {
@@ -223,24 +218,14 @@ impl Stream {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] without bytes.
     pub fn try_read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        if self.unread.is_empty() {
+        if self.unread.len() == 0 {
             let is_ended = self.has_ended.then_some(0);
             return is_ended.ok_or_else(|| io::ErrorKind::WouldBlock.into());
         }
         let mut count = 0;
         for slice in slices {
-            let mut room = &mut **slice;
-            while let (false, Some(frame)) = (room.is_empty(), self.unread.front_mut()) {
-                let length = room.len().min(frame.len());
-                let (now, rest) = std::mem::take(&mut room).split_at_mut(length);
-                frame.copy_to_slice(now);
-                (room, count) = (rest, count + length);
-                if frame.is_empty() {
-                    self.unread.pop_front();
-                }
-            }
+            count += self.unread.read(slice);
         }
-        self.held -= count;
         let released = self.receive.flow_control().release_capacity(count);
         released.map_err(|error| self.fail(error))?;
         Ok(count)
@@ -340,8 +325,7 @@ impl Stream {
     /// Discards what the gateway still sends, until it ends the stream or `deadline`. END_STREAM
     /// was sent, and a reset would revoke bytes that were not delivered.
     pub async fn deliver(mut self, deadline: Instant) {
-        let mut discarded = std::mem::take(&mut self.held);
-        self.unread.clear();
+        let mut discarded = std::mem::take(&mut self.unread).len();
         let _ = self.receive.flow_control().release_capacity(discarded);
         let ended = async {
             while let Some(Ok(bytes)) = self.receive.data().await {

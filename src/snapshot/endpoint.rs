@@ -123,6 +123,14 @@ impl EndpointState {
         time
     }
 
+    /// Ejects the endpoint for a time, which does not make later ejections longer. Returns true if
+    /// it was not ejected.
+    pub fn suspend(&self, now: Instant, time: Duration) -> bool {
+        let until = self.millis(now + time);
+        let before = self.ejected_until_ms.fetch_max(until, Ordering::Relaxed);
+        before <= self.millis(now)
+    }
+
     /// Records the duration of a successful dial.
     pub fn record_dial(&self, time: Duration) {
         let units = time.as_micros() / u128::from(DIAL_UNIT_MICROS);

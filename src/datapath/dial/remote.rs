@@ -14,14 +14,17 @@ use crate::snapshot::{Endpoint, EndpointSet};
 use crate::wire::{GatewayHash, HOPS_MAX, ServiceLoad, Via};
 
 use super::super::DataPath;
-use super::super::balance::{self, Pick};
+use super::super::balance::Pick;
 use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
 
-/// Shortest time for a try of a gateway while others are left. A gateway whose first endpoint is
-/// dead answers after [`DIAL_TIMEOUT`](super::DIAL_TIMEOUT).
+/// Shortest time for a try of a gateway while others are left, unless it is more than half of the
+/// time. A gateway whose first endpoint is dead answers after
+/// [`DIAL_TIMEOUT`](super::DIAL_TIMEOUT).
 const TRY_MIN: Duration = Duration::from_secs(3);
+/// Time for which a service avoids the endpoint of an ejected gateway before it looks again.
+const AVOIDANCE: Duration = Duration::from_secs(1);
 
 /// Rejects a tunnel that has passed this gateway already.
 ///
@@ -60,14 +63,16 @@ pub fn target(endpoint: &Endpoint) -> Option<Target> {
     Some(Target { address, gateway })
 }
 
-/// Ejects a picked endpoint if its gateway is ejected, which another service has caused, and if
-/// the service has another endpoint. Returns true if it was ejected now, and another endpoint
-/// should be picked. An ejected endpoint is only picked if no other is left, and is then dialled.
+/// Suspends a picked endpoint if its gateway is ejected and the service has another endpoint.
+/// Returns true if it was suspended now, and another endpoint should be picked. A suspended
+/// endpoint is only picked if no other is left, and is then dialled. The time is short and no
+/// ejection of the endpoint, so that the service uses the gateway again once that has recovered.
 pub fn avoid(data_path: &DataPath, endpoints: &EndpointSet, endpoint: &Endpoint) -> bool {
     let is_out = target(endpoint).is_some_and(|target| {
         data_path.outer.is_ejected(&target) && has_alternative(data_path, endpoints, &target)
     });
-    is_out && balance::eject(endpoint, &data_path.metrics)
+    let now = Instant::now();
+    is_out && endpoint.state.suspend(now, AVOIDANCE)
 }
 
 /// Opens a tunnel through the gateway of the picked endpoint.
@@ -90,7 +95,7 @@ pub(super) async fn open(
 
 /// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
 /// among the endpoints that are left, so that silent gateways do not use up the time of others, but
-/// a try has at least three seconds.
+/// a try has at least [`TRY_MIN`].
 pub fn deadline_of_try(
     data_path: &DataPath,
     endpoints: &EndpointSet,
@@ -109,11 +114,12 @@ pub fn deadline_of_try(
         !is_tried && is_alternative(data_path, other, &target, now)
     });
     let time = deadline.saturating_duration_since(now);
-    // More tries than these have TRY_MIN each, however many are left.
-    let useful = time.as_millis() / TRY_MIN.as_millis();
+    let least = TRY_MIN.min(time / 2);
+    // More tries than these have the least time each, however many are left.
+    let useful = time.as_millis() / least.as_millis().max(1);
     let tries = 1 + left.take(usize::try_from(useful).unwrap_or(0)).count();
     let share = time / u32::try_from(tries).unwrap_or(1);
-    deadline.min(now + share.max(TRY_MIN))
+    deadline.min(now + share.max(least))
 }
 
 /// Opens a tunnel for the client of a binding through the gateway of an endpoint.

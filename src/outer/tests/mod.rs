@@ -1,5 +1,6 @@
 //! The pool against scripted gateways, over sockets and TLS.
 
+mod places;
 mod robustness;
 mod shares;
 
@@ -16,7 +17,7 @@ use http::{Request as HttpRequest, Response};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -175,6 +176,8 @@ struct Script {
     streams_max: u32,
     /// Number of connections that are accepted; later ones are closed at once.
     connections_max: usize,
+    /// Time before each handshake.
+    delay: Duration,
     /// Window of each stream.
     window: u32,
     answer: Answer,
@@ -197,6 +200,8 @@ enum Answer {
     Reject(u16, Option<&'static str>),
     /// REFUSED_STREAM for the first request of all connections.
     RefuseFirst,
+    /// 200, after the first request of all connections with a header of 20 KiB.
+    LargeHeader,
 }
 
 impl Script {
@@ -204,6 +209,7 @@ impl Script {
         Self {
             streams_max: 100,
             connections_max: usize::MAX,
+            delay: Duration::ZERO,
             window: 65_535,
             answer,
             stop: watch::channel(Stop::No).1,
@@ -235,6 +241,7 @@ impl Scripted {
                 let (tls, script) = (tls.clone(), script.clone());
                 let requested = Arc::clone(&requested);
                 running.spawn(async move {
+                    sleep(script.delay).await;
                     if let Ok(stream) = tls.accept(stream).await {
                         serve(stream, script, requested).await;
                     }
@@ -295,12 +302,14 @@ async fn answer(
     answer: Answer,
     count: usize,
 ) {
+    let large = "x".repeat(20 * 1024);
     let (status, outcome) = match answer {
         Answer::Reject(status, outcome) => (status, outcome),
         Answer::RefuseFirst if count == 0 => {
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
-        Answer::RefuseFirst | Answer::Echo => (200, None),
+        Answer::LargeHeader if count > 0 => (200, Some(&*large)),
+        Answer::LargeHeader | Answer::RefuseFirst | Answer::Echo => (200, None),
     };
     let response = Response::builder().status(status);
     let response = match outcome {

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::inner::{self, Carrier};
 use super::*;
@@ -76,6 +76,15 @@ async fn silenced(world: &World) -> (Scripted, Stream) {
 
 /// Opens a connection to a workload and a tunnel in it, as inside the tunnel of a gateway.
 async fn open_inner(world: &World, workload: &Scripted, lifecycle: &Lifecycle) -> Stream {
+    let opened = try_open_inner(world, workload, lifecycle).await;
+    opened.expect("a tunnel")
+}
+
+async fn try_open_inner(
+    world: &World,
+    workload: &Scripted,
+    lifecycle: &Lifecycle,
+) -> Result<Stream, Failure> {
     let gateway = world.open(workload).await.expect("a tunnel").servers();
     let target = InnerTarget {
         authority: "echo.app:80",
@@ -89,8 +98,7 @@ async fn open_inner(world: &World, workload: &Scripted, lifecycle: &Lifecycle) -
     let connected = inner::connect(socket, &target, verified_by).await;
     let (connection, verified) = connected.expect("a connection");
     let servers = (gateway.gateway, Arc::new(verified));
-    let opened = inner::request(connection, target.authority, servers, lifecycle).await;
-    opened.expect("a tunnel")
+    inner::request(connection, target.authority, servers, lifecycle).await
 }
 
 /// Writes until the socket of a silent gateway takes no more.
@@ -99,6 +107,20 @@ async fn fill(stream: &mut Stream) {
     while let Ok(written) = timeout(BLOCKED, stream.write(&bytes, |_| ())).await {
         written.expect("an open tunnel");
     }
+}
+
+#[tokio::test]
+async fn an_answer_with_more_headers_than_the_limit_opens_no_tunnel() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::LargeHeader)).await;
+    let mut open = world.open(&gateway).await.expect("a tunnel");
+    let refused = world.open(&gateway).await.expect_err("a large header");
+    assert_eq!(refused.reason, Reason::RemoteUnavailable, "{refused:?}");
+    echoes(&mut open, b"hello").await;
+    let workload = world.west(Script::new(Answer::LargeHeader)).await;
+    let refused = try_open_inner(&world, &workload, &world.lifecycle).await;
+    let refused = refused.expect_err("a large header");
+    assert_eq!(refused.reason, Reason::WorkloadUnreachable, "{refused:?}");
 }
 
 #[tokio::test]
@@ -202,7 +224,7 @@ async fn a_drain_waits_for_a_pooled_connection_until_its_tunnels_have_ended() {
         let mut phases = world.lifecycle.phases();
         wait_for_phase(&mut phases, Phase::Draining).await;
         // deadline: an idle connection would have ended by then.
-        tokio::time::sleep(BLOCKED).await;
+        sleep(BLOCKED).await;
         assert_eq!(world.lifecycle.tasks(), 1);
         echoes(&mut stream, b"hello").await;
         drop(stream);
@@ -373,7 +395,7 @@ fn usable(world: &World) -> usize {
 
 /// Keeps the runtime busy, so that the paused clock moves by the test alone and not while bytes are
 /// on the way.
-fn stop_auto_advance() -> JoinSet<()> {
+pub(super) fn stop_auto_advance() -> JoinSet<()> {
     let mut busy = JoinSet::new();
     busy.spawn(async {
         loop {
@@ -418,6 +440,70 @@ async fn a_goaway_without_tunnels_opens_no_connection() {
     stop.send_replace(Stop::GoAway);
     until("the connection is retired", || usable(&world) == 0).await;
     assert_eq!(gateway.connections(), 1);
+}
+
+/// Forwards a connection to a gateway, whose bytes arrive by [`CHUNK`] each second.
+async fn slow_link(to: SocketAddr) -> (SocketAddr, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let (near, _) = listener.accept().await.expect("a connection");
+        let far = TcpStream::connect(to).await.expect("a gateway");
+        let ((mut from_near, mut to_near), (mut from_far, mut to_far)) =
+            (near.into_split(), far.into_split());
+        let upload = async { tokio::io::copy(&mut from_near, &mut to_far).await };
+        let download = async {
+            let mut chunk = [0; CHUNK];
+            loop {
+                let count = from_far.read(&mut chunk).await?;
+                if count == 0 {
+                    return Ok(());
+                }
+                to_near.write_all(&chunk[..count]).await?;
+                if count == CHUNK {
+                    sleep(Duration::from_secs(1)).await;
+                }
+            }
+        };
+        let _: (io::Result<u64>, io::Result<()>) = tokio::join!(upload, download);
+    });
+    (address, tasks)
+}
+
+/// Bytes of a slow link.
+const CHUNK: usize = 8 * 1024;
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_whose_pong_waits_behind_data_stays_in_use() {
+    let _busy = stop_auto_advance();
+    let world = World::new();
+    let (gateway, _stop) = world.stoppable().await;
+    let (address, _link) = slow_link(gateway.address).await;
+    let opened = world.open_at(address, remote("west", &[])).await;
+    let mut stream = opened.expect("a tunnel");
+    let bytes = vec![7; 50 * CHUNK];
+    let mut rest = &bytes[..];
+    while !rest.is_empty() {
+        let taken = stream.write(rest, |_| ()).await.expect("an open tunnel");
+        rest = &rest[taken..];
+    }
+    stream.shut_down().expect("an open tunnel");
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(60) {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for _ in 0..200 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(
+            world.pool.status()[0].state,
+            "ready",
+            "{:?}",
+            since.elapsed()
+        );
+    }
+    let read = timeout(SOON, read_to_end(&mut stream)).await;
+    assert!(read.expect("an end").expect("a clean end") == bytes);
 }
 
 #[tokio::test(start_paused = true)]

@@ -208,7 +208,34 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     assert_eq!(Instant::now(), deadline, "the last one has the rest");
     let short = Instant::now() + std::time::Duration::from_secs(2);
     let first = remote::deadline_of_try(&own, &three, &three.endpoints[0], &[], short);
-    assert_eq!(first, short, "less than three seconds are not divided");
+    let half = first - Instant::now();
+    assert_eq!(
+        half,
+        std::time::Duration::from_secs(1),
+        "half of a short time"
+    );
+    let none = remote::deadline_of_try(&own, &three, &three.endpoints[0], &[], Instant::now());
+    assert_eq!(none, Instant::now());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_returns_to_a_recovered_gateway_however_often_it_was_ejected() {
+    let gateways = (1..=2).map(|at| gateway("west", at));
+    let snapshot = spread([pods("west", 1), gateways.collect()].concat());
+    let set = always(&snapshot);
+    let endpoint = &set.endpoints[0];
+    let target = remote::target(endpoint).expect("a gateway");
+    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    let second = std::time::Duration::from_secs(1);
+    for _ in 0..4 {
+        own.outer.eject(&target);
+        assert!(remote::avoid(&own, set, endpoint));
+        assert!(!remote::avoid(&own, set, endpoint), "it is the last one");
+        tokio::time::advance(6 * second).await;
+        own.outer.simulate_connection(&target);
+        assert!(!endpoint.state.is_ejected(Instant::now()));
+        assert!(!remote::avoid(&own, set, endpoint));
+    }
 }
 
 #[tokio::test(start_paused = true)]
