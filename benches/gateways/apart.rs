@@ -13,7 +13,8 @@ pub fn apart_as_echo() -> String {
     format!("    - {{service: \"echo.bench:80\", {to}, names: [\"{APART}:80\"]}}\n")
 }
 
-/// Returns a mesh with service [`APART`] in a network of its own. Its workload is never dialled.
+/// Returns a mesh with service [`APART`] in a network of its own. Its workload is never dialled. An
+/// unhealthy one keeps bindings to `echo` off that network, where its instances would be unknown.
 pub fn mesh_with_apart(mesh: &str) -> String {
     let (services, workloads) = mesh
         .split_once("workloads:\n")
@@ -31,6 +32,13 @@ workloads:
     workloadIps: [\"192.0.2.1\"]
     protocol: TCP
     services: {{app/{APART}: {{80: 9000}}}}
+  - uid: unhealthy
+    namespace: app
+    network: apart
+    workloadIps: [\"192.0.2.2\"]
+    protocol: TCP
+    status: Unhealthy
+    services: {{app/echo.bench: {{443: 9001}}}}
 {workloads}"
     )
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::*;
 use crate::admin::tests::{Fixture, ask, fixture};
 use crate::admin::{DescriptorUsage, ListenerState, admin_router};
-use crate::config::{HostPort, Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
+use crate::config::{
+    Audience, HostPort, Line, Listener, ListenerProtocol, ObjectBindings, SniRoute, TlsRouting,
+};
 use crate::status::{
     Discovery as Stream, HostnameStatus, HostnameStatuses, Rejection, ResourceType, Unused,
 };
@@ -231,6 +233,54 @@ Services
         unused = "  not used of clusters: x\\u{1b}: no service by its name\n".repeat(10),
     );
     assert_eq!(text, want);
+}
+
+#[test]
+fn a_binding_is_used_by_the_identities_of_its_clients() {
+    let cluster = |name: &str| Audience {
+        cluster: Some(name.to_owned()),
+        ..Audience::default()
+    };
+    let narrow = Audience {
+        namespaces: vec!["shop".to_owned(), "web".to_owned()],
+        service_accounts: vec![("shop".to_owned(), "cart".to_owned())],
+        ..Audience::default()
+    };
+    let anyone = Audience {
+        anyone: true,
+        ..Audience::default()
+    };
+    for (to, want) in [
+        (vec![], "anyone from 10.0.0.0/8"),
+        (vec![anyone], "the trust set from 10.0.0.0/8"),
+        (
+            vec![cluster("west"), cluster("north")],
+            "cluster west; cluster north from 10.0.0.0/8",
+        ),
+        (
+            vec![narrow],
+            "any cluster, namespace shop or web, account shop/cart from 10.0.0.0/8",
+        ),
+    ] {
+        let template = ObjectBindings {
+            addresses: "127.64.0.0/10".parse().unwrap(),
+            clients: vec!["10.0.0.0/8".parse().unwrap()],
+            to,
+        };
+        let service = HostPort::parse("pay.app:80").unwrap();
+        let local = ("pay.global".to_owned(), ([127, 64, 0, 1], 80).into());
+        let binding = template.binding((vec!["west".to_owned()], service), local, Line::default());
+        let mut page = page();
+        page["listeners"] = json!([ListenerRow {
+            listener: Listener::from(&binding),
+            address: binding.listen,
+            state: ListenerState::Open,
+            error: None,
+        }]);
+        let text = text::page(&page, false, false);
+        let row = format!("any connection, as pay.global  pay.app:80 of west  {want}\n");
+        assert!(text.contains(&row), "{text}");
+    }
 }
 
 #[test]

@@ -162,7 +162,12 @@ fn reachable_services(listener: &Value) -> Vec<Value> {
             "" => "any connection".to_owned(),
             names => format!("any connection, as {names}"),
         };
-        return vec![row(&requested, &reached, "anyone")];
+        let clients: Vec<_> = list(&listener["to"]).iter().map(audience).collect();
+        let clients = match &*clients {
+            [] => "anyone".to_owned(),
+            clients => clients.join("; "),
+        };
+        return vec![row(&requested, &reached, &clients)];
     }
     let routes = list(&listener["routes"]).iter();
     let rows = routes.map(|route| {
@@ -170,6 +175,23 @@ fn reachable_services(listener: &Value) -> Vec<Value> {
         row(&requested, &cell(&route["to"]), "anyone")
     });
     rows.collect()
+}
+
+/// Formats an entry of a binding's `to`.
+fn audience(to: &Value) -> String {
+    if to["anyone"] == true {
+        return "the trust set".to_owned();
+    }
+    let cluster = match &to["cluster"] {
+        Value::Null => "any cluster".to_owned(),
+        cluster => format!("cluster {}", cell(cluster)),
+    };
+    let keys = [("namespaces", "namespace"), ("service_accounts", "account")];
+    let named = keys.map(|(key, name)| match &*joined(&to[key], " or ") {
+        "" => String::new(),
+        values => format!(", {name} {values}"),
+    });
+    cluster + &named.concat()
 }
 
 fn write_stream(text: &mut Text, stream: &Value, now: SystemTime) {
