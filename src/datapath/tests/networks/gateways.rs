@@ -225,7 +225,7 @@ async fn a_service_returns_to_a_recovered_gateway_however_often_it_was_ejected()
     let set = always(&snapshot);
     let endpoint = &set.endpoints[0];
     let target = remote::target(endpoint).expect("a gateway");
-    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     let second = std::time::Duration::from_secs(1);
     for _ in 0..4 {
         own.outer.eject(&target);
@@ -248,7 +248,7 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
     let instances = [pods("east", 5), pods("west", 1), pods("north", 1)].concat();
     let snapshot = spread([instances, gateways.chain(second_cluster).collect()].concat());
     let set = always(&snapshot);
-    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     let tried = |reason| {
         let (mut tries, mut counts) = (Tries::new(&own, true), BTreeMap::new());
         while let Some(endpoint) = choose(set, &tries.tried, NO_LINK_FACTORS).cloned() {
@@ -279,7 +279,7 @@ async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
         .concat(),
     );
     let set = always(&snapshot);
-    let own = crate::datapath::tests::gateway_of(Publisher::new().reader(), DenyList::default());
+    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     for is_from_client in [false, true] {
         let mut tries = Tries::new(&own, is_from_client);
         let endpoint = Arc::clone(&set.endpoints[0]);
