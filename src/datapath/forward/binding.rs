@@ -65,14 +65,38 @@ struct Session {
     resources: ConnectionResources,
 }
 
+/// Connection of a local client, forwarded through an open tunnel.
+#[derive(Debug)]
+struct Connection {
+    client: Client,
+    upstream: Upstream,
+    _counted: ClientConnection,
+}
+
 /// Forwards one connection: verifies the client, picks a gateway, opens the tunnel, copies. A
 /// connection that fails is reset, as no answer in its protocol is known.
-pub async fn run(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
+pub fn run(data_path: Arc<DataPath>, accepted: AcceptedConnection) -> impl Future<Output = ()> {
+    // Boxed, as the end: both need far more memory than the copy between them.
+    let established = Box::pin(establish(data_path, accepted));
+    async move {
+        let Some(mut connection) = established.await else {
+            return;
+        };
+        let Connection {
+            client, upstream, ..
+        } = &mut *connection;
+        let outcome = client.copy(upstream).await;
+        Box::pin(connection.end(outcome)).await;
+    }
+}
+
+/// Verifies the client and opens the tunnel, or records the reason for which that failed.
+async fn establish(
+    data_path: Arc<DataPath>,
+    accepted: AcceptedConnection,
+) -> Option<Box<Connection>> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
-    let Some(binding) = listener.binding() else {
-        return;
-    };
-    // Boxed: a handshake needs far more memory than the connection that follows.
+    let binding = listener.binding()?;
     let Session {
         peer,
         socket,
@@ -91,7 +115,7 @@ pub async fn run(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
                 linger::disable_reset_on_close(&alerted.socket);
                 linger::close_gracefully(alerted.socket).await;
             }
-            return;
+            return None;
         }
     };
     let mut record = Record::new(&data_path.metrics, &peer.source, &binding.authority);
@@ -106,19 +130,23 @@ pub async fn run(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
         binding,
         data_path,
     };
-    let limits = client.binding.limits;
-    let opened = match listener.clients.open(address.ip(), limits) {
-        Ok(counted) => Box::pin(client.open())
-            .await
-            .map(|stream| (stream, counted)),
+    let opened = match listener.clients.open(address.ip(), client.binding.limits) {
+        Ok(counted) => client.open().await.map(|upstream| (upstream, counted)),
         Err(full) => {
             client.record.set_detail(full);
             Err(Reason::BindingFull)
         }
     };
     match opened {
-        Ok((upstream, counted)) => client.forward(upstream, counted).await,
-        Err(reason) => client.record.finish(reason),
+        Ok((upstream, _counted)) => Some(Box::new(Connection {
+            client,
+            upstream,
+            _counted,
+        })),
+        Err(reason) => {
+            client.record.finish(reason);
+            None
+        }
     }
 }
 
@@ -191,44 +219,14 @@ impl Client {
     }
 
     /// Copies until the connection ends by itself, the drain deadline passes, the binding changes,
-    /// or memory runs short. Ends both sides in the same way.
-    async fn forward(mut self, upstream: Upstream, _counted: ClientConnection) {
+    /// or memory runs short.
+    async fn copy(&mut self, upstream: &mut Upstream) -> CopyOutcome {
         let Upstream {
-            mut stream,
-            endpoint,
-            _held,
+            stream, endpoint, ..
         } = upstream;
-        let CopyOutcome {
-            result,
-            delivery_deadline,
-        } = self.copy(&mut stream, &endpoint).await;
-        let Self {
-            peer,
-            mut record,
-            socket,
-            tls,
-            _guards,
-            ..
-        } = self;
-        record.finish(result.err().unwrap_or(Reason::Completed));
-        if result.is_ok() {
-            endpoint.state.restore(Instant::now());
-            linger::disable_reset_on_close(&socket);
-        } else if let Some(deadline) = delivery_deadline {
-            drop((socket, tls));
-            // The connection is counted as long as its tunnel.
-            let delivery = Box::pin(stream.deliver(deadline));
-            peer.listener.drain.run_until_closed(delivery).await;
-            return;
-        }
-        // Before the sockets, so that a client that sees the end finds it counted.
-        drop(record);
-    }
-
-    async fn copy(&mut self, upstream: &mut Stream, endpoint: &Endpoint) -> CopyOutcome {
-        let account = Arc::clone(&self.account);
+        let account = &self.account;
         account.open_gate();
-        let servers = upstream.servers();
+        let servers = stream.servers();
         let (data_path, binding) = (&*self.data_path, &*self.binding);
         let revocation = || {
             revocation(
@@ -246,11 +244,11 @@ impl Client {
             match &mut self.tls {
                 Some(tls) => {
                     let client = (&**socket, &mut **tls);
-                    Box::pin(local::run(client, upstream, idle, &account, record)).await
+                    Box::pin(local::run(client, stream, idle, account, record)).await
                 }
                 None => {
                     let client = (&**socket, &mut socket.clone());
-                    local::run(client, upstream, idle, &account, record).await
+                    local::run(client, stream, idle, account, record).await
                 }
             }
         };
@@ -263,6 +261,48 @@ impl Client {
             self.record.set_detail(why);
         }
         CopyOutcome::broken(reason)
+    }
+}
+
+impl Connection {
+    /// Ends both sides in the same way.
+    async fn end(self: Box<Self>, outcome: CopyOutcome) {
+        // Their order is that of the drops, from the last one to the first.
+        let Self {
+            _counted,
+            upstream:
+                Upstream {
+                    stream,
+                    endpoint,
+                    _held,
+                },
+            client:
+                Client {
+                    peer,
+                    mut record,
+                    socket,
+                    tls,
+                    _guards,
+                    ..
+                },
+        } = *self;
+        let CopyOutcome {
+            result,
+            delivery_deadline,
+        } = outcome;
+        record.finish(result.err().unwrap_or(Reason::Completed));
+        if result.is_ok() {
+            endpoint.state.restore(Instant::now());
+            linger::disable_reset_on_close(&socket);
+        } else if let Some(deadline) = delivery_deadline {
+            drop((socket, tls));
+            // The connection is counted as long as its tunnel.
+            let delivery = stream.deliver(deadline);
+            peer.listener.drain.run_until_closed(delivery).await;
+            return;
+        }
+        // Before the sockets, so that a client that sees the end finds it counted.
+        drop(record);
     }
 }
 
@@ -415,6 +455,8 @@ mod tests {
     #[test]
     fn an_idle_connection_stays_small() {
         let size = future_size(run);
-        assert!(size <= 2944, "{size}");
+        // Excludes `Connection`, which is boxed. A task adds a header of 152 bytes, and is rounded
+        // up to a multiple of 128.
+        assert!(size <= 872, "{size}");
     }
 }
