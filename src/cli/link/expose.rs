@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, bail};
 
-use super::{config_map, list, quoted};
+use super::{list, object_name, quoted, to_merge};
 use crate::config::HostPort;
 
 /// Prints the configuration that exposes a service to other clusters, for its gateways and for the
@@ -47,7 +47,8 @@ pub(in crate::cli) struct ExposeArgs {
     /// Number of instances, by which peers weigh the network of the service.
     #[arg(long, default_value_t = 1)]
     instances: u32,
-    /// Prints manifests of Kubernetes in place of parts of strait.yaml and of the mesh file.
+    /// Prints manifests of Kubernetes in place of parts of the mesh file, and the parts of
+    /// strait.yaml as comments.
     #[arg(long)]
     kubernetes: bool,
 }
@@ -79,7 +80,7 @@ pub(super) fn text_of_exposure(args: &ExposeArgs) -> anyhow::Result<String> {
     };
     let donor = exposure(args);
     let mut text = if args.kubernetes {
-        config_map(&args.of, &donor)
+        to_merge(&args.of, &donor)
     } else {
         format!(
             "# strait.yaml of the gateways of cluster {}\n{donor}",
@@ -177,10 +178,9 @@ workloads:
 /// network.
 fn service_entry(args: &ExposeArgs, cluster: &str, known: &Known<'_>) -> String {
     let Known {
-        name,
-        namespace,
-        port,
+        namespace, port, ..
     } = known;
+    let host = &args.service.host;
     let network = args.network.as_ref().unwrap_or(&args.of);
     format!(
         "---
@@ -191,7 +191,7 @@ metadata:
   name: {entry}
   namespace: {in_namespace}
 spec:
-  hosts: [{host}]
+  hosts: [{hostname}]
   location: MESH_INTERNAL
   resolution: STATIC
   ports:
@@ -202,9 +202,9 @@ spec:
     - network: {network}
       weight: {weight}
 ",
-        entry = quoted(&format!("{name}-of-{}", args.of)),
+        entry = quoted(&object_name(&format!("{host}-{port}-of-{}", args.of))),
         in_namespace = quoted(namespace),
-        host = quoted(&args.service.host),
+        hostname = quoted(host),
         network = quoted(network),
         weight = args.instances,
     )
