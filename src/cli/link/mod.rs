@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use anyhow::bail;
 use aws_lc_rs::digest::{SHA256, digest};
 
-use crate::config::{HostPort, parse_identity};
+use crate::config::{HostPort, arguments, parse_identity};
 use crate::snapshot::builder::HBONE_PORT;
 
 pub(super) use expose::{ExposeArgs, expose};
@@ -57,12 +57,12 @@ impl Side {
     fn parse(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',');
         let cluster = parts.next().filter(|name| !name.is_empty());
-        let cluster = cluster.ok_or("write a cluster's name first")?.to_owned();
+        let cluster = arguments::cluster(cluster.ok_or("write a cluster's name first")?)?;
         let (mut domain, mut network, mut gateways, mut identity) = (None, None, Vec::new(), None);
         for part in parts {
             match part.split_once('=') {
-                Some(("domain", value)) => domain = Some(value.to_owned()),
-                Some(("network", value)) => network = Some(value.to_owned()),
+                Some(("domain", value)) => domain = Some(arguments::domain(value)?),
+                Some(("network", value)) => network = Some(arguments::network(value)?),
                 Some(("gateway", value)) => {
                     let mut gateway =
                         HostPort::parse(value).map_err(|error| format!("{value:?} {error}"))?;
@@ -73,8 +73,7 @@ impl Side {
                     let [of, ..] = parse_identity(value).ok_or_else(|| {
                         format!("{value:?} is not spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT")
                     })?;
-                    domain.get_or_insert_with(|| of.to_owned());
-                    identity = Some(value.to_owned());
+                    identity = Some((of.to_owned(), value.to_owned()));
                 }
                 _ => {
                     return Err(format!(
@@ -83,8 +82,18 @@ impl Side {
                 }
             }
         }
+        let (of, identity) = identity.unzip();
+        if let (Some(domain), Some(of)) = (&domain, &of)
+            && domain != of
+        {
+            return Err(format!(
+                "`identity` has trust domain {of}, and `domain` is {domain}; write the domain of \
+                 the gateways in both"
+            ));
+        }
+        let trust_domain = domain.or(of);
         Ok(Self {
-            trust_domain: domain
+            trust_domain: trust_domain
                 .ok_or_else(|| format!("no trust domain; write {cluster},domain=DOMAIN"))?,
             network: network.unwrap_or_else(|| cluster.clone()),
             cluster,

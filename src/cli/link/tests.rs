@@ -17,11 +17,13 @@ const ADDRESSES: [&str; 2] = [
      gateway=203.0.113.10:15009",
 ];
 
-fn parsed<T: Args + FromArgMatches>(args: &[&str]) -> T {
+fn try_parsed<T: Args + FromArgMatches>(args: &[&str]) -> Result<T, clap::Error> {
     let command = T::augment_args(clap::Command::new("strait")).no_binary_name(true);
-    let matches = command.try_get_matches_from(args);
-    let matches = matches.unwrap_or_else(|error| panic!("{error}"));
-    T::from_arg_matches(&matches).unwrap_or_else(|error| panic!("{error}"))
+    T::from_arg_matches(&command.try_get_matches_from(args)?)
+}
+
+fn parsed<T: Args + FromArgMatches>(args: &[&str]) -> T {
+    try_parsed(args).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn link_text(more: &[&str]) -> anyhow::Result<String> {
@@ -31,11 +33,12 @@ fn link_text(more: &[&str]) -> anyhow::Result<String> {
 /// Reads printed sections as those of the gateway of a cluster. Every file that it names exists.
 fn read(cluster: &str, sections: &str) -> (Config, String) {
     let text = format!(
-        "gateway: {{cluster: {cluster}}}
+        "gateway: {{cluster: {}}}
 identity: {{kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}}
 listeners: [{{name: cross-network, bind: '127.0.0.1:15008'}}]
 discovery: {{kind: file, path: Cargo.toml}}
-{sections}"
+{sections}",
+        quoted(cluster)
     );
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("strait.yaml");
     let (config, findings) = Config::parse(&path, &text);
@@ -228,6 +231,28 @@ fn a_side_without_a_value_that_its_peer_needs_is_an_error() {
         ("west,dom=a", "unknown part \"dom=a\""),
         ("west,identity=a", "is not spiffe://"),
         ("west,domain=a,gateway=a b", "\"a b\" "),
+        (
+            "west,domain=*.west",
+            "`domain` is `*.west`, and a pattern would trust domains that are not listed; write \
+             each trust domain by its name",
+        ),
+        (
+            "west,domain=",
+            "`domain` is empty; write at least one character",
+        ),
+        (
+            "west,domain=a,network=",
+            "`network` is empty; write at least one character",
+        ),
+        (
+            "a\nb,domain=a",
+            "`cluster` is \"a\\nb\"; write text on one line",
+        ),
+        (
+            "west,domain=a.local,identity=spiffe://b.local/ns/x/sa/y",
+            "`identity` has trust domain b.local, and `domain` is a.local; write the domain of \
+             the gateways in both",
+        ),
     ] {
         let failed = Side::parse(side).expect_err("an error");
         assert!(failed.contains(want), "{side}: {failed}");
@@ -328,12 +353,167 @@ fn the_manifests_of_an_exposure_are_comments_and_a_service_entry() {
     ] {
         assert!(text.contains(want), "{want}\n{text}");
     }
-    for (service, want) in [
-        ("echo.app.svc.cluster.local", "has no port"),
-        ("echo:80", "is not NAME.NAMESPACE.SUFFIX"),
+    let is_outside = "--service-account pay/web is in no --namespace, so it admits no peer; write \
+                      --namespace pay too, or no --namespace";
+    for (args, want) in [
+        (
+            &["echo.app.global"][..],
+            "`service` is `echo.app.global`; write the hostname and port",
+        ),
+        (
+            &["10.0.0.1:80"],
+            "`service` is `10.0.0.1:80`; write the hostname and port",
+        ),
+        (&["echo:80"], "is not NAME.NAMESPACE.SUFFIX"),
+        (
+            &[ECHO, "--namespace", "a/b"],
+            "`namespace` is `a/b`; write one name",
+        ),
+        (
+            &[ECHO, "--gateway", "eastwest"],
+            "`account` is `eastwest`; write `NAMESPACE/NAME`",
+        ),
+        (
+            &[ECHO, "--namespace", "shop", "--service-account", "pay/web"],
+            is_outside,
+        ),
     ] {
-        let failed = text_of_exposure(&parsed(&[service, "--of", "east", "--to", "west"]));
-        let failed = failed.expect_err("an error").to_string();
-        assert!(failed.contains(want), "{service}: {failed}");
+        let args = [&["--of", "east", "--to", "west"], args].concat();
+        let failed = exposure_text(&args).expect_err("an error");
+        assert!(failed.contains(want), "{args:?}: {failed}");
     }
+}
+
+fn exposure_text(args: &[&str]) -> Result<String, String> {
+    let args = try_parsed(args).map_err(|error| error.to_string())?;
+    text_of_exposure(&args).map_err(|error| error.to_string())
+}
+
+/// Values of clusters, networks, domains and namespaces, most of which some form rejects.
+const VALUES: [&str; 14] = [
+    "west",
+    "West_1",
+    "*",
+    "*.west",
+    "",
+    "a/b",
+    "a b",
+    "a: b",
+    "a #b",
+    "1",
+    "true",
+    "a\nb",
+    "a\u{2028}b",
+    "\u{feff}",
+];
+
+fn any(values: &[&'static str]) -> &'static str {
+    values[fastrand::usize(..values.len())]
+}
+
+/// Asserts that the reader accepts the parts of `strait.yaml` in a printed text.
+fn assert_is_read(text: &str, trust: &str) {
+    for (cluster, part) in parts(text) {
+        let sections = part.split("# Mesh file of the gateways").next();
+        let sections = sections.unwrap_or_default();
+        read(
+            cluster.lines().next().unwrap_or_default(),
+            &[trust, sections].concat(),
+        );
+    }
+}
+
+#[test]
+fn whatever_link_accepts_is_read_back() {
+    fastrand::seed(1);
+    let mut accepted = 0;
+    for _ in 0..3000 {
+        let side = |name, domain, identity| {
+            let mut side = any(&[name, name, name, any(&VALUES)]).to_owned();
+            for (key, values) in [
+                ("domain", &[domain, domain, domain, any(&VALUES)]),
+                ("network", &["net", "net", "net", any(&VALUES)]),
+                (
+                    "gateway",
+                    &["203.0.113.1", "[::1]:9", "gw.example:1", any(&VALUES)],
+                ),
+                (
+                    "identity",
+                    &[identity, identity, "spiffe://x/ns/x/sa/y", any(&VALUES)],
+                ),
+            ] {
+                if any(&["", "given", "given"]) == "given" {
+                    let _ = write!(side, ",{key}={}", any(values));
+                }
+            }
+            side
+        };
+        let sides = [
+            side("west", "west.local", "spiffe://west.local/ns/x/sa/y"),
+            side("east", "east.local", "spiffe://east.local/ns/x/sa/y"),
+        ];
+        let args = [&*sides[0], &*sides[1], any(&["--both", "--"])];
+        let text = try_parsed(&args)
+            .ok()
+            .and_then(|args| text_of_link(&args).ok());
+        if let Some(text) = text {
+            accepted += 1;
+            assert_is_read(&text, "");
+        }
+    }
+    assert!((100..2900).contains(&accepted), "{accepted}");
+}
+
+#[test]
+fn whatever_expose_accepts_is_read_back() {
+    fastrand::seed(1);
+    let mut accepted = 0;
+    for _ in 0..2000 {
+        let to = any(&["west", "west", any(&VALUES)]);
+        let service = any(&[
+            ECHO,
+            ECHO,
+            "A_b.C.d:1",
+            "10.0.0.1:80",
+            "[::1]:80",
+            "a.b.c",
+            "a.b:1",
+        ]);
+        let mut args = vec![service, "--to", to, "--of", any(&["east", any(&VALUES)])];
+        for (option, values) in [
+            ("--network", &["net", any(&VALUES)][..]),
+            ("--namespace", &["shop", any(&VALUES)]),
+            ("--namespace", &["shop", any(&VALUES)]),
+            (
+                "--service-account",
+                &["shop/web", "pay/web", "west/web", any(&VALUES)],
+            ),
+            (
+                "--gateway",
+                &["istio-system/eastwest", "eastwest", any(&VALUES)],
+            ),
+            ("--tunnels", &["1", "0", "4294967295"]),
+            ("--instances", &["1", "0", "4294967295"]),
+        ] {
+            if any(&["", "given"]) == "given" {
+                args.extend([option, any(values)]);
+            }
+        }
+        let Ok(text) = exposure_text(&args) else {
+            continue;
+        };
+        accepted += 1;
+        let trust = format!(
+            "trust: {{domains: [{{name: a.local, cluster: {}}}]}}\n",
+            quoted(to)
+        );
+        assert_is_read(&text, &trust);
+        let (_, mesh) = text
+            .split_once("# Mesh file of the gateways")
+            .expect("a mesh file");
+        let mesh = mesh.split_once('\n').expect("a line").1;
+        let read = file::parse(Path::new("mesh.yaml"), mesh);
+        assert!(read.is_ok(), "{args:?}\n{text}");
+    }
+    assert!((100..1900).contains(&accepted), "{accepted}");
 }
