@@ -31,7 +31,7 @@ use serde::Deserialize;
 
 use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
-use crate::snapshot::{Publisher, Reader};
+use crate::snapshot::{EndpointSet, Publisher, Reader};
 use crate::status::{RemoteGatewayStatus, Status};
 use crate::telemetry::{LogHandle, Metrics};
 
@@ -72,6 +72,8 @@ pub struct AdminState {
     pub issuers: Source<Vec<IssuerRow>>,
     /// Gateways of other networks.
     pub remote_gateways: Source<Vec<RemoteGatewayStatus>>,
+    /// Gateways of bindings, by the names of their listeners.
+    pub bindings: Source<Vec<(Arc<str>, Arc<EndpointSet>)>>,
     /// Identities of peers with open tunnels, and the number of these.
     pub peer_tunnels: Source<Vec<(Arc<str>, usize)>>,
     /// Explanations of the outcome of a tunnel.

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::datapath::{DataPath, accept};
 use crate::lifecycle::Lifecycle;
 use crate::responder;
+use crate::snapshot::EndpointSet;
 use crate::status::RemoteGatewayStatus;
 use crate::telemetry::LogHandle;
 
@@ -69,6 +70,7 @@ impl Sockets {
             holders: descriptor_usage(data_path),
             issuers: issuers(data_path),
             remote_gateways: remote_gateways(data_path),
+            bindings: bindings(app),
             peer_tunnels: {
                 let data_path = Arc::clone(data_path);
                 Arc::new(move || data_path.admission.pool.tunnels())
@@ -174,6 +176,20 @@ fn remote_gateways(data_path: &Arc<DataPath>) -> Source<Vec<RemoteGatewayStatus>
         );
         rows.sort_by_key(|row| row.address);
         rows
+    })
+}
+
+/// Returns the source of the gateways of bindings.
+fn bindings(app: &App) -> Source<Vec<(Arc<str>, Arc<EndpointSet>)>> {
+    let (listeners, data_path) = (Arc::clone(&app.listeners), Arc::clone(&app.data_path));
+    Arc::new(move || {
+        let snapshot = data_path.reader.snapshot();
+        let listeners = listeners.bindings().into_iter();
+        let endpoints = listeners.filter_map(|listener| {
+            let set = listener.binding()?.endpoints.load(&snapshot);
+            Some((Arc::clone(listener.rules().name()), set))
+        });
+        endpoints.collect()
     })
 }
 

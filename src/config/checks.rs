@@ -146,6 +146,13 @@ impl Sections {
                 let what = format!("has a `budget` of tunnels to `{own}`, which is this cluster");
                 value.error(what, format!("it in the configuration of `{from}`"));
             }
+            if budget.is_some() && from != own && self.counts_as_unlisted(from) {
+                let what = format!(
+                    "has a `budget` that counts no tunnel of `{from}`: no entry of `trust.domains` \
+                     is for it, so its peers count as the cluster `unlisted`"
+                );
+                value.warning(what, format!("`{{name: {from}}}` into `trust.domains`"));
+            }
             let is_unknown = clusters.is_some_and(|clusters| !clusters.contains(from));
             if to == own && from != to && is_unknown {
                 let what = format!("is from `{from}`, which is not a cluster of `trust`");
@@ -159,6 +166,15 @@ impl Sections {
                 list.warning(&what, format!("`{{from: CLUSTER, to: {own}}}` into it"));
             }
         }
+    }
+
+    /// Returns whether peers of a cluster are accepted and counted under another name.
+    fn counts_as_unlisted(&self, cluster: &str) -> bool {
+        self.trust.as_ref().is_some_and(|trust| {
+            let mut domains = trust.domains.iter();
+            let is_listed = domains.any(|domain| domain.cluster == cluster);
+            trust.skip_validation && trust.clusters.is_empty() && !is_listed
+        })
     }
 
     /// Reports policies that are expected of a control plane of Envoy's.

@@ -71,7 +71,7 @@ fn compare(_: Value<'_>, read: &[(Link, Value<'_>)]) {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::tests::with;
+    use crate::config::tests::{GOOD, check, with};
 
     #[test]
     fn a_link_is_a_direction_between_two_clusters_and_given_once() {
@@ -167,6 +167,30 @@ mod tests {
             ),
         ] {
             assert_finding(links, want);
+        }
+    }
+
+    #[test]
+    fn a_budget_of_peers_that_count_under_another_name_is_a_warning() {
+        let findings = |trust: &str, from: &str| {
+            let text = GOOD.replacen("  domains:", &format!("{trust}\n  domains:"), 1);
+            let links = "{from: west, to: east}, {from: FROM, to: b, budget: {bytes: 1GiB}}";
+            check(&format!("{text}links: [{}]", links.replace("FROM", from))).1
+        };
+        let skip = "  skip_validation: true";
+        let want = "12: warning: `links[]` has a `budget` that counts no tunnel of `a`: no entry \
+                    of `trust.domains` is for it, so its peers count as the cluster `unlisted`; \
+                    write `{name: a}` into `trust.domains`";
+        assert!(
+            findings(skip, "a").ends_with(want),
+            "{}",
+            findings(skip, "a")
+        );
+        for (trust, from) in [(skip, "west"), (skip, "east"), ("  waypoints: []", "a")] {
+            assert!(
+                !findings(trust, from).contains("unlisted"),
+                "{trust} {from}"
+            );
         }
     }
 

@@ -6,6 +6,7 @@
 //! `docs/configuration.md` come.
 
 mod aliases;
+pub mod arguments;
 mod audience;
 mod auto;
 mod bindings;

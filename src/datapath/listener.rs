@@ -115,13 +115,13 @@ impl Listener {
     /// same.
     pub fn replace_rules(&self, listener: &config::Listener) {
         let mut rules = ListenerRules::new(listener);
-        // The states of gateways stay, and open connections know their binding by it.
-        let old = self.rules.load().binding.clone();
-        if old
-            .as_ref()
-            .is_some_and(|old| rules.binding.as_ref() == Some(old))
-        {
-            rules.binding = old;
+        if let (Some(new), Some(old)) = (&mut rules.binding, self.binding()) {
+            if *new == old {
+                // Open connections know their binding by it.
+                *new = old;
+            } else {
+                new.endpoints.keep_states(&old.endpoints);
+            }
         }
         self.rules.store(Arc::new(rules));
     }
@@ -453,6 +453,51 @@ mod tests {
         let by_route = istio.still_grants(named, &requested, true);
         assert_eq!(by_route, Err(Reason::NoIstioAlpn));
         assert!(istio.still_grants(None, &requested, false).is_err());
+    }
+
+    #[test]
+    fn gateways_of_a_binding_keep_their_states_until_its_service_changes() {
+        use crate::snapshot::builder::{Change, build};
+        use crate::snapshot::{NetworkRule, NetworkTable, Snapshot};
+
+        let binding = |service: &str, connections| {
+            let text = format!(
+                "gateway: {{cluster: east}}
+identity: {{kind: spiffe, socket: 'unix:///dev/null'}}
+trust: {{domains: [{{name: west.local, cluster: west}}]}}
+listeners: [{{name: a, bind: '127.0.0.1:0'}}]
+discovery: {{kind: file, path: /dev/null}}
+bindings: [{{cluster: west, service: '{service}', listen: '127.0.0.1:80', connections: \
+                 {connections}}}]"
+            );
+            let (config, findings) = config::Config::parse("c".as_ref(), &text);
+            config::Listener::from(&config.unwrap_or_else(|| panic!("{findings}")).bindings[0])
+        };
+        let gateway = NetworkRule {
+            cluster: "west".into(),
+            gateways: [("192.0.2.1".into(), 15008)].into(),
+            ..NetworkRule::default()
+        };
+        let change = Change {
+            networks: Some(NetworkTable::from_iter([("west".into(), gateway)])),
+            ..Change::default()
+        };
+        let snapshot = build(&Snapshot::default(), change);
+        let open = Listener::new(&binding("echo.app:80", 1024), DrainScope::default());
+        let state = || {
+            let set = open.binding().expect("a binding").endpoints.load(&snapshot);
+            Arc::clone(&set.endpoints[0].state)
+        };
+        let first = state();
+        for (service, connections, stays) in [
+            ("echo.app:80", 1024, true),
+            ("echo.app:80", 2048, true),
+            ("other.app:80", 2048, false),
+        ] {
+            open.replace_rules(&binding(service, connections));
+            let kept = Arc::ptr_eq(&first, &state());
+            assert_eq!(kept, stays, "{service} {connections}");
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Answer to one query (RFC 1035, EDNS by RFC 6891).
+//! Answer to one query (RFC 1035, EDNS by RFC 6891, negative answers by RFC 2308).
 
 use std::net::IpAddr;
 
 use hickory_resolver::proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_resolver::proto::rr::{DNSClass, Record, RecordType};
+use hickory_resolver::proto::rr::rdata::SOA;
+use hickory_resolver::proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::names::{Known, Names};
 
@@ -42,7 +43,11 @@ pub(super) fn answer(names: &Names, bytes: &[u8], transport: Transport) -> Optio
         (_, op_code) if op_code != OpCode::Query => ResponseCode::NotImp,
         ([question], _) => {
             message.add_query(question.clone());
-            resolve(names, question, &mut message)
+            if query.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
+                ResponseCode::BADVERS
+            } else {
+                resolve(names, question, &mut message)
+            }
         }
         _ => ResponseCode::FormErr,
     };
@@ -65,12 +70,10 @@ fn resolve(names: &Names, question: &Query, message: &mut Message) -> ResponseCo
         return ResponseCode::Refused;
     }
     let name = question.name().to_lowercase().to_ascii();
-    let addresses = match names.find(name.trim_end_matches('.')) {
-        Known::Addresses(addresses) => addresses,
-        Known::Absent => {
-            message.metadata.authoritative = true;
-            return ResponseCode::NXDomain;
-        }
+    let name = name.trim_end_matches('.');
+    let (addresses, code) = match names.find(name) {
+        Known::Addresses(addresses) => (Some(addresses), ResponseCode::NoError),
+        Known::Absent => (None, ResponseCode::NXDomain),
         Known::Foreign => return ResponseCode::Refused,
     };
     message.metadata.authoritative = true;
@@ -80,11 +83,24 @@ fn resolve(names: &Names, question: &Query, message: &mut Message) -> ResponseCo
         RecordType::ANY => true,
         _ => false,
     };
-    for ip in addresses.iter().filter(is_asked) {
+    for ip in addresses.into_iter().flatten().filter(is_asked) {
         let record = Record::from_rdata(question.name().clone(), TTL, (*ip).into());
         message.add_answer(record);
     }
-    ResponseCode::NoError
+    if message.answers.is_empty()
+        && let Ok(zone) = Name::from_ascii(names.zone(name))
+    {
+        message.add_authority(start_of_authority(zone));
+    }
+    code
+}
+
+/// Returns the record by which clients may keep a negative answer (RFC 2308 section 3). There are
+/// no transfers of the zone, for which the other times and the serial are.
+fn start_of_authority(zone: Name) -> Record {
+    let time = TTL.cast_signed();
+    let soa = SOA::new(zone.clone(), zone.clone(), 1, time, time, time, TTL);
+    Record::from_rdata(zone, TTL, RData::SOA(soa))
 }
 
 #[cfg(test)]
@@ -129,6 +145,37 @@ mod tests {
             assert_eq!(answer.queries, query.queries);
             let is_own = code != ResponseCode::Refused;
             assert_eq!(answer.metadata.authoritative, is_own, "{name}");
+            let is_negative = is_own && addresses == 0;
+            let zones = answer.authorities.iter();
+            let zones = zones.filter(|one| one.record_type() == RecordType::SOA && one.ttl == TTL);
+            let zones: Vec<_> = zones.map(|one| one.name.to_ascii()).collect();
+            assert_eq!(zones == ["global."], is_negative, "{name} {zones:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_outside_all_families_is_a_zone_of_its_own() {
+        let names = Names::new(&config(&[("echo.example", "127.0.0.2:80")], "240.0.0.0/4"));
+        let answer = ask(
+            &names,
+            &query("Echo.Example.", RecordType::AAAA),
+            Transport::Udp,
+        );
+        assert_eq!(answer.authorities[0].name.to_ascii(), "echo.example.");
+    }
+
+    #[test]
+    fn a_newer_version_of_edns_is_not_answered() {
+        let names = Names::new(&config(&[("echo.global", "127.0.0.2:80")], "240.0.0.0/4"));
+        for (version, code, addresses) in [(0, 0, 1), (1, 16, 0)] {
+            let mut query = query("echo.global.", RecordType::A);
+            let mut edns = Edns::new();
+            edns.set_version(version);
+            query.set_edns(edns);
+            let answer = ask(&names, &query, Transport::Udp);
+            assert_eq!(u16::from(answer.metadata.response_code), code);
+            assert_eq!(answer.answers.len(), addresses);
+            assert_eq!(answer.edns.map(|edns| edns.version()), Some(0));
         }
     }
 

@@ -58,17 +58,27 @@ impl Names {
         if let Some(addresses) = self.addresses.get(name) {
             return Known::Addresses(addresses);
         }
-        let is_in = |family: &String| {
-            let stem = name.strip_suffix(family.as_str());
-            stem.is_some_and(|stem| stem.is_empty() || stem.ends_with('.'))
-        };
-        if !self.families.iter().any(is_in) {
+        if self.families_of(name).next().is_none() {
             Known::Foreign
         } else if self.is_inner(name) {
             Known::Addresses(&NO_ADDRESSES)
         } else {
             Known::Absent
         }
+    }
+
+    /// Returns the zone of a name: its longest family, or else the name itself.
+    pub(super) fn zone<'a>(&'a self, name: &'a str) -> &'a str {
+        let longest = self.families_of(name).max_by_key(|family| family.len());
+        longest.unwrap_or(name)
+    }
+
+    fn families_of(&self, name: &str) -> impl Iterator<Item = &str> {
+        let is_in = move |family: &&str| {
+            let stem = name.strip_suffix(family);
+            stem.is_some_and(|stem| stem.is_empty() || stem.ends_with('.'))
+        };
+        self.families.iter().map(String::as_str).filter(is_in)
     }
 
     /// Returns whether a name is that of a family, or between a family and a name of it. Such names

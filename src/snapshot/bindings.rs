@@ -37,6 +37,15 @@ impl BoundEndpoints {
         }
     }
 
+    /// Takes over the states of gateways from an earlier version of the binding, if it has the same
+    /// service. Connections of that version continue to use them.
+    pub fn keep_states(&self, old: &Self) {
+        if (&self.host, self.port) == (&old.host, old.port) {
+            let states = old.last.lock().states.clone();
+            self.last.lock().states = states;
+        }
+    }
+
     /// Returns the current endpoints. Networks are weighted by their ready instances, or evenly
     /// where the mesh does not know these. The cost after a change of the snapshot is that of all
     /// gateways.

@@ -13,7 +13,7 @@ use super::{IssuerRow, Parameters, gateway_to_json, list, text};
 use crate::admin::AdminState;
 use crate::admin::text::{Text, key};
 use crate::config::Config;
-use crate::snapshot::{FACTOR_ONE, Snapshot};
+use crate::snapshot::{EndpointSet, FACTOR_ONE, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::wire::UNKNOWN_CLUSTER;
 
@@ -47,19 +47,21 @@ fn page(state: &AdminState) -> Value {
         "budgets": budgets(state),
         "peers": tunnels(&snapshot, &gateways, (state.peer_tunnels)()),
         "gateways": gateways.into_iter().map(gateway_to_json).collect::<Vec<_>>(),
-        "loads": loads(&snapshot),
+        "loads": loads(&snapshot, &(state.bindings)()),
     })
 }
 
-/// Returns a row for each gateway and service port that tunnels have used lately, up to a limit.
-fn loads(snapshot: &Snapshot) -> Vec<Value> {
+/// Returns a row for each gateway and service port that tunnels have used lately, and for each
+/// gateway of a binding, up to a limit.
+fn loads(snapshot: &Snapshot, bindings: &[(Arc<str>, Arc<EndpointSet>)]) -> Vec<Value> {
     let now = Instant::now();
     let services = snapshot.services.iter();
     let sets = services.flat_map(|(host, service)| {
         let sets = service.transit_ports.iter();
-        sets.map(move |(port, sets)| (host, port, &sets.always))
+        sets.map(move |(port, sets)| (format!("{host}:{port}"), &sets.always))
     });
-    let rows = sets.flat_map(|(host, port, set)| {
+    let bound = bindings.iter().map(|(name, set)| (name.to_string(), set));
+    let rows = bound.chain(sets).flat_map(|(service, set)| {
         let endpoints = set.endpoints.iter().zip(&set.candidates);
         endpoints.filter_map(move |(endpoint, candidate)| {
             let state = &endpoint.state;
@@ -67,7 +69,7 @@ fn loads(snapshot: &Snapshot) -> Vec<Value> {
             free.or_else(|| state.share(now))?;
             Some(json!({
                 "gateway": endpoint.address.to_string(),
-                "service": format!("{host}:{port}"),
+                "service": service,
                 "counted": candidate.instances,
                 "free": free.map(|hundredths| f64::from(hundredths) / 100.0),
                 "dial": format!("{}ms", state.mean_dial_millis()),
@@ -272,7 +274,8 @@ mod tests {
     use crate::admin::tests::{ask, fixture};
     use crate::config::{Link, LinkBudget};
     use crate::snapshot::builder::Change;
-    use crate::snapshot::{ServiceVisibility, TrustSet};
+    use crate::snapshot::{BoundEndpoints, NetworkRule, NetworkTable, ServiceVisibility, TrustSet};
+    use crate::wire::ServiceLoad;
 
     fn gateway() -> RemoteGatewayStatus {
         let address = ([192, 0, 2, 1], 15008).into();
@@ -349,6 +352,38 @@ mod tests {
             assert!(lines.iter().any(|line| line == want), "{want}\n{text}");
         }
         assert!(!text.contains("/sa/pod"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn loads_and_dial_times_of_the_gateways_of_bindings_are_listed() {
+        let mut fixture = fixture();
+        let gateway = NetworkRule {
+            cluster: "west".into(),
+            gateways: [("192.0.2.1".into(), 15008)].into(),
+            ..NetworkRule::default()
+        };
+        fixture.publisher.update(Change {
+            networks: Some(NetworkTable::from_iter([("west".into(), gateway)])),
+            ..Change::default()
+        });
+        let bound = BoundEndpoints::new(["west".into()], "echo.app".into(), 80);
+        let endpoints = bound.load(&fixture.state.reader.snapshot());
+        let state = Arc::clone(&endpoints.endpoints[0].state);
+        fixture.state.bindings =
+            Arc::new(move || vec![("binding echo.app:80".into(), Arc::clone(&endpoints))]);
+        let router = admin_router(fixture.state.clone());
+        let (_, unused) = ask(router.clone(), "GET", "/peers").await;
+        assert!(!unused.contains("echo.app:80"), "{unused}");
+        state.record_dial(Duration::from_millis(80));
+        let load = ServiceLoad {
+            ready: 8,
+            free_percent: 50,
+        };
+        state.record_load(load, Instant::now());
+        let (_, text) = ask(router, "GET", "/peers").await;
+        let words: Vec<_> = text.split_whitespace().collect();
+        let row = "192.0.2.1:15008 binding echo.app:80 1 4.0 80ms";
+        assert!(words.join(" ").contains(row), "{text}");
     }
 
     #[tokio::test]

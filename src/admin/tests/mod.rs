@@ -62,6 +62,7 @@ pub(super) fn fixture() -> Fixture {
         holders: Arc::new(DescriptorUsage::default),
         issuers: Arc::new(Vec::new),
         remote_gateways: Arc::new(Vec::new),
+        bindings: Arc::new(Vec::new),
         peer_tunnels: Arc::new(Vec::new),
         explain: Arc::new(|question| {
             if question.to.as_deref() == Some("wrong") {

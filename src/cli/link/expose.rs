@@ -3,15 +3,15 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 
-use super::{config_map, list, quoted};
-use crate::config::HostPort;
+use super::{list, object_name, quoted, to_merge};
+use crate::config::{HostPort, arguments};
 
 /// Prints the configuration that exposes a service to other clusters, for its gateways and for the
 /// meshes of its peers.
 ///
-/// Exits 1 if the service has no port or is not NAME.NAMESPACE.SUFFIX.
+/// Exits 1 if the service is not NAME.NAMESPACE.SUFFIX or an account is in no `--namespace`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     strait expose echo.app.svc.cluster.local:80 --of east --to west\n  \
@@ -19,41 +19,38 @@ use crate::config::HostPort;
     --gateway istio-system/eastwest --tunnels 100 --kubernetes")]
 pub(in crate::cli) struct ExposeArgs {
     /// Hostname and port of the service.
-    #[arg(value_parser = parse_service)]
+    #[arg(value_parser = arguments::service)]
     service: HostPort,
     /// Cluster of the service.
-    #[arg(long, value_name = "CLUSTER")]
+    #[arg(long, value_name = "CLUSTER", value_parser = arguments::cluster)]
     of: String,
     /// Network of the service; that of the cluster's name by default.
-    #[arg(long)]
+    #[arg(long, value_parser = arguments::network)]
     network: Option<String>,
     /// Cluster whose peers may use it; any number.
-    #[arg(long, value_name = "CLUSTER", required = true)]
+    #[arg(long, value_name = "CLUSTER", required = true, value_parser = arguments::cluster)]
     to: Vec<String>,
     /// Namespace of the peers; any number, all by default.
-    #[arg(long)]
+    #[arg(long, value_parser = arguments::namespace)]
     namespace: Vec<String>,
     /// Service account of the peers, as NAMESPACE/NAME; any number, all by default.
-    #[arg(long, value_name = "ACCOUNT")]
-    service_account: Vec<String>,
+    #[arg(long, value_name = "ACCOUNT", value_parser = arguments::account)]
+    service_account: Vec<(String, String)>,
     /// Service account of the peers' gateways, as NAMESPACE/NAME; any number. Bindings use the
     /// service with the identity of their gateway, which `--namespace` and `--service-account` do
     /// not admit.
-    #[arg(long, value_name = "ACCOUNT")]
-    gateway: Vec<String>,
+    #[arg(long, value_name = "ACCOUNT", value_parser = arguments::account)]
+    gateway: Vec<(String, String)>,
     /// Limit of concurrent tunnels.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     tunnels: Option<u32>,
     /// Number of instances, by which peers weigh the network of the service.
     #[arg(long, default_value_t = 1)]
     instances: u32,
-    /// Prints manifests of Kubernetes in place of parts of strait.yaml and of the mesh file.
+    /// Prints manifests of Kubernetes in place of parts of the mesh file, and the parts of
+    /// strait.yaml as comments.
     #[arg(long)]
     kubernetes: bool,
-}
-
-fn parse_service(text: &str) -> Result<HostPort, String> {
-    HostPort::parse(text).map_err(|error| format!("{text:?} {error}"))
 }
 
 /// Prints the configuration of an exposure.
@@ -65,13 +62,19 @@ pub(in crate::cli) fn expose(args: &ExposeArgs) -> anyhow::Result<()> {
 pub(super) fn text_of_exposure(args: &ExposeArgs) -> anyhow::Result<String> {
     let service = &args.service;
     let mut labels = service.host.splitn(3, '.');
-    let (Some(name), Some(namespace), Some(_)) = (labels.next(), labels.next(), labels.next())
+    let (Some(name), Some(namespace), Some(_), Some(port)) =
+        (labels.next(), labels.next(), labels.next(), service.port)
     else {
-        bail!("{service} is not NAME.NAMESPACE.SUFFIX; write the hostname of the service");
+        bail!("{service} is not NAME.NAMESPACE.SUFFIX:PORT; write that of the service");
     };
-    let port = service
-        .port
-        .with_context(|| format!("{service} has no port; write {service}:PORT"))?;
+    let mut accounts = args.service_account.iter();
+    let is_outside = |of: &String| !args.namespace.is_empty() && !args.namespace.contains(of);
+    if let Some((of, account)) = accounts.find(|(of, _)| is_outside(of)) {
+        bail!(
+            "--service-account {of}/{account} is in no --namespace, so it admits no peer; write \
+             --namespace {of} too, or no --namespace"
+        );
+    }
     let known = Known {
         name,
         namespace,
@@ -79,7 +82,7 @@ pub(super) fn text_of_exposure(args: &ExposeArgs) -> anyhow::Result<String> {
     };
     let donor = exposure(args);
     let mut text = if args.kubernetes {
-        config_map(&args.of, &donor)
+        to_merge(&args.of, &donor)
     } else {
         format!(
             "# strait.yaml of the gateways of cluster {}\n{donor}",
@@ -108,11 +111,13 @@ fn exposure(args: &ExposeArgs) -> String {
     let service = quoted(&args.service.to_string());
     let mut text = format!("exposure:\n  services:\n    - service: {service}\n      to:\n");
     let is_limited = !args.namespace.is_empty() || !args.service_account.is_empty();
-    let clients = [
-        ("namespaces", &args.namespace),
-        ("service_accounts", &args.service_account),
-    ];
-    let gateways = [("service_accounts", &args.gateway)];
+    let accounts = |all: &[(String, String)]| {
+        let accounts = all.iter().map(|(of, name)| format!("{of}/{name}"));
+        ("service_accounts", accounts.collect())
+    };
+    let namespaces = ("namespaces", args.namespace.clone());
+    let clients = [namespaces, accounts(&args.service_account)];
+    let gateways = [accounts(&args.gateway)];
     for cluster in &args.to {
         text += &audience(cluster, &clients);
         if is_limited && !args.gateway.is_empty() {
@@ -128,7 +133,7 @@ fn exposure(args: &ExposeArgs) -> String {
 }
 
 /// Returns an entry of `to` for peers of a cluster, with the lists that are not empty.
-fn audience(cluster: &str, limits: &[(&str, &Vec<String>)]) -> String {
+fn audience(cluster: &str, limits: &[(&str, Vec<String>)]) -> String {
     let limits = limits.iter().filter(|(_, values)| !values.is_empty());
     let limits = limits.map(|(key, values)| format!(", {key}: {}", list(values.iter().cloned())));
     let limits: String = limits.collect();
@@ -177,10 +182,9 @@ workloads:
 /// network.
 fn service_entry(args: &ExposeArgs, cluster: &str, known: &Known<'_>) -> String {
     let Known {
-        name,
-        namespace,
-        port,
+        namespace, port, ..
     } = known;
+    let host = &args.service.host;
     let network = args.network.as_ref().unwrap_or(&args.of);
     format!(
         "---
@@ -191,7 +195,7 @@ metadata:
   name: {entry}
   namespace: {in_namespace}
 spec:
-  hosts: [{host}]
+  hosts: [{hostname}]
   location: MESH_INTERNAL
   resolution: STATIC
   ports:
@@ -202,9 +206,9 @@ spec:
     - network: {network}
       weight: {weight}
 ",
-        entry = quoted(&format!("{name}-of-{}", args.of)),
+        entry = quoted(&object_name(&format!("{host}-{port}-of-{}", args.of))),
         in_namespace = quoted(namespace),
-        host = quoted(&args.service.host),
+        hostname = quoted(host),
         network = quoted(network),
         weight = args.instances,
     )

@@ -8,8 +8,9 @@ mod tests;
 use std::fmt::Write as _;
 
 use anyhow::bail;
+use aws_lc_rs::digest::{SHA256, digest};
 
-use crate::config::{HostPort, parse_identity};
+use crate::config::{HostPort, arguments, parse_identity};
 use crate::snapshot::builder::HBONE_PORT;
 
 pub(super) use expose::{ExposeArgs, expose};
@@ -37,7 +38,7 @@ pub(super) struct LinkArgs {
     /// Links both directions.
     #[arg(long)]
     both: bool,
-    /// Prints manifests of Kubernetes in place of parts of strait.yaml.
+    /// Prints manifests of Kubernetes, and the parts of strait.yaml as comments.
     #[arg(long)]
     kubernetes: bool,
 }
@@ -56,12 +57,12 @@ impl Side {
     fn parse(text: &str) -> Result<Self, String> {
         let mut parts = text.split(',');
         let cluster = parts.next().filter(|name| !name.is_empty());
-        let cluster = cluster.ok_or("write a cluster's name first")?.to_owned();
+        let cluster = arguments::cluster(cluster.ok_or("write a cluster's name first")?)?;
         let (mut domain, mut network, mut gateways, mut identity) = (None, None, Vec::new(), None);
         for part in parts {
             match part.split_once('=') {
-                Some(("domain", value)) => domain = Some(value.to_owned()),
-                Some(("network", value)) => network = Some(value.to_owned()),
+                Some(("domain", value)) => domain = Some(arguments::domain(value)?),
+                Some(("network", value)) => network = Some(arguments::network(value)?),
                 Some(("gateway", value)) => {
                     let mut gateway =
                         HostPort::parse(value).map_err(|error| format!("{value:?} {error}"))?;
@@ -72,8 +73,7 @@ impl Side {
                     let [of, ..] = parse_identity(value).ok_or_else(|| {
                         format!("{value:?} is not spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT")
                     })?;
-                    domain.get_or_insert_with(|| of.to_owned());
-                    identity = Some(value.to_owned());
+                    identity = Some((of.to_owned(), value.to_owned()));
                 }
                 _ => {
                     return Err(format!(
@@ -82,8 +82,18 @@ impl Side {
                 }
             }
         }
+        let (of, identity) = identity.unzip();
+        if let (Some(domain), Some(of)) = (&domain, &of)
+            && domain != of
+        {
+            return Err(format!(
+                "`identity` has trust domain {of}, and `domain` is {domain}; write the domain of \
+                 the gateways in both"
+            ));
+        }
+        let trust_domain = domain.or(of);
         Ok(Self {
-            trust_domain: domain
+            trust_domain: trust_domain
                 .ok_or_else(|| format!("no trust domain; write {cluster},domain=DOMAIN"))?,
             network: network.unwrap_or_else(|| cluster.clone()),
             cluster,
@@ -122,7 +132,7 @@ fn text_of_link(args: &LinkArgs) -> anyhow::Result<String> {
         let config = strait_yaml(args, (side, peer), receives, opens);
         let cluster = &side.cluster;
         if args.kubernetes {
-            text += &config_map(cluster, &config);
+            text += &to_merge(cluster, &config);
             if opens {
                 text += &remote_gateways(cluster, peer);
             }
@@ -172,16 +182,36 @@ fn strait_yaml(
     text
 }
 
-/// Returns the ConfigMap that the manifests of `deploy/kubernetes` mount.
-fn config_map(cluster: &str, config: &str) -> String {
-    let mut text = format!(
-        "---\n# In cluster {cluster}\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  \
-         name: strait-config\n  namespace: istio-system\ndata:\n  strait.yaml: |\n"
-    );
-    for line in config.lines() {
-        let _ = writeln!(text, "    {line}");
+/// Returns sections of `strait.yaml` as comments beside manifests. A ConfigMap with them would
+/// replace the sections of other links and services.
+fn to_merge(cluster: &str, sections: &str) -> String {
+    let mut text = format!("# To merge into strait.yaml of the gateways of cluster {cluster}\n");
+    for line in sections.lines() {
+        let _ = writeln!(text, "# {line}");
     }
     text
+}
+
+/// Returns a text as the name of an object (RFC 1123, short enough for a label). An invalid text is
+/// replaced by its valid characters and a part of its hash, so that different texts stay different.
+fn object_name(text: &str) -> String {
+    const BYTES_MAX: usize = 63;
+    const HASH_BYTES: usize = 4;
+    let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_label = |label: &str| {
+        let has_ends = !label.starts_with('-') && !label.ends_with('-');
+        !label.is_empty() && has_ends && label.chars().all(is_valid)
+    };
+    if text.len() <= BYTES_MAX && text.split('.').all(is_label) {
+        return text.to_owned();
+    }
+    let lower = text.chars().map(|c| c.to_ascii_lowercase());
+    let valid = lower.map(|c| if is_valid(c) { c } else { '-' });
+    let valid: String = valid.take(BYTES_MAX - 1 - 2 * HASH_BYTES).collect();
+    let hash = digest(&SHA256, text.as_bytes());
+    let hash = hash.as_ref().iter().take(HASH_BYTES);
+    let hash: String = hash.map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{hash}", valid.trim_matches('-'))
 }
 
 /// Returns the manifests by which istiod of `cluster` knows the gateways of the peer, as
@@ -191,7 +221,7 @@ fn remote_gateways(cluster: &str, peer: &Side) -> String {
     for (index, gateway) in peer.gateways.iter().enumerate() {
         let name = match index {
             0 => format!("eastwest-of-{}", peer.cluster),
-            _ => format!("eastwest-of-{}-{index}", peer.cluster),
+            _ => format!("eastwest-{index}-of-{}", peer.cluster),
         };
         let kind = if gateway.is_address() {
             "IPAddress"
@@ -228,7 +258,7 @@ spec:
         options:
           gateway.istio.io/tls-terminate-mode: ISTIO_MUTUAL
 ",
-            name = quoted(&name),
+            name = quoted(&object_name(&name)),
             network = quoted(&peer.network),
             namespace = quoted(namespace),
             account = quoted(account),

@@ -1,5 +1,6 @@
 //! The printed configuration, read back.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use clap::{Args, FromArgMatches};
@@ -8,6 +9,7 @@ use super::expose::text_of_exposure;
 use super::*;
 use crate::config::Config;
 use crate::xds::file;
+use crate::yaml::{Document, Node};
 
 const ADDRESSES: [&str; 2] = [
     "west,domain=west.local,network=net-w,gateway=198.51.100.7:31008",
@@ -15,11 +17,13 @@ const ADDRESSES: [&str; 2] = [
      gateway=203.0.113.10:15009",
 ];
 
-fn parsed<T: Args + FromArgMatches>(args: &[&str]) -> T {
+fn try_parsed<T: Args + FromArgMatches>(args: &[&str]) -> Result<T, clap::Error> {
     let command = T::augment_args(clap::Command::new("strait")).no_binary_name(true);
-    let matches = command.try_get_matches_from(args);
-    let matches = matches.unwrap_or_else(|error| panic!("{error}"));
-    T::from_arg_matches(&matches).unwrap_or_else(|error| panic!("{error}"))
+    T::from_arg_matches(&command.try_get_matches_from(args)?)
+}
+
+fn parsed<T: Args + FromArgMatches>(args: &[&str]) -> T {
+    try_parsed(args).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn link_text(more: &[&str]) -> anyhow::Result<String> {
@@ -29,11 +33,12 @@ fn link_text(more: &[&str]) -> anyhow::Result<String> {
 /// Reads printed sections as those of the gateway of a cluster. Every file that it names exists.
 fn read(cluster: &str, sections: &str) -> (Config, String) {
     let text = format!(
-        "gateway: {{cluster: {cluster}}}
+        "gateway: {{cluster: {}}}
 identity: {{kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}}
 listeners: [{{name: cross-network, bind: '127.0.0.1:15008'}}]
 discovery: {{kind: file, path: Cargo.toml}}
-{sections}"
+{sections}",
+        quoted(cluster)
     );
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("strait.yaml");
     let (config, findings) = Config::parse(&path, &text);
@@ -96,14 +101,11 @@ fn a_link_of_one_direction_opens_the_second_cluster_alone() {
 }
 
 #[test]
-fn manifests_have_the_configuration_and_a_gateway_for_each_address() {
+fn manifests_have_the_configuration_as_comments_and_a_gateway_for_each_address() {
     let text = link_text(&["--kubernetes"]).expect("a text");
-    let maps = text.matches("kind: ConfigMap\n").count();
-    let gateways = text.matches("kind: Gateway\n").count();
-    assert_eq!((maps, gateways), (2, 2), "{text}");
+    assert_eq!(names(&text).len(), 2, "{text}");
     for want in [
-        "# In cluster east\napiVersion: v1\nkind: ConfigMap\n",
-        "  strait.yaml: |\n    trust:\n      domains:\n",
+        "# To merge into strait.yaml of the gateways of cluster east\n# trust:\n#   domains:\n",
         "    - type: Hostname\n      value: \"gw.east.example\"\n",
         "    - type: IPAddress\n      value: \"203.0.113.10\"\n",
         "    topology.istio.io/network: \"east\"\n",
@@ -120,13 +122,94 @@ fn manifests_have_the_configuration_and_a_gateway_for_each_address() {
     for want in ["  namespace: \"edge\"\n", "service-account: \"gw\"\n"] {
         assert!(of_edge.contains(want), "{want}\n{of_edge}");
     }
-    let data = text
-        .split("  strait.yaml: |\n")
-        .nth(2)
-        .expect("a ConfigMap");
-    let data = data.lines().map_while(|line| line.strip_prefix("    "));
-    let (config, _) = read("west", &data.collect::<Vec<_>>().join("\n"));
+    let (config, _) = read("west", &to_merge_in(&text, "west"));
     assert_eq!(config.networks[0].cluster.as_deref(), Some("east"));
+}
+
+/// Returns the sections for a cluster that are comments among manifests.
+fn to_merge_in(text: &str, cluster: &str) -> String {
+    let heading = format!("# To merge into strait.yaml of the gateways of cluster {cluster}\n");
+    let (_, sections) = text.split_once(&heading).expect("a heading");
+    let lines = sections
+        .lines()
+        .map_while(|line| line.strip_prefix("# "))
+        .take_while(|line| !line.starts_with("To merge") && !line.starts_with("In cluster"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns kind, namespace and name of each manifest.
+fn names(text: &str) -> Vec<[String; 3]> {
+    let documents = Document::parse_all(Path::new("a"), text).expect("YAML");
+    let documents = documents
+        .iter()
+        .filter(|one| one.root.get("kind").is_some());
+    let name = |one: &Document| {
+        let metadata = one.root.get("metadata").expect("metadata");
+        let word = |node: &Node, key| node.word(key).expect("a word").to_owned();
+        [
+            word(&one.root, "kind"),
+            word(metadata, "namespace"),
+            word(metadata, "name"),
+        ]
+    };
+    documents.map(name).collect()
+}
+
+#[test]
+fn manifests_of_a_link_and_of_services_replace_nothing_of_each_other() {
+    let mut all = names(&link_text(&["--both", "--kubernetes"]).expect("a text"));
+    // The second gateway of `north` is not the first one of `north-1`.
+    let both = parsed(&[
+        "north,domain=north.local,gateway=a.example,gateway=b.example",
+        "north-1,domain=x.local,gateway=c.example",
+        "--both",
+        "--kubernetes",
+    ]);
+    all.extend(names(&text_of_link(&both).expect("a text")));
+    for service in [
+        "echo.app.svc.cluster.local:80",
+        "echo.app.svc.cluster.local:81",
+        "echo.app.global:80",
+        "other.app.global:80",
+    ] {
+        let args = parsed(&[service, "--of", "east", "--to", "west", "--kubernetes"]);
+        all.extend(names(&text_of_exposure(&args).expect("a text")));
+    }
+    assert_eq!(
+        all.iter().filter(|[kind, ..]| kind == "ConfigMap").count(),
+        0
+    );
+    let different: BTreeSet<_> = all.iter().collect();
+    assert_eq!(different.len(), all.len(), "{all:?}");
+    assert_eq!(all.len(), 10, "{all:?}");
+}
+
+#[test]
+fn names_of_objects_are_those_that_the_api_server_accepts() {
+    let texts = [
+        "eastwest-of-west",
+        "eastwest-of-west.local",
+        "eastwest-of-Kubernetes",
+        "eastwest-of-kubernetes",
+        "eastwest-of-a_b",
+        "eastwest-of-a-b",
+        "eastwest-of-a--",
+        "eastwest-of-a..b",
+        "eastwest-of-ä b",
+        &"eastwest-of-".repeat(9),
+    ];
+    let names = texts.map(object_name);
+    for name in &names {
+        let label = |label: &str| {
+            let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+            label.starts_with(is_end)
+                && label.ends_with(is_end)
+                && label.chars().all(|c| is_end(c) || c == '-')
+        };
+        assert!(name.len() <= 63 && name.split('.').all(label), "{name}");
+    }
+    assert_eq!(names[..2], texts[..2]);
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), texts.len());
 }
 
 #[test]
@@ -148,6 +231,28 @@ fn a_side_without_a_value_that_its_peer_needs_is_an_error() {
         ("west,dom=a", "unknown part \"dom=a\""),
         ("west,identity=a", "is not spiffe://"),
         ("west,domain=a,gateway=a b", "\"a b\" "),
+        (
+            "west,domain=*.west",
+            "`domain` is `*.west`, and a pattern would trust domains that are not listed; write \
+             each trust domain by its name",
+        ),
+        (
+            "west,domain=",
+            "`domain` is empty; write at least one character",
+        ),
+        (
+            "west,domain=a,network=",
+            "`network` is empty; write at least one character",
+        ),
+        (
+            "a\nb,domain=a",
+            "`cluster` is \"a\\nb\"; write text on one line",
+        ),
+        (
+            "west,domain=a.local,identity=spiffe://b.local/ns/x/sa/y",
+            "`identity` has trust domain b.local, and `domain` is a.local; write the domain of \
+             the gateways in both",
+        ),
     ] {
         let failed = Side::parse(side).expect_err("an error");
         assert!(failed.contains(want), "{side}: {failed}");
@@ -238,23 +343,177 @@ fn an_exposure_without_the_gateway_of_a_peer_tells_how_to_admit_it() {
 }
 
 #[test]
-fn the_manifests_of_an_exposure_are_a_config_map_and_a_service_entry() {
+fn the_manifests_of_an_exposure_are_comments_and_a_service_entry() {
     let args = [ECHO, "--of", "east", "--to", "west", "--kubernetes"];
     let text = text_of_exposure(&parsed(&args)).expect("a text");
     for want in [
-        "# In cluster east\napiVersion: v1\nkind: ConfigMap\n",
-        "    exposure:\n      services:\n        - service: \"echo.app.svc.cluster.local:80\"\n",
+        "# exposure:\n#   services:\n#     - service: \"echo.app.svc.cluster.local:80\"\n",
         "# In cluster west\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\n",
         "  endpoints:\n    - network: \"east\"\n",
     ] {
         assert!(text.contains(want), "{want}\n{text}");
     }
-    for (service, want) in [
-        ("echo.app.svc.cluster.local", "has no port"),
-        ("echo:80", "is not NAME.NAMESPACE.SUFFIX"),
+    let is_outside = "--service-account pay/web is in no --namespace, so it admits no peer; write \
+                      --namespace pay too, or no --namespace";
+    for (args, want) in [
+        (
+            &["echo.app.global"][..],
+            "`service` is `echo.app.global`; write the hostname and port",
+        ),
+        (
+            &["10.0.0.1:80"],
+            "`service` is `10.0.0.1:80`; write the hostname and port",
+        ),
+        (&["echo:80"], "is not NAME.NAMESPACE.SUFFIX"),
+        (
+            &[ECHO, "--namespace", "a/b"],
+            "`namespace` is `a/b`; write one name",
+        ),
+        (
+            &[ECHO, "--gateway", "eastwest"],
+            "`account` is `eastwest`; write `NAMESPACE/NAME`",
+        ),
+        (
+            &[ECHO, "--namespace", "shop", "--service-account", "pay/web"],
+            is_outside,
+        ),
     ] {
-        let failed = text_of_exposure(&parsed(&[service, "--of", "east", "--to", "west"]));
-        let failed = failed.expect_err("an error").to_string();
-        assert!(failed.contains(want), "{service}: {failed}");
+        let args = [&["--of", "east", "--to", "west"], args].concat();
+        let failed = exposure_text(&args).expect_err("an error");
+        assert!(failed.contains(want), "{args:?}: {failed}");
     }
+}
+
+fn exposure_text(args: &[&str]) -> Result<String, String> {
+    let args = try_parsed(args).map_err(|error| error.to_string())?;
+    text_of_exposure(&args).map_err(|error| error.to_string())
+}
+
+/// Values of clusters, networks, domains and namespaces, most of which some form rejects.
+const VALUES: [&str; 14] = [
+    "west",
+    "West_1",
+    "*",
+    "*.west",
+    "",
+    "a/b",
+    "a b",
+    "a: b",
+    "a #b",
+    "1",
+    "true",
+    "a\nb",
+    "a\u{2028}b",
+    "\u{feff}",
+];
+
+fn any(values: &[&'static str]) -> &'static str {
+    values[fastrand::usize(..values.len())]
+}
+
+/// Asserts that the reader accepts the parts of `strait.yaml` in a printed text.
+fn assert_is_read(text: &str, trust: &str) {
+    for (cluster, part) in parts(text) {
+        let sections = part.split("# Mesh file of the gateways").next();
+        let sections = sections.unwrap_or_default();
+        read(
+            cluster.lines().next().unwrap_or_default(),
+            &[trust, sections].concat(),
+        );
+    }
+}
+
+#[test]
+fn whatever_link_accepts_is_read_back() {
+    fastrand::seed(1);
+    let mut accepted = 0;
+    for _ in 0..3000 {
+        let side = |name, domain, identity| {
+            let mut side = any(&[name, name, name, any(&VALUES)]).to_owned();
+            for (key, values) in [
+                ("domain", &[domain, domain, domain, any(&VALUES)]),
+                ("network", &["net", "net", "net", any(&VALUES)]),
+                (
+                    "gateway",
+                    &["203.0.113.1", "[::1]:9", "gw.example:1", any(&VALUES)],
+                ),
+                (
+                    "identity",
+                    &[identity, identity, "spiffe://x/ns/x/sa/y", any(&VALUES)],
+                ),
+            ] {
+                if any(&["", "given", "given"]) == "given" {
+                    let _ = write!(side, ",{key}={}", any(values));
+                }
+            }
+            side
+        };
+        let sides = [
+            side("west", "west.local", "spiffe://west.local/ns/x/sa/y"),
+            side("east", "east.local", "spiffe://east.local/ns/x/sa/y"),
+        ];
+        let args = [&*sides[0], &*sides[1], any(&["--both", "--"])];
+        let text = try_parsed(&args)
+            .ok()
+            .and_then(|args| text_of_link(&args).ok());
+        if let Some(text) = text {
+            accepted += 1;
+            assert_is_read(&text, "");
+        }
+    }
+    assert!((100..2900).contains(&accepted), "{accepted}");
+}
+
+#[test]
+fn whatever_expose_accepts_is_read_back() {
+    fastrand::seed(1);
+    let mut accepted = 0;
+    for _ in 0..2000 {
+        let to = any(&["west", "west", any(&VALUES)]);
+        let service = any(&[
+            ECHO,
+            ECHO,
+            "A_b.C.d:1",
+            "10.0.0.1:80",
+            "[::1]:80",
+            "a.b.c",
+            "a.b:1",
+        ]);
+        let mut args = vec![service, "--to", to, "--of", any(&["east", any(&VALUES)])];
+        for (option, values) in [
+            ("--network", &["net", any(&VALUES)][..]),
+            ("--namespace", &["shop", any(&VALUES)]),
+            ("--namespace", &["shop", any(&VALUES)]),
+            (
+                "--service-account",
+                &["shop/web", "pay/web", "west/web", any(&VALUES)],
+            ),
+            (
+                "--gateway",
+                &["istio-system/eastwest", "eastwest", any(&VALUES)],
+            ),
+            ("--tunnels", &["1", "0", "4294967295"]),
+            ("--instances", &["1", "0", "4294967295"]),
+        ] {
+            if any(&["", "given"]) == "given" {
+                args.extend([option, any(values)]);
+            }
+        }
+        let Ok(text) = exposure_text(&args) else {
+            continue;
+        };
+        accepted += 1;
+        let trust = format!(
+            "trust: {{domains: [{{name: a.local, cluster: {}}}]}}\n",
+            quoted(to)
+        );
+        assert_is_read(&text, &trust);
+        let (_, mesh) = text
+            .split_once("# Mesh file of the gateways")
+            .expect("a mesh file");
+        let mesh = mesh.split_once('\n').expect("a line").1;
+        let read = file::parse(Path::new("mesh.yaml"), mesh);
+        assert!(read.is_ok(), "{args:?}\n{text}");
+    }
+    assert!((100..1900).contains(&accepted), "{accepted}");
 }
