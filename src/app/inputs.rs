@@ -490,6 +490,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
             route_by: entry.route_by,
             transit: entry.transit,
             limits: service_limits(entry.limits),
+            is_of_object: entry.is_of_object,
             ..Exposure::default()
         };
         // A name without a port has the port of the service.

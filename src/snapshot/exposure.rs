@@ -100,6 +100,8 @@ pub struct Exposure {
     pub transit: Transit,
     /// Limits of the tunnels that the entry admits.
     pub limits: ServiceLimits,
+    /// True for the entry of a Kubernetes object, whose aliases yield to hostnames of the mesh.
+    pub is_of_object: bool,
     /// Number of these tunnels, counted if it is limited.
     pub open: Arc<TunnelCount>,
 }
@@ -282,6 +284,13 @@ impl ExposureTable {
     pub fn hosts_with_alias<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
         let aliases = self.aliases.get(name).into_iter().flatten();
         aliases.map(|(alias, _)| &*alias.host)
+    }
+
+    /// Returns the namespace of the objects that give an alias; none if the configuration does.
+    pub(super) fn namespace_of_alias(&self, name: &str) -> Option<&str> {
+        let (_, entry) = self.aliases.get(name)?.first()?;
+        let namespace = entry.namespace.as_deref();
+        namespace.filter(|_| entry.is_of_object)
     }
 
     /// Returns the entries that give a service the requested name.

@@ -184,6 +184,7 @@ fn exposed(item: Value<'_>, namespace: &Arc<str>) -> Vec<ExposedService> {
         transit: Transit::Off,
         limits: ServiceLimits::default(),
         subsets: Vec::new(),
+        is_of_object: true,
         line: Line(item.place()),
     };
     ports.into_iter().map(entry).collect()
