@@ -107,12 +107,12 @@ impl ObjectBindings {
     /// Returns a binding with the defaults of `bindings[]`.
     pub fn binding(
         &self,
-        (cluster, service): (String, HostPort),
+        (cluster, service): (Vec<String>, HostPort),
         (name, listen): (String, SocketAddr),
         line: Line,
     ) -> Binding {
         Binding {
-            cluster: vec![cluster],
+            cluster,
             service,
             listen,
             clients: self.clients.clone(),

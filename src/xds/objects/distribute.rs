@@ -6,8 +6,9 @@
 use std::collections::{HashMap, HashSet};
 
 use super::entries::is_own;
+use super::shares::Shares;
 use super::{Objects, limit_findings};
-use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Traffic};
+use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Line, Traffic};
 use crate::snapshot::mesh::{Locality, Mesh, UNKNOWN_NAMESPACE};
 use crate::xds::envoy::namespace_of_host;
 use crate::yaml::{Finding, Findings, Severity};
@@ -22,7 +23,7 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
     let entries = &objects.entries.traffic;
     let mesh = mesh.filter(|_| !entries.is_empty()).map(MeshIndex::new);
     let mut distributor = Distributor {
-        limit: config.traffic.len() + DISTRIBUTIONS_MAX,
+        shares: Shares::new(DISTRIBUTIONS_MAX),
         config,
         mesh,
         findings: Vec::new(),
@@ -31,10 +32,7 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
         if is_own(owner, distributor.config)
             && let Err((what, how)) = distributor.add(traffic)
         {
-            distributor.findings.push(Finding {
-                severity: Severity::PassedOver,
-                ..Finding::warning(&traffic.line.0, what, how)
-            });
+            distributor.refuse(&traffic.line, what, how);
         }
     }
     Findings(limit_findings(distributor.findings))
@@ -42,8 +40,7 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
 
 struct Distributor<'a> {
     config: &'a mut Config,
-    /// Limit of the entries of `traffic`, with those of the configuration.
-    limit: usize,
+    shares: Shares,
     mesh: Option<MeshIndex<'a>>,
     findings: Vec<Finding>,
 }
@@ -64,10 +61,6 @@ impl Distributor<'_> {
     /// object's namespace use it. A namespace that only a control plane has is compared by
     /// [`TrafficRule`](crate::snapshot::traffic::TrafficRule).
     fn add(&mut self, traffic: &Traffic) -> Result<(), Refusal> {
-        if self.config.traffic.len() >= self.limit {
-            let what = format!("objects have more than {DISTRIBUTIONS_MAX} distributions");
-            return Err((what, "the others into `traffic`"));
-        }
         let name = traffic.service.clone().unwrap_or_default();
         let namespace = traffic.namespace.as_deref().unwrap_or_default();
         let (service, behind) = self.services_of(&name);
@@ -100,7 +93,26 @@ impl Distributor<'_> {
             service: Some(service),
             ..traffic.clone()
         });
+        let most = self.shares.take(namespace.into());
+        let mut entries = self.config.traffic.iter();
+        let newest = entries.rposition(|one| most.is_some() && one.namespace == most);
+        if let (Some(most), Some(newest)) = (most, newest) {
+            let line = self.config.traffic.remove(newest).line;
+            let what = format!(
+                "objects have more than {DISTRIBUTIONS_MAX} distributions, and namespace {most} \
+                 has the most of them"
+            );
+            self.refuse(&line, what, "the others into `traffic`");
+        }
         Ok(())
+    }
+
+    /// Reports an entry that is not used.
+    fn refuse(&mut self, line: &Line, what: String, how: &str) {
+        self.findings.push(Finding {
+            severity: Severity::PassedOver,
+            ..Finding::warning(&line.0, what, how)
+        });
     }
 
     /// Returns the hostname under which a name is balanced, and those of the services behind it. A

@@ -7,13 +7,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 use super::entries::{BoundService, is_own};
+use super::shares::Shares;
 use super::{Objects, limit_findings};
-use crate::config::{Config, ExposedService, Line, vip};
+use crate::config::{Config, ExposedService, Line, ObjectBindings, vip};
 use crate::yaml::{Finding, Findings, Severity};
 
 /// Limit of the bindings of objects. Each has a socket.
 const BINDINGS_MAX: usize = 256;
+
+/// Service of one binding in each of its clusters; there is at least one.
+type Donors<'a> = Vec<&'a BoundService>;
 
 /// Returns the configuration with the exposed services and bindings of the objects of its cluster,
 /// and the findings about those that have no effect.
@@ -57,6 +63,13 @@ impl Merger<'_> {
             severity: Severity::PassedOver,
             ..Finding::warning(&line.0, what, how)
         });
+    }
+
+    /// Reports each service of a binding.
+    fn refuse_all(&mut self, donors: &[&BoundService], what: &str, how: &str) {
+        for one in donors {
+            self.refuse(&one.line, what.to_owned(), how);
+        }
     }
 
     /// Adds an exposed service.
@@ -129,7 +142,7 @@ impl Merger<'_> {
 
     /// Adds the bindings of services, if the configuration has addresses for them.
     fn bind_all(&mut self, bound: &[&BoundService]) {
-        let Some(template) = self.own.exposure.bindings.clone() else {
+        let Some(template) = self.own.exposure.bindings.as_ref() else {
             for one in bound {
                 let what = format!("no binding of {} is opened", one.service);
                 let how = "`exposure: {bindings: {addresses: NETWORK}}`";
@@ -137,45 +150,69 @@ impl Merger<'_> {
             }
             return;
         };
-        let network = template.addresses;
-        let mut taken = BTreeSet::new();
-        let names: BTreeSet<_> = bound.iter().map(|one| one.name.as_str()).collect();
-        let address = |name| {
-            let is_one = network.prefix_len() == network.max_prefix_len();
-            let only = is_one.then_some(network.addr());
-            Some((name, only.or_else(|| vip(network, name, &mut taken))?))
-        };
-        let addresses: BTreeMap<&str, IpAddr> = names.into_iter().filter_map(address).collect();
+        let (mut donors, mut shares) = (Vec::<Donors<'_>>::new(), Shares::new(BINDINGS_MAX));
         for one in bound {
-            let port = one.service.port.unwrap_or_default();
-            let listen = addresses.get(one.name.as_str());
-            let listen = listen.map(|ip| SocketAddr::new(*ip, port));
-            match self.check_binding(one, listen) {
-                Ok(Place::Donor(index)) => {
-                    let donors = self.config.bindings.get_mut(index);
-                    donors
-                        .into_iter()
-                        .for_each(|of| of.cluster.push(one.cluster.clone()));
-                }
-                Ok(Place::New(listen)) => {
-                    let service = (one.cluster.clone(), one.service.clone());
-                    let local = (one.name.clone(), listen);
-                    let binding = template.binding(service, local, one.line.clone());
-                    self.config.bindings.push(binding);
+            match self.check_binding(one, &mut donors) {
+                Ok(Some(known)) => known.push(one),
+                Ok(None) => {
+                    donors.push(vec![one]);
                     let namespace = Arc::clone(&one.namespace);
-                    self.names.insert(one.name.clone(), namespace);
+                    self.names.insert(one.name.clone(), Arc::clone(&namespace));
+                    if let Some(most) = shares.take(namespace) {
+                        let newest = donors.iter().rposition(|of| of[0].namespace == most);
+                        let what = format!(
+                            "objects have more than {BINDINGS_MAX} bindings, and namespace {most} \
+                             has the most of them"
+                        );
+                        let removed = newest.map(|newest| donors.remove(newest));
+                        self.refuse_all(
+                            &removed.unwrap_or_default(),
+                            &what,
+                            "the others into `bindings`",
+                        );
+                    }
                 }
                 Err((what, how)) => self.refuse(&one.line, what, how),
             }
         }
+        self.open_all(&donors, template);
     }
 
-    /// Returns the place of a service among the bindings, or the mistake and its remedy.
-    fn check_binding(
+    /// Adds bindings at free addresses of the template's network.
+    fn open_all(&mut self, bindings: &[Donors<'_>], template: &ObjectBindings) {
+        let addresses = addresses(bindings, template.addresses);
+        for donors in bindings {
+            let (one, name) = (donors[0], &donors[0].name);
+            let listen = addresses.get(name.as_str()).map(|ip| {
+                let port = one.service.port.unwrap_or_default();
+                SocketAddr::new(*ip, port)
+            });
+            match listen.filter(|listen| !self.config.is_occupied(*listen)) {
+                Some(listen) => {
+                    let clusters = donors.iter().map(|donor| donor.cluster.clone()).collect();
+                    let service = (clusters, one.service.clone());
+                    let local = (name.clone(), listen);
+                    let binding = template.binding(service, local, one.line.clone());
+                    self.config.bindings.push(binding);
+                }
+                None => {
+                    let what = format!("{name} has no free address for port {}", one.service);
+                    let how = "a larger network into `exposure.bindings.addresses`";
+                    self.refuse_all(donors, &what, how);
+                }
+            }
+        }
+    }
+
+    /// Returns the binding of which a service is another donor; none if it needs a new one.
+    ///
+    /// # Errors
+    /// The mistake, and its remedy.
+    fn check_binding<'d, 'b>(
         &self,
         one: &BoundService,
-        listen: Option<SocketAddr>,
-    ) -> Result<Place, (String, &'static str)> {
+        bindings: &'d mut [Donors<'b>],
+    ) -> Result<Option<&'d mut Donors<'b>>, (String, &'static str)> {
         let BoundService {
             cluster,
             service,
@@ -205,38 +242,46 @@ impl Merger<'_> {
             let what = format!("{cluster} is the cluster of this gateway");
             return Err((what, "another cluster"));
         }
-        let own = self.own.bindings.len();
-        let bindings = self.config.bindings.iter().enumerate();
-        for (index, other) in bindings.filter(|(_, other)| other.names.contains(name)) {
-            if index < own || other.service.host != service.host {
-                let what = format!("the local name {name} is that of {}", other.line);
-                return Err((what, "another `alias`"));
-            }
-            if other.service == *service {
-                let donor = Place::Donor(index);
-                let is_new = !other.cluster.contains(cluster);
-                let twice = || (format!("{service} of {cluster} is given twice"), "it once");
-                return is_new.then_some(donor).ok_or_else(twice);
-            }
+        let mut own = self.own.bindings.iter();
+        let own = own.find(|own| own.names.contains(name));
+        let same_name = || {
+            bindings
+                .iter()
+                .map(|of| of[0])
+                .filter(|of| of.name == *name)
+        };
+        let other = same_name().find(|other| other.service.host != service.host);
+        if let Some(line) = own.map(|own| &own.line).or(other.map(|other| &other.line)) {
+            let what = format!("the local name {name} is that of {line}");
+            return Err((what, "another `alias`"));
         }
-        if self.config.bindings.len() >= own + BINDINGS_MAX {
-            let what = format!("there are more than {BINDINGS_MAX} bindings");
-            return Err((what, "the others into `bindings`"));
+        let mut known = bindings.iter_mut();
+        let known = known.find(|of| of[0].name == *name && of[0].service == *service);
+        if let Some(donors) = &known
+            && donors.iter().any(|donor| donor.cluster == *cluster)
+        {
+            let what = format!("{service} of {cluster} is given twice");
+            return Err((what, "it once"));
         }
-        match listen.filter(|listen| !self.config.is_occupied(*listen)) {
-            Some(listen) => Ok(Place::New(listen)),
-            None => {
-                let what = format!("{name} has no free address for port {service}");
-                Err((what, "a larger network into `exposure.bindings.addresses`"))
-            }
-        }
+        Ok(known)
     }
 }
 
-/// Place of a service among the bindings.
-enum Place {
-    /// Another cluster of this binding.
-    Donor(usize),
-    /// A new binding at this address.
-    New(SocketAddr),
+/// Returns the addresses of the local names of bindings, in turns of their namespaces: the names of
+/// one do not use up a small network.
+fn addresses<'a>(bindings: &[Donors<'a>], network: IpNet) -> BTreeMap<&'a str, IpAddr> {
+    let names = bindings.iter().map(|of| (&of[0].namespace, &*of[0].name));
+    let names: BTreeSet<_> = names.collect();
+    let mut turns = BTreeMap::<_, usize>::new();
+    let names = names.into_iter().map(|(namespace, name)| {
+        let turn = turns.entry(namespace).or_default();
+        *turn += 1;
+        (*turn, name)
+    });
+    let names: BTreeSet<_> = names.collect();
+    let is_one = network.prefix_len() == network.max_prefix_len();
+    let only = is_one.then_some(network.addr());
+    let mut taken = BTreeSet::new();
+    let address = |(_, name)| Some((name, only.or_else(|| vip(network, name, &mut taken))?));
+    names.into_iter().filter_map(address).collect()
 }

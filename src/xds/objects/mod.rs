@@ -17,6 +17,7 @@ mod owners;
 mod ports;
 mod read;
 mod service;
+mod shares;
 mod slice;
 #[cfg(test)]
 mod tests;

@@ -235,15 +235,24 @@ fn an_unusable_policy_does_not_displace_a_usable_one() {
 }
 
 #[test]
-fn the_policies_in_use_and_their_findings_have_a_limit() {
-    let names: Vec<_> = (0..5000)
-        .map(|index| format!("{{dns: n{index}.payments.global}}"))
-        .collect();
-    let names: Vec<_> = names.iter().map(String::as_str).collect();
-    let (used, findings) = distributed(&mesh(&[]), &distributing(&names));
-    assert_eq!(used.len(), 4096);
+fn a_namespace_with_too_many_policies_takes_no_place_of_another_one() {
+    let policies = |count, namespace: &str| {
+        let names = (0..count).map(|index| format!("{{dns: n{index}.{namespace}.global}}"));
+        let names: Vec<_> = names.collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let text = distributing(&names);
+        text.replace("namespace: payments", &format!("namespace: {namespace}"))
+    };
+    let mut config = gateway("services: []", "");
+    let text = format!("{}---\n{}", policies(5000, "payments"), policies(1, "shop"));
+    let findings = distribute(&mut config, &objects(&text), Some(&mesh(&[])));
+    assert_eq!(config.traffic.len(), 4096);
+    let (last, others) = config.traffic.split_last().expect("entries");
+    assert_eq!(last.namespace.as_deref(), Some("shop"));
+    let newest = others.last().and_then(|one| one.service.as_deref());
+    assert_eq!(newest, Some("n4094.payments.global"));
     assert_eq!(findings.0.len(), 201);
-    let want = "objects have more than 4096 distributions";
+    let want = "objects have more than 4096 distributions, and namespace payments has the most";
     assert!(findings.0[0].what.contains(want), "{findings}");
 }
 

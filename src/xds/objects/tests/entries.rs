@@ -377,16 +377,45 @@ fn a_remote_service_binding_that_cannot_be_expressed_is_an_error() {
 }
 
 #[test]
-fn bindings_beyond_the_limit_are_reported() {
+fn a_namespace_with_too_many_bindings_takes_no_place_of_another_one() {
     let config = gateway("bindings: {addresses: 127.0.0.1/32}", "");
-    let many: Vec<_> = (1..=300)
-        .map(|port| format!("{{cluster: west, services: [{{name: a, port: {port}}}]}}"))
+    let service = |port| format!("{{cluster: west, services: [{{name: a, port: {port}}}]}}");
+    let many: Vec<_> = (1..=300).map(service).collect();
+    let many = binding(&many.iter().map(String::as_str).collect::<Vec<_>>());
+    let (alone, reported) = merged(&config, &many);
+    assert_eq!(alone.bindings.len(), 256);
+    let want =
+        "error: objects have more than 256 bindings, and namespace shop has the most of them";
+    assert_eq!(reported.matches(want).count(), 44, "{reported}");
+    for other in ["app", "zoo"] {
+        let one = binding(&[&service(1000)]).replace("shop", other);
+        for text in [format!("{one}---\n{many}"), format!("{many}---\n{one}")] {
+            let (merged, reported) = merged(&config, &text);
+            assert_eq!(merged.bindings.len(), 256);
+            let mut hosts = merged.bindings.iter().map(|one| &*one.service.host);
+            assert!(hosts.any(|host| host == format!("a.{other}.svc.cluster.local")));
+            assert_eq!(reported.matches(want).count(), 45, "{reported}");
+        }
+    }
+}
+
+#[test]
+fn a_namespace_with_many_names_leaves_others_an_address_of_a_small_network() {
+    let config = gateway("bindings: {addresses: 127.64.0.0/29}", "");
+    let service = |name: &str| format!("{{cluster: west, services: [{{name: {name}, port: 80}}]}}");
+    let many = ["a", "b", "c", "d", "e", "f", "g", "h"].map(service);
+    let many = binding(&many.each_ref().map(String::as_str));
+    let one = binding(&[&service("z")]).replace("shop", "zoo");
+    let (merged, reported) = merged(&config, &format!("{many}---\n{one}"));
+    let hosts: Vec<_> = merged
+        .bindings
+        .iter()
+        .map(|one| &one.service.host[..3])
         .collect();
-    let many: Vec<_> = many.iter().map(String::as_str).collect();
-    let (merged, reported) = merged(&config, &binding(&many));
-    assert_eq!(merged.bindings.len(), 256);
-    assert!(
-        reported.contains("error: there are more than 256 bindings"),
+    assert_eq!(hosts, ["a.s", "b.s", "c.s", "d.s", "e.s", "z.z"]);
+    assert_eq!(
+        reported.matches("has no free address").count(),
+        3,
         "{reported}"
     );
 }
