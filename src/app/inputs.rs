@@ -222,7 +222,7 @@ impl Report {
 
     /// Returns the configuration with the entries of objects, and the joined files under it.
     pub(super) fn join(&mut self, config: &Config, files: &MeshFiles) -> (Config, Joined) {
-        let (mut merged, findings) = xds::objects::merge(config, &files.objects);
+        let (mut merged, findings) = xds::objects::merge(config, &files.objects, &files.mesh);
         self.note(&findings);
         let joined = files.join(&mut merged);
         self.note(&joined.distributed);

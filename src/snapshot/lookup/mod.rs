@@ -140,7 +140,7 @@ impl Snapshot {
     pub(super) fn is_configured_name(&self, name: &str) -> bool {
         !self.names.aliases_of(name).is_empty()
             || (self.exposure.hosts_with_alias(name).next().is_some()
-                && !self.is_overridden_alias(name))
+                && self.overridden_alias(name).is_none())
     }
 
     /// Returns the service and port to which a name of `exposure` leads.
@@ -149,19 +149,17 @@ impl Snapshot {
             return None;
         };
         let alias = self.exposure.alias(requested)?;
-        (!self.is_overridden_alias(name)).then_some(alias)
+        self.overridden_alias(name).is_none().then_some(alias)
     }
 
-    /// Returns whether objects give this alias and a service of another namespace claims it as its
-    /// hostname. A claim counts even if no service answers, as two claims may exclude each other.
-    /// The namespace that owns the name needs no protection from such hostnames.
-    fn is_overridden_alias(&self, name: &str) -> bool {
-        let of = self.exposure.namespace_of_alias(name);
-        of.filter(|of| self.names.owner(name) != Some(of))
-            .is_some_and(|of| {
-                let mut claims = self.index.claims(name).iter();
-                claims.any(|claim| *claim.service.namespace != *of)
-            })
+    /// Returns the namespace of the objects that give an alias, if a service of another namespace
+    /// claims it as its hostname. A claim counts even if no service answers, as two claims may
+    /// exclude each other. The namespace that owns a name keeps it.
+    pub(super) fn overridden_alias(&self, name: &str) -> Option<&str> {
+        let of = self.exposure.namespace_of_alias(name)?;
+        let mut claims = self.index.claims(name).iter();
+        let is_claimed = claims.any(|claim| *claim.service.namespace != *of);
+        (is_claimed && self.names.owner(name) != Some(of)).then_some(of)
     }
 
     /// Returns the service of a hostname or of a name of its family.

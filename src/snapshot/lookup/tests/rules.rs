@@ -364,7 +364,7 @@ fn a_hostname_of_another_namespace_overrides_an_alias_of_objects() {
         };
         build(old, change)
     };
-    let west = |snapshot: &Snapshot, text| found(snapshot, text)[0].take();
+    let west = |snapshot: &Snapshot, text: &str| found(snapshot, text)[0].take();
     let to = |host: &str, port: u16| Some((format!("{host}:{port}"), true));
     let alone = build_snapshot(services(&[]), names(&[]), exposure(true));
     assert_eq!(west(&alone, "payments.global:80"), to(EVIL, 80));
@@ -380,7 +380,7 @@ fn a_hostname_of_another_namespace_overrides_an_alias_of_objects() {
             let taken = next(&alone, &all);
             assert!(taken.generation > alone.generation, "{name} {claimants:?}");
             let is_own = name == "a.evil.global";
-            assert_eq!(leads(&alone, &MatchedBy::Exposed), true);
+            assert!(leads(&alone, &MatchedBy::Exposed));
             assert_eq!(leads(&taken, &MatchedBy::Exposed), is_own, "{name}");
             let own = to(EVIL, 80).filter(|_| is_own);
             let theirs = |port| to(name, port).filter(|_| claimants.len() == 1 && !is_own);
@@ -389,6 +389,13 @@ fn a_hostname_of_another_namespace_overrides_an_alias_of_objects() {
             assert_eq!(next(&taken, &[]).generation, taken.generation + 1);
         }
     }
+    let taken = next(&alone, &[("pay", "payments.global")]);
+    let stated = taken.collision("payments.global").expect("a collision");
+    assert_eq!(
+        stated.to_string(),
+        "payments.global is claimed by objects of namespace evil, and pay/payments.global \
+         answers: a hostname precedes names that objects give"
+    );
     // Neither a service of the same namespace nor a hostname precedes the configuration.
     let own = next(&alone, &[("evil", "payments.global")]);
     assert_eq!(west(&own, "payments.global:80"), to(EVIL, 80));
