@@ -222,7 +222,7 @@ impl Report {
 
     /// Returns the configuration with the entries of objects, and the joined files under it.
     pub(super) fn join(&mut self, config: &Config, files: &MeshFiles) -> (Config, Joined) {
-        let (mut merged, findings) = xds::objects::merge(config, &files.objects);
+        let (mut merged, findings) = xds::objects::merge(config, &files.objects, &files.mesh);
         self.note(&findings);
         let joined = files.join(&mut merged);
         self.note(&joined.distributed);
@@ -490,6 +490,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
             route_by: entry.route_by,
             transit: entry.transit,
             limits: service_limits(entry.limits),
+            is_of_object: entry.is_of_object,
             ..Exposure::default()
         };
         // A name without a port has the port of the service.

@@ -88,6 +88,8 @@ section! {
         /// Subsets of the endpoints, which server names `outbound_.PORT_.SUBSET_.HOST` and
         /// `names.aliases[].subset` select. They belong to the service, whatever the entry.
         subsets: Vec<ServiceSubset> = default(Vec::new());
+        /// True for the entry of an object.
+        is_of_object: bool = aside(|_| false);
         /// The line of the entry, for findings that need the mesh.
         line: Line = aside(Line::of);
     }

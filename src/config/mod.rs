@@ -62,7 +62,7 @@ pub use sections::{
 pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};
 pub use trust::{Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
-pub use vips::vip;
+pub use vips::{vip, vip_count};
 
 /// Default of `identity.trust_domain`, Istio's.
 pub const TRUST_DOMAIN: &str = "cluster.local";

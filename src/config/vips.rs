@@ -6,12 +6,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use aws_lc_rs::digest::{SHA256, digest};
 use ipnet::IpNet;
 
-/// Takes the VIP of a name: its hash, or the next address that is free. There is none once all are
-/// taken. The first and the last address of the network are left out: they may mean the network and
-/// a broadcast.
-pub fn vip(network: IpNet, name: &str, taken: &mut BTreeSet<u128>) -> Option<IpAddr> {
+/// Returns the number of VIPs of a network. The first and the last address are left out: they may
+/// mean the network and a broadcast.
+pub fn vip_count(network: IpNet) -> u128 {
     let bits = u32::from(network.max_prefix_len() - network.prefix_len()).min(127);
-    let hosts = (1_u128 << bits).checked_sub(2).filter(|hosts| *hosts > 0)?;
+    (1_u128 << bits).saturating_sub(2)
+}
+
+/// Takes the VIP of a name: its hash, or the next address that is free. There is none once all are
+/// taken.
+pub fn vip(network: IpNet, name: &str, taken: &mut BTreeSet<u128>) -> Option<IpAddr> {
+    let hosts = vip_count(network);
+    if hosts == 0 {
+        return None;
+    }
     let hash = digest(&SHA256, name.as_bytes());
     let hash = hash.as_ref().first_chunk().copied()?;
     let start = u128::from_be_bytes(hash) % hosts;

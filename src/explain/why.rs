@@ -324,7 +324,7 @@ fn unknown_name(
     let cluster = snapshot.trust.cluster(peer.policy_source());
     let alias = snapshot.names.alias(requested, cluster);
     let others = snapshot.names.aliases_of(name);
-    if let Some((host, port)) = snapshot.exposure.alias(requested) {
+    if let Some((host, port)) = snapshot.exposed_alias(requested) {
         match snapshot.service_by_name(host) {
             Some(service) => without_port(service, port),
             None => refusal(

@@ -16,7 +16,8 @@ use super::{Shards, Snapshot};
 ///
 /// Returns true if open tunnels must be authorized again: other policies may select a workload, a
 /// waypoint has lost an identity of its workloads since `before`, a service has other waypoints or
-/// another visibility, or a gateway of another network is new or has another identity.
+/// another visibility, a hostname is an alias of objects too, or a gateway of another network is
+/// new or has another identity.
 pub(super) fn apply(
     snapshot: &mut Snapshot,
     before: &Snapshot,
@@ -59,6 +60,8 @@ pub(super) fn apply(
     let claimed = snapshot
         .index
         .claim(&old, &new, &previous, snapshot.version);
+    let mut hosts = claimed.hosts.iter();
+    let overrides = hosts.any(|host| snapshot.exposure.namespace_of_alias(host).is_some());
     // The owner of a family takes the family's other names away from other services, or releases
     // them.
     let families = claimed
@@ -84,7 +87,8 @@ pub(super) fn apply(
         lost_identity: joined.losers,
     };
     let lost = snapshot.apply_waypoint_changes(before, &touched);
-    joined.reselected || joined.remote.has_new_gateway || claimed.rerouted || renamed || lost
+    let gained = joined.reselected || joined.remote.has_new_gateway;
+    gained || claimed.rerouted || overrides || renamed || lost
 }
 
 /// Recomputes the owners of hostnames and VIPs after a change of the configuration.

@@ -58,7 +58,8 @@ impl Snapshot {
     /// An address is matched against the VIPs of this network, then its exposed workloads.
     ///
     /// Names of the configuration come first, so that a tenant cannot take them over by choosing
-    /// such a hostname. Nothing is resolved by DNS.
+    /// such a hostname. Names that objects give come after hostnames, so that a tenant cannot take
+    /// over those either. Nothing is resolved by DNS.
     pub fn find(&self, caller: Caller<'_>, requested: &Authority) -> Option<LookupResult<'_>> {
         let (service, port, matched_by) = match &requested.host {
             Host::Name(name) => self.find_name(caller, name, requested)?,
@@ -82,7 +83,7 @@ impl Snapshot {
         name: &str,
         requested: &Authority,
     ) -> Option<(&Arc<Service>, u16, MatchedBy)> {
-        if let Some((host, port)) = self.exposure.alias(requested) {
+        if let Some((host, port)) = self.exposed_alias(requested) {
             return Some((self.service_by_name(host)?, port, MatchedBy::Exposed));
         }
         if let Some(alias) = self.names.alias(requested, self.cluster(caller)) {
@@ -138,7 +139,27 @@ impl Snapshot {
     /// `exposure`.
     pub(super) fn is_configured_name(&self, name: &str) -> bool {
         !self.names.aliases_of(name).is_empty()
-            || self.exposure.hosts_with_alias(name).next().is_some()
+            || (self.exposure.hosts_with_alias(name).next().is_some()
+                && self.overridden_alias(name).is_none())
+    }
+
+    /// Returns the service and port to which a name of `exposure` leads.
+    pub fn exposed_alias(&self, requested: &Authority) -> Option<(&str, u16)> {
+        let Host::Name(name) = &requested.host else {
+            return None;
+        };
+        let alias = self.exposure.alias(requested)?;
+        self.overridden_alias(name).is_none().then_some(alias)
+    }
+
+    /// Returns the namespace of the objects that give an alias, if a service of another namespace
+    /// claims it as its hostname. A claim counts even if no service answers, as two claims may
+    /// exclude each other. The namespace that owns a name keeps it.
+    pub(super) fn overridden_alias(&self, name: &str) -> Option<&str> {
+        let of = self.exposure.namespace_of_alias(name)?;
+        let mut claims = self.index.claims(name).iter();
+        let is_claimed = claims.any(|claim| *claim.service.namespace != *of);
+        (is_claimed && self.names.owner(name) != Some(of)).then_some(of)
     }
 
     /// Returns the service of a hostname or of a name of its family.
@@ -327,7 +348,7 @@ impl Snapshot {
     }
 
     /// Returns whether `requested` may still lead to a service as when a tunnel was opened. Only
-    /// the configuration changes the result, not the presence of services.
+    /// the configuration changes the result, and hostnames that override an alias of objects.
     pub fn still_leads_to(
         &self,
         caller: Caller<'_>,
@@ -340,7 +361,7 @@ impl Snapshot {
         let Host::Name(name) = &requested.host else {
             return true;
         };
-        let exposed = || self.exposure.alias(requested);
+        let exposed = || self.exposed_alias(requested);
         match matched_by {
             MatchedBy::Service => {
                 match (exposed(), self.names.alias(requested, self.cluster(caller))) {

@@ -43,6 +43,9 @@ enum DecidingRule {
     /// A configured name takes precedence over a hostname.
     #[display("the name is configured in `names` or `exposure.services`")]
     Configured,
+    /// A hostname takes precedence over an alias of objects.
+    #[display("a hostname precedes names that objects give")]
+    Alias,
     #[display("it is the canonical service")]
     Canonical,
     /// The hostname, or another one of its family, belongs to this namespace.
@@ -254,7 +257,10 @@ impl Snapshot {
         winner = winner.filter(|_| !is_given);
         let is_winner = |claim: &Claim| winner.is_some_and(|won| Arc::ptr_eq(won, &claim.service));
         let losers: Vec<_> = claims.iter().filter(|claim| !is_winner(claim)).collect();
-        let first = losers.first()?;
+        let alias = self.overridden_alias(host);
+        if losers.is_empty() && alias.is_none() {
+            return None;
+        }
         let decided = claims
             .iter()
             .find(|claim| is_winner(claim))
@@ -264,19 +270,22 @@ impl Snapshot {
                 Some(rank(won).deciding_rule(&next, &won.service))
             });
         let owner = || {
-            let owner = self.family_owner(host, &first.service.namespace)?;
+            let owner = self.family_owner(host, &losers.first()?.service.namespace)?;
             Some(DecidingRule::Owner(owner.to_owned()))
         };
         let why = match (self.required_namespace(host), decided) {
             _ if is_given => DecidingRule::Configured,
             (Some(namespace), _) => DecidingRule::Namespace(namespace.to_owned()),
             (None, Some(why)) => why,
+            (None, None) if losers.is_empty() => DecidingRule::Alias,
             (None, None) => owner().unwrap_or(DecidingRule::Hostname),
         };
+        let losers = losers.iter().map(|claim| claim.name.to_string());
+        let alias = alias.map(|of| format!("objects of namespace {of}"));
         Some(Collision {
             claimed: host.to_owned(),
             winner: winner.map(|won| format!("{}/{host}", won.namespace)),
-            losers: losers.iter().map(|claim| claim.name.to_string()).collect(),
+            losers: losers.chain(alias).collect(),
             rule: why,
         })
     }

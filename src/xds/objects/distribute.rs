@@ -5,7 +5,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::entries::is_own;
+use super::entries::by_age;
+use super::merge::namespaces_of_hosts;
 use super::shares::Shares;
 use super::{Objects, limit_findings};
 use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Line, Traffic};
@@ -20,18 +21,20 @@ const DISTRIBUTIONS_MAX: usize = 4096;
 /// Adds the distributions of the objects of the own cluster to a configuration. Returns the
 /// findings about those that have no effect. `mesh` is the joined mesh, if it comes from files.
 pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -> Findings {
-    let entries = &objects.entries.traffic;
-    let mesh = mesh.filter(|_| !entries.is_empty()).map(MeshIndex::new);
+    let objects = by_age(&objects.entries, config);
+    let entries: Vec<_> = objects.iter().flat_map(|of| &of.traffic).collect();
+    if entries.is_empty() {
+        return Findings::default();
+    }
     let mut distributor = Distributor {
         shares: Shares::new(DISTRIBUTIONS_MAX),
+        exposed: ExposureIndex::new(&config.exposure.services),
         config,
-        mesh,
+        mesh: mesh.map(MeshIndex::new),
         findings: Vec::new(),
     };
-    for (owner, traffic) in entries {
-        if is_own(owner, distributor.config)
-            && let Err((what, how)) = distributor.add(traffic)
-        {
+    for traffic in entries {
+        if let Err((what, how)) = distributor.add(traffic) {
             distributor.refuse(&traffic.line, what, how);
         }
     }
@@ -41,8 +44,18 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
 struct Distributor<'a> {
     config: &'a mut Config,
     shares: Shares,
+    exposed: ExposureIndex,
     mesh: Option<MeshIndex<'a>>,
     findings: Vec<Finding>,
+}
+
+/// Exposed services, by what distributions are compared with.
+#[derive(Default)]
+struct ExposureIndex {
+    /// Hostname of the service of a name, with the namespace if objects give the name.
+    names: HashMap<String, (String, Option<String>)>,
+    /// Namespace of a hostname, if an entry sets it.
+    namespaces: HashMap<String, String>,
 }
 
 /// Mesh of files, by what distributions are compared with.
@@ -63,7 +76,7 @@ impl Distributor<'_> {
     fn add(&mut self, traffic: &Traffic) -> Result<(), Refusal> {
         let name = traffic.service.clone().unwrap_or_default();
         let namespace = traffic.namespace.as_deref().unwrap_or_default();
-        let (service, behind) = self.services_of(&name);
+        let (service, behind) = self.services_of(&name, namespace);
         self.check_namespace(namespace, &behind)?;
         self.check_weights(traffic, namespace, &behind)?;
         let mut others = self.config.traffic.iter();
@@ -117,11 +130,13 @@ impl Distributor<'_> {
 
     /// Returns the hostname under which a name is balanced, and those of the services behind it. A
     /// name of `exposure` or an alias has the hostname of its service. An alias of several
-    /// services, or of one region, has its own name.
-    fn services_of(&self, name: &str) -> (String, Vec<String>) {
-        let mut services = self.config.exposure.services.iter();
-        let has = |one: &&ExposedService| one.names.iter().any(|own| own.host == name);
-        let exposed = services.find(has).map(|one| &one.service.host);
+    /// services, or of one region, has its own name. A name that objects of another namespace give
+    /// is that of a service of the mesh.
+    fn services_of(&self, name: &str, namespace: &str) -> (String, Vec<String>) {
+        let exposed = self.exposed.names.get(name);
+        let may_use = |of: &Option<String>| of.as_deref().is_none_or(|of| of == namespace);
+        let exposed = exposed.filter(|(_, of)| may_use(of));
+        let exposed = exposed.map(|(host, _)| host);
         let aliases = self.config.names.aliases.iter();
         let aliases = aliases.filter(|alias| alias.name.host == name);
         let is_plain = |alias: &&Alias| alias.to.len() == 1 && alias.region.is_none();
@@ -202,26 +217,39 @@ impl Distributor<'_> {
     /// Returns the namespace of a service by its entry of `exposure`, or by its hostname if that is
     /// of a family.
     fn namespace_of<'a>(&'a self, host: &'a str) -> Option<&'a str> {
-        let exposed = self.config.exposure.services.iter();
-        let mut exposed = exposed.filter(|one| one.service.host == host);
         let family = self.config.names.family(host);
         let by_name = || Some(family.split_once('.')?.1).filter(|_| family != host);
-        exposed
-            .find_map(|one| one.namespace.as_deref())
-            .or_else(by_name)
+        let namespace = self.exposed.namespaces.get(host);
+        namespace.map(String::as_str).or_else(by_name)
+    }
+}
+
+impl ExposureIndex {
+    fn new(services: &[ExposedService]) -> Self {
+        let mut index = Self::default();
+        for one in services {
+            let host = &one.service.host;
+            let of_object = one.namespace.clone().filter(|_| one.is_of_object);
+            for name in &one.names {
+                let service = || (host.clone(), of_object.clone());
+                let name = index.names.entry(name.host.clone());
+                name.or_insert_with(service);
+            }
+            if let Some(namespace) = &one.namespace {
+                let namespaces = index.namespaces.entry(host.clone());
+                namespaces.or_insert_with(|| namespace.clone());
+            }
+        }
+        index
     }
 }
 
 impl<'a> MeshIndex<'a> {
     fn new(mesh: &'a Mesh) -> Self {
         let mut index = Self {
-            owners: HashMap::new(),
+            owners: namespaces_of_hosts(mesh),
             localities: HashMap::new(),
         };
-        for service in mesh.services.values() {
-            let owners = index.owners.entry(&service.hostname).or_default();
-            owners.push(&service.namespace);
-        }
         for workload in mesh.workloads.values() {
             for (service, _) in workload.services.iter() {
                 let localities = index.localities.entry(service).or_default();

@@ -5,7 +5,10 @@
 //! A field that could restrict access is an error if it cannot be expressed. Any other one is a
 //! warning.
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::meta::{Meta, is_label_name, label_name};
 use super::view::{LOCAL_SUFFIX, host};
@@ -22,21 +25,47 @@ const REMOTE_SERVICE: &str = "spec.remote[].services[]";
 const POLICY: &str = "spec.policy[]";
 const TARGET: &str = "spec.policy[].target[]";
 
-/// Entries of one or more objects, in file order. Each has the cluster of its object.
-#[derive(Clone, Debug, Default)]
+/// Limit of the ports and of the clusters of one entry: that of Kubernetes for the ports of an
+/// EndpointSlice.
+const LIST_MAX: usize = 100;
+
+/// Entries of one object.
+#[derive(Clone, Debug)]
 pub(super) struct Entries {
-    pub(super) services: Vec<(Owner, ExposedService)>,
-    pub(super) bound: Vec<(Owner, BoundService)>,
-    pub(super) traffic: Vec<(Owner, Traffic)>,
+    /// Cluster of the object; ours if absent.
+    cluster: Option<Arc<str>>,
+    age: Age,
+    pub(super) services: Vec<Exposed>,
+    pub(super) bound: Vec<BoundService>,
+    pub(super) traffic: Vec<Traffic>,
 }
 
-/// Cluster of an object; ours if absent.
-pub(super) type Owner = Option<Arc<str>>;
+/// Age of an object, in the order of Gateway API's rule for conflicts: by creation time, which
+/// Kubernetes sets, then by namespace and name. An object without the time is the newest.
+type Age = (bool, Option<SystemTime>, Arc<str>, Arc<str>);
 
-/// Returns whether an object belongs to the cluster of the gateway.
-pub(super) fn is_own(owner: &Owner, config: &Config) -> bool {
+/// Returns the entries of the objects of the gateway's cluster, the oldest object first. Names and
+/// addresses belong to the first one that claims them, whatever file it is in.
+pub(super) fn by_age<'a>(entries: &'a [Entries], config: &Config) -> Vec<&'a Entries> {
     let own = config.gateway.cluster.as_str();
-    owner.as_deref().is_none_or(|cluster| cluster == own)
+    let is_own = |of: &&Entries| of.cluster.as_deref().is_none_or(|cluster| cluster == own);
+    let mut entries: Vec<_> = entries.iter().filter(is_own).collect();
+    entries.sort_by(|one, other| one.age.cmp(&other.age));
+    entries
+}
+
+/// Service that other clusters may reach.
+#[derive(Clone, Debug)]
+pub(super) struct Exposed {
+    pub(super) host: String,
+    /// Ports; none for all.
+    pub(super) ports: Vec<Option<u16>>,
+    pub(super) alias: Option<String>,
+    /// Clusters that may reach it.
+    pub(super) clusters: Vec<String>,
+    /// Namespace of the object.
+    pub(super) namespace: Arc<str>,
+    pub(super) line: Line,
 }
 
 /// Service of another cluster for local clients.
@@ -54,51 +83,80 @@ pub(super) struct BoundService {
 }
 
 impl Entries {
-    /// Adds the entries of an object.
-    pub(super) fn add(&mut self, other: Self) {
-        self.services.extend(other.services);
-        self.bound.extend(other.bound);
-        self.traffic.extend(other.traffic);
+    /// Returns the entries of an invalid object: its services are exposed to nobody, whatever else
+    /// exports them.
+    pub(super) fn closed(self) -> Self {
+        let services = self.services.into_iter().map(Exposed::closed);
+        Self {
+            services: services.collect(),
+            bound: Vec::new(),
+            traffic: Vec::new(),
+            ..self
+        }
+    }
+}
+
+impl Exposed {
+    /// Returns the service for no cluster.
+    pub(super) fn closed(self) -> Self {
+        Self {
+            clusters: Vec::new(),
+            ..self
+        }
     }
 
-    /// Adds the entries of an invalid object: its services are exposed to nobody, whatever else
-    /// exports them.
-    pub(super) fn add_invalid(&mut self, other: Self) {
-        let closed = other.services.into_iter().map(|(owner, service)| {
-            let to = Vec::new();
-            (owner, ExposedService { to, ..service })
-        });
-        self.services.extend(closed);
+    /// Returns its entry for a port.
+    pub(super) fn entry(&self, port: Option<u16>) -> ExposedService {
+        let audience = |cluster: &String| Audience {
+            cluster: Some(cluster.clone()),
+            ..Audience::default()
+        };
+        let named = |host: &String| HostPort {
+            host: host.clone(),
+            port,
+        };
+        ExposedService {
+            service: named(&self.host),
+            namespace: Some(self.namespace.to_string()),
+            to: self.clusters.iter().map(audience).collect(),
+            names: self.alias.iter().map(named).collect(),
+            workloads: false,
+            route_by: None,
+            transit: Transit::Off,
+            limits: ServiceLimits::default(),
+            subsets: Vec::new(),
+            is_of_object: true,
+            line: self.line.clone(),
+        }
     }
 }
 
 /// Reads the `spec` of an object of one of the kinds.
-pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta) -> Entries {
-    let mut entries = Entries::default();
+pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta, object: Value<'_>) -> Entries {
+    let created = meta.creation_time(object);
+    let (namespace, name) = (Arc::clone(&meta.namespace), Arc::clone(&meta.name));
+    let mut entries = Entries {
+        cluster: meta.cluster.clone(),
+        age: (created.is_none(), created, namespace, name),
+        services: Vec::new(),
+        bound: Vec::new(),
+        traffic: Vec::new(),
+    };
     let Some(spec) = top.need("spec", "{}") else {
         return entries;
     };
-    let owner = || meta.cluster.clone();
     match kind {
         "ServiceExpositionPolicy" => {
-            for item in list(
-                spec,
-                "exposed",
-                "[{name: echo, port: 80, clusters: [west]}]",
-            ) {
-                let services = exposed(item, &meta.namespace).into_iter();
-                entries.services.extend(services.map(|one| (owner(), one)));
-            }
+            let example = "[{name: echo, port: 80, clusters: [west]}]";
+            let items = list(spec, "exposed", example);
+            let services = items.filter_map(|item| exposed(item, &meta.namespace));
+            entries.services.extend(services);
         }
         "RemoteServiceBinding" => {
-            for item in list(
-                spec,
-                "remote",
-                "[{cluster: west, services: [{name: echo}]}]",
-            ) {
-                let bound = remote(item, &meta.namespace).into_iter();
-                entries.bound.extend(bound.map(|one| (owner(), one)));
-            }
+            let example = "[{cluster: west, services: [{name: echo}]}]";
+            let items = list(spec, "remote", example);
+            let bound = items.flat_map(|item| remote(item, &meta.namespace));
+            entries.bound.extend(bound);
         }
         _ => {
             let policies = spec.foreign("spec").and_then(|mut fields| {
@@ -108,10 +166,9 @@ pub(super) fn read(kind: &str, top: &mut Fields<'_>, meta: &Meta) -> Entries {
                 fields.finish();
                 policies
             });
-            for item in policies.into_iter().flat_map(Value::items) {
-                let traffic = policy(item, &meta.namespace).map(|one| (owner(), one));
-                entries.traffic.extend(traffic);
-            }
+            let items = policies.into_iter().flat_map(Value::items);
+            let traffic = items.filter_map(|item| policy(item, &meta.namespace));
+            entries.traffic.extend(traffic);
         }
     }
     entries
@@ -131,12 +188,10 @@ fn list<'a>(
     items.into_iter().flat_map(Value::items)
 }
 
-/// Reads a service that clusters may reach: an entry for each of its ports. There is one for every
-/// readable name, so that an invalid object closes its services.
-fn exposed(item: Value<'_>, namespace: &Arc<str>) -> Vec<ExposedService> {
-    let Some(mut fields) = item.fields(EXPOSED) else {
-        return Vec::new();
-    };
+/// Reads a service that clusters may reach. There is one for every readable name, so that an
+/// invalid object closes its services.
+fn exposed(item: Value<'_>, namespace: &Arc<str>) -> Option<Exposed> {
+    let mut fields = item.fields(EXPOSED)?;
     let name = fields.need("name", "echo").and_then(label_name);
     let alias = fields
         .get("alias")
@@ -151,42 +206,18 @@ fn exposed(item: Value<'_>, namespace: &Arc<str>) -> Vec<ExposedService> {
         );
     }
     fields.finish();
-    let Some(name) = name else {
-        return Vec::new();
-    };
-    let host = host((namespace, name), LOCAL_SUFFIX);
-    let all = [None];
-    let ports: Vec<_> = match &*ports {
-        [] => all.into(),
+    let ports = match &*ports {
+        [] => vec![None],
         ports => ports.iter().copied().map(Some).collect(),
     };
-    let clusters = clusters.unwrap_or_default();
-    let audience = |cluster: &String| Audience {
-        cluster: Some(cluster.clone()),
-        ..Audience::default()
-    };
-    let entry = |port| ExposedService {
-        service: HostPort {
-            host: host.clone(),
-            port,
-        },
-        namespace: Some(namespace.to_string()),
-        to: clusters.iter().map(audience).collect(),
-        names: alias
-            .iter()
-            .map(|host| HostPort {
-                host: host.clone(),
-                port,
-            })
-            .collect(),
-        workloads: false,
-        route_by: None,
-        transit: Transit::Off,
-        limits: ServiceLimits::default(),
-        subsets: Vec::new(),
+    Some(Exposed {
+        host: host((namespace, name?), LOCAL_SUFFIX),
+        ports,
+        alias,
+        clusters: clusters.unwrap_or_default(),
+        namespace: Arc::clone(namespace),
         line: Line(item.place()),
-    };
-    ports.into_iter().map(entry).collect()
+    })
 }
 
 /// Reads a port, or a list of ports as earlier versions have.
@@ -195,7 +226,7 @@ fn ports(value: Value<'_>) -> Vec<u16> {
         if value.is_vacant() {
             value.error("is empty", "at least one port");
         }
-        value.all(Value::port).unwrap_or_default()
+        unique(value, value.all(Value::port))
     } else {
         value.port().into_iter().collect()
     }
@@ -207,8 +238,25 @@ fn clusters(value: Value<'_>) -> Vec<String> {
     if value.is_vacant() {
         value.error("is empty", "the clusters that may reach the service");
     }
-    let read = value.all(|item| item.text().map(str::to_owned));
-    read.unwrap_or_default()
+    unique(value, value.all(|item| item.text().map(str::to_owned)))
+}
+
+/// Returns the items of a list. Repeated ones and more than [`LIST_MAX`] are an error: each port of
+/// a service has an entry with each cluster.
+fn unique<T: Clone + Eq + Hash>(value: Value<'_>, items: Option<Vec<T>>) -> Vec<T> {
+    let mut items = items.unwrap_or_default();
+    let written = items.len();
+    let mut seen = HashSet::new();
+    items.retain(|item| seen.insert(item.clone()));
+    if items.len() < written {
+        value.error("has an item twice", "each one once");
+    }
+    if items.len() > LIST_MAX {
+        let what = format!("has more than {LIST_MAX} items");
+        value.error(what, "the others into another entry");
+        items.truncate(LIST_MAX);
+    }
+    items
 }
 
 /// Reads a hostname. One label is a service of the namespace.

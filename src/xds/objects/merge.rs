@@ -1,62 +1,118 @@
 //! Merge of the entries that objects describe into a configuration.
 //!
 //! Entries of the configuration come first: a service, a name or an address that they have is not
-//! given to an object.
+//! given to an object. Among objects the oldest one that claims a name or an address has it. Names
+//! in services of the mesh file are given to no object of another namespace.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::entries::{BoundService, is_own};
+use super::entries::{BoundService, Entries, Exposed, by_age};
 use super::shares::Shares;
 use super::{Objects, limit_findings};
-use crate::config::{Config, ExposedService, Line, ObjectBindings, vip};
+use crate::config::{Config, ExposedService, HostPort, Line, ObjectBindings, vip, vip_count};
+use crate::snapshot::mesh::Mesh;
 use crate::yaml::{Finding, Findings, Severity};
 
 /// Limit of the bindings of objects. Each has a socket.
 const BINDINGS_MAX: usize = 256;
 
+/// Limit of the ports of services that objects expose: 64 times the bindings, as they have no
+/// socket.
+const EXPOSED_MAX: usize = 16_384;
+
 /// Service of one binding in each of its clusters; there is at least one.
 type Donors<'a> = Vec<&'a BoundService>;
 
+/// Mistake, and its remedy.
+type Refusal = (String, &'static str);
+
 /// Returns the configuration with the exposed services and bindings of the objects of its cluster,
-/// and the findings about those that have no effect.
-pub fn merge(config: &Config, objects: &Objects) -> (Config, Findings) {
-    let mut merger = Merger {
-        own: config,
-        clusters: config.cluster_names(),
-        config: config.clone(),
-        names: BTreeMap::new(),
-        findings: Vec::new(),
-    };
-    let entries = &objects.entries;
-    for (owner, service) in &entries.services {
-        if is_own(owner, config) {
-            merger.expose(service.clone());
-        }
-    }
-    let bound = entries
-        .bound
-        .iter()
-        .filter(|(owner, _)| is_own(owner, config));
-    let bound: Vec<_> = bound.map(|(_, one)| one).collect();
+/// and the findings about those that have no effect. `mesh` is that of the mesh file.
+pub fn merge(config: &Config, objects: &Objects, mesh: &Mesh) -> (Config, Findings) {
+    let objects = by_age(&objects.entries, config);
+    let mut merger = Merger::new(config, mesh);
+    merger.expose_all(&objects);
+    let bound: Vec<_> = objects.iter().flat_map(|of| &of.bound).collect();
     merger.bind_all(&bound);
     (merger.config, Findings(limit_findings(merger.findings)))
+}
+
+/// Returns the namespaces of the services of each hostname.
+pub(super) fn namespaces_of_hosts(mesh: &Mesh) -> HashMap<&str, Vec<&str>> {
+    let mut namespaces = HashMap::<_, Vec<_>>::new();
+    for service in mesh.services.values() {
+        let of = namespaces.entry(&*service.hostname).or_default();
+        of.push(&*service.namespace);
+    }
+    namespaces
 }
 
 struct Merger<'a> {
     /// Configuration without the objects.
     own: &'a Config,
+    /// Entries of that configuration, by the family of their service.
+    families: HashMap<&'a str, Vec<&'a ExposedService>>,
+    /// Namespaces of the services of the mesh file, by hostname.
+    mesh: HashMap<&'a str, Vec<&'a str>>,
     clusters: Option<BTreeSet<String>>,
     config: Config,
+    /// Hostnames and names of exposed services.
+    claims: HashMap<String, NameClaim>,
     /// Namespaces of the objects that have given a local name, by the name.
     names: BTreeMap<String, Arc<str>>,
     findings: Vec<Finding>,
 }
 
-impl Merger<'_> {
+/// Claim to a name that peers may request.
+struct NameClaim {
+    /// Hostname of the service; none if the name has several.
+    host: Option<String>,
+    line: Line,
+}
+
+impl<'a> Merger<'a> {
+    fn new(own: &'a Config, mesh: &'a Mesh) -> Self {
+        let mut merger = Self {
+            own,
+            families: HashMap::new(),
+            mesh: namespaces_of_hosts(mesh),
+            clusters: own.cluster_names(),
+            config: own.clone(),
+            claims: HashMap::new(),
+            names: BTreeMap::new(),
+            findings: Vec::new(),
+        };
+        for exposed in &own.exposure.services {
+            let host = &exposed.service.host;
+            let family = merger.families.entry(own.names.family(host)).or_default();
+            family.push(exposed);
+            for name in exposed.names.iter().chain([&exposed.service]) {
+                merger.claim(&name.host, Some(host), &exposed.line);
+            }
+        }
+        for alias in &own.names.aliases {
+            merger.claim(&alias.name.host, None, &alias.line);
+        }
+        merger
+    }
+
+    /// Records the service of a name.
+    fn claim(&mut self, name: &str, host: Option<&str>, line: &Line) {
+        let claim = self.claims.entry(name.to_owned());
+        let claim = claim.or_insert_with(|| NameClaim {
+            host: host.map(str::to_owned),
+            line: line.clone(),
+        });
+        if claim.host.as_deref() != host {
+            claim.host = None;
+        }
+    }
+
     /// Reports an entry, or a part of one, that is not used.
     fn refuse(&mut self, line: &Line, what: String, how: &str) {
         self.findings.push(Finding {
@@ -72,72 +128,114 @@ impl Merger<'_> {
         }
     }
 
-    /// Adds an exposed service.
-    fn expose(&mut self, mut entry: ExposedService) {
-        let family = self.own.names.family(&entry.service.host).to_owned();
-        let own = self.own.exposure.services.iter().find(|own| {
-            let ports = own.service.port.zip(entry.service.port);
-            self.own.names.family(&own.service.host) == family
-                && ports.is_none_or(|(one, other)| one == other)
-        });
-        if let Some(own) = own {
-            let what = format!(
-                "{} has an entry on {}, which counts alone",
-                entry.service, own.line
-            );
-            let warning = Finding::warning(&entry.line.0, what, "one of both");
-            return self.findings.push(warning);
-        }
-        let line = entry.line.clone();
-        if let Some(clusters) = self.clusters.clone() {
-            let (known, unknown): (Vec<_>, Vec<_>) = entry.to.into_iter().partition(|to| {
-                let mut cluster = to.cluster.iter();
-                cluster.all(|cluster| clusters.contains(cluster))
-            });
-            entry.to = known;
-            for cluster in unknown.into_iter().filter_map(|to| to.cluster) {
-                let what = format!("{cluster} is not a cluster of `trust`");
-                self.refuse(&line, what, "one that it names");
+    /// Adds the exposed services of objects, with an entry for each port. Those beyond the limit
+    /// stay closed, whatever else exports them.
+    fn expose_all(&mut self, objects: &[&Entries]) {
+        let services = objects.iter().flat_map(|of| &of.services);
+        let services: Vec<_> = services.filter_map(|one| self.check_exposed(one)).collect();
+        let mut shares = Shares::new(EXPOSED_MAX);
+        for one in &services {
+            for _ in &one.ports {
+                shares.take(Arc::clone(&one.namespace));
             }
         }
-        if let Some(name) = entry.names.first().cloned()
-            && !self.may_be_alias(&name.host, &entry)
-        {
-            entry.names.clear();
-            let what = format!("the alias {} may be another service", name.host);
-            self.refuse(
-                &line,
-                what,
-                "the name of none in this namespace, or `NAME.global`",
-            );
+        let mut places = shares.into_places();
+        for one in services {
+            let left = places.entry(Arc::clone(&one.namespace)).or_default();
+            let used = one.ports.len().min(*left);
+            *left -= used;
+            let (used, beyond) = one.ports.split_at(used);
+            let entries = used.iter().map(|port| one.entry(*port));
+            self.config.exposure.services.extend(entries);
+            if !beyond.is_empty() {
+                let what = format!(
+                    "objects expose more than {EXPOSED_MAX} ports of services, and namespace {} \
+                     has the most of them",
+                    one.namespace
+                );
+                self.refuse(&one.line, what, "the others into `exposure.services`");
+            }
+            if used.is_empty() {
+                self.config.exposure.services.push(one.closed().entry(None));
+            }
         }
-        self.config.exposure.services.push(entry);
     }
 
-    /// Returns whether a name cannot be that of another service. It belongs to a family, and names
-    /// no other namespace, whose service it would hide.
-    fn may_be_alias(&self, name: &str, entry: &ExposedService) -> bool {
-        self.may_be_name(name, entry.namespace.as_deref())
-            && !self.is_other_service(name, &entry.service.host)
+    /// Returns the part of an exposed service that may be used, and records its names.
+    fn check_exposed(&mut self, one: &Exposed) -> Option<Exposed> {
+        let mut one = one.clone();
+        let own = self.families.get(self.own.names.family(&one.host));
+        let mut other = None;
+        one.ports.retain(|port| {
+            let mut own = own.into_iter().flatten();
+            let own = own.find(|own| own.service.port.zip(*port).is_none_or(|(a, b)| a == b));
+            other = other.or(own.map(|own| (*port, own)));
+            own.is_none()
+        });
+        if let Some((port, own)) = other {
+            let host = one.host.clone();
+            let service = HostPort { host, port };
+            let what = format!("{service} has an entry on {}, which counts alone", own.line);
+            let warning = Finding::warning(&one.line.0, what, "one of both");
+            self.findings.push(warning);
+        }
+        if one.ports.is_empty() {
+            return None;
+        }
+        if let Some(known) = &self.clusters {
+            let clusters = mem::take(&mut one.clusters).into_iter();
+            let (known, unknown): (_, Vec<_>) =
+                clusters.partition(|cluster| known.contains(cluster));
+            one.clusters = known;
+            for cluster in unknown {
+                let what = format!("{cluster} is not a cluster of `trust`");
+                self.refuse(&one.line, what, "one that it names");
+            }
+        }
+        if let Err((what, how)) = self.check_alias(&one) {
+            one.alias = None;
+            self.refuse(&one.line, what, how);
+        }
+        for name in one.alias.iter().chain([&one.host]) {
+            self.claim(name, Some(&one.host), &one.line);
+        }
+        Some(one)
     }
 
-    /// Returns whether an object of this namespace may give a name: one of a family, which names no
-    /// other namespace.
-    fn may_be_name(&self, name: &str, namespace: Option<&str>) -> bool {
+    /// Checks that the alias of an exposed service is not the name of another service.
+    fn check_alias(&self, one: &Exposed) -> Result<(), Refusal> {
+        let Some(alias) = &one.alias else {
+            return Ok(());
+        };
+        self.check_name("alias", alias, &one.namespace)?;
+        let mut claim = self.claims.get(alias).into_iter();
+        match claim.find(|claim| claim.host.as_ref() != Some(&one.host)) {
+            Some(claim) => {
+                let what = format!("the alias {alias} is that of {}", claim.line);
+                Err((what, "another `alias`"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that an object of a namespace may give a name: one of a family, which names no other
+    /// namespace and is no hostname of one.
+    fn check_name(&self, kind: &str, name: &str, namespace: &str) -> Result<(), Refusal> {
         let family = self.own.names.family(name);
         let named = family.split_once('.').map(|(_, namespace)| namespace);
-        family != name && named.is_none_or(|of| namespace == Some(of))
-    }
-
-    /// Returns whether the configuration gives a name to another service than this one.
-    fn is_other_service(&self, name: &str, service: &str) -> bool {
-        let mut exposed = self.config.exposure.services.iter();
-        let mut aliases = self.own.names.aliases.iter();
-        exposed.any(|other| {
-            let mut names = other.names.iter();
-            other.service.host != service
-                && (other.service.host == name || names.any(|own| own.host == name))
-        }) || aliases.any(|alias| alias.name.host == name)
+        if family == name || named.is_some_and(|of| of != namespace) {
+            let what = format!("the {kind} {name} may be another service");
+            let how = "an `alias` that is the name of none in this namespace, or `NAME.global`";
+            return Err((what, how));
+        }
+        let owners = self.mesh.get(name).filter(|_| named.is_none());
+        match owners.into_iter().flatten().find(|of| **of != namespace) {
+            Some(of) => {
+                let what = format!("the {kind} {name} is the hostname of a service of {of}");
+                Err((what, "another `alias`"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Adds the bindings of services, if the configuration has addresses for them.
@@ -183,10 +281,9 @@ impl Merger<'_> {
         let addresses = addresses(bindings, template.addresses);
         for donors in bindings {
             let (one, name) = (donors[0], &donors[0].name);
-            let listen = addresses.get(name.as_str()).map(|ip| {
-                let port = one.service.port.unwrap_or_default();
-                SocketAddr::new(*ip, port)
-            });
+            let port = one.service.port.unwrap_or_default();
+            let listen = addresses.get(name.as_str());
+            let listen = listen.map(|ip| SocketAddr::new(*ip, port));
             match listen.filter(|listen| !self.config.is_occupied(*listen)) {
                 Some(listen) => {
                     let clusters = donors.iter().map(|donor| donor.cluster.clone()).collect();
@@ -196,7 +293,7 @@ impl Merger<'_> {
                     self.config.bindings.push(binding);
                 }
                 None => {
-                    let what = format!("{name} has no free address for port {}", one.service);
+                    let what = format!("{name} has no free address for port {port}");
                     let how = "a larger network into `exposure.bindings.addresses`";
                     self.refuse_all(donors, &what, how);
                 }
@@ -212,7 +309,7 @@ impl Merger<'_> {
         &self,
         one: &BoundService,
         bindings: &'d mut [Donors<'b>],
-    ) -> Result<Option<&'d mut Donors<'b>>, (String, &'static str)> {
+    ) -> Result<Option<&'d mut Donors<'b>>, Refusal> {
         let BoundService {
             cluster,
             service,
@@ -220,11 +317,7 @@ impl Merger<'_> {
             namespace,
             ..
         } = one;
-        if !self.may_be_name(name, Some(namespace)) {
-            let what = format!("the local name {name} may be another service");
-            let how = "an `alias` that is the name of none in this namespace, or `NAME.global`";
-            return Err((what, how));
-        }
+        self.check_name("local name", name, namespace)?;
         let mut owner = self.names.get(name).into_iter();
         if let Some(other) = owner.find(|other| *other != namespace) {
             let what = format!("the local name {name} is that of an object in {other}");
@@ -267,20 +360,25 @@ impl Merger<'_> {
     }
 }
 
-/// Returns the addresses of the local names of bindings, in turns of their namespaces: the names of
-/// one do not use up a small network.
+/// Returns the addresses of the local names of bindings. The older of two names with equal hashes
+/// has the address of the hash. Namespaces share the addresses of a small network.
 fn addresses<'a>(bindings: &[Donors<'a>], network: IpNet) -> BTreeMap<&'a str, IpAddr> {
-    let names = bindings.iter().map(|of| (&of[0].namespace, &*of[0].name));
-    let names: BTreeSet<_> = names.collect();
-    let mut turns = BTreeMap::<_, usize>::new();
-    let names = names.into_iter().map(|(namespace, name)| {
-        let turn = turns.entry(namespace).or_default();
-        *turn += 1;
-        (*turn, name)
-    });
-    let names: BTreeSet<_> = names.collect();
     let is_one = network.prefix_len() == network.max_prefix_len();
     let only = is_one.then_some(network.addr());
+    let count = usize::try_from(vip_count(network)).unwrap_or(usize::MAX);
+    let mut shares = Shares::new(if is_one { usize::MAX } else { count });
+    let mut names = Vec::<(&Arc<str>, &str)>::new();
+    for of in bindings.iter().map(|of| of[0]) {
+        if names.iter().any(|(_, name)| *name == of.name) {
+            continue;
+        }
+        names.push((&of.namespace, &of.name));
+        let most = shares.take(Arc::clone(&of.namespace));
+        let newest = names.iter().rposition(|(of, _)| Some(*of) == most.as_ref());
+        if let Some(newest) = newest {
+            names.remove(newest);
+        }
+    }
     let mut taken = BTreeSet::new();
     let address = |(_, name)| Some((name, only.or_else(|| vip(network, name, &mut taken))?));
     names.into_iter().filter_map(address).collect()

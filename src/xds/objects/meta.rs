@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::yaml::{Fields, Place, Value};
 
@@ -91,6 +92,17 @@ impl Meta {
         let name = self.label(WAYPOINT).filter(|name| !name.is_empty())?;
         let namespace = self.label(WAYPOINT_NAMESPACE).unwrap_or(&self.namespace);
         Some((name != "none").then_some((namespace, name)))
+    }
+
+    /// Returns the creation time. Reports an invalid one at the object.
+    pub(super) fn creation_time(&self, object: Value<'_>) -> Option<SystemTime> {
+        let text = self.created.as_deref()?;
+        let time = humantime::parse_rfc3339(text);
+        if time.is_err() {
+            let what = format!("has `{text}` for its creationTimestamp");
+            object.error(what, "a time such as `2026-01-31T12:00:00Z`");
+        }
+        time.ok()
     }
 
     /// Returns whether it was copied from another cluster.

@@ -54,7 +54,7 @@ pub struct Objects {
     imports: Vec<Import>,
     slices: Vec<Slice>,
     /// Entries of the configuration.
-    entries: Entries,
+    entries: Vec<Entries>,
     passed_over: InvalidObjects,
 }
 

@@ -207,7 +207,7 @@ fn read_supported<'a>(
         // The name has no meaning. A policy without one is invalid, and closes its services.
         let name = |name: Option<Value<'a>>| Some(name.and_then(Value::text).unwrap_or_default());
         let meta = meta::read(top, place, name)?;
-        return Some(Object::Entries(entries::read(kind, top, &meta)));
+        return Some(Object::Entries(entries::read(kind, top, &meta, value)));
     }
     let meta = meta::read(top, place, |name| name.and_then(label_name))?;
     match kind {
@@ -226,7 +226,10 @@ fn read_supported<'a>(
             }))
         }
         "Service" => service::read(top, value, meta).map(Object::Service),
-        "ServiceExport" => Some(Object::Export(export(meta, value))),
+        "ServiceExport" => Some(Object::Export(Export {
+            created: meta.creation_time(value),
+            meta,
+        })),
         _ => Some(Object::Import(import(top, meta))),
     }
 }
@@ -239,7 +242,7 @@ impl Objects {
             Object::Export(export) => self.exports.push(export),
             Object::Import(import) => self.imports.push(import),
             Object::Slice(slice) => self.slices.push(slice),
-            Object::Entries(entries) => self.entries.add(entries),
+            Object::Entries(entries) => self.entries.push(entries),
         }
     }
 
@@ -257,21 +260,9 @@ impl Objects {
             Object::Export(_) => {}
             Object::Import(import) => self.passed_over.imports.push(import),
             Object::Slice(slice) => self.passed_over.slices.push(slice),
-            Object::Entries(entries) => self.entries.add_invalid(entries),
+            Object::Entries(entries) => self.entries.push(entries.closed()),
         }
     }
-}
-
-fn export(meta: Meta, value: Value<'_>) -> Export {
-    let created = meta.created.as_deref().and_then(|text| {
-        let time = humantime::parse_rfc3339(text);
-        if time.is_err() {
-            let what = format!("has `{text}` for its creationTimestamp");
-            value.error(what, "a time such as `2026-01-31T12:00:00Z`");
-        }
-        time.ok()
-    });
-    Export { meta, created }
 }
 
 /// Reads the ports and addresses of an import. Older versions have them in `spec`.

@@ -36,6 +36,11 @@ impl Shares {
         }
         Some(most)
     }
+
+    /// Returns the number of places by namespace.
+    pub(super) fn into_places(self) -> BTreeMap<Arc<str>, usize> {
+        self.taken
+    }
 }
 
 #[cfg(test)]

@@ -36,9 +36,9 @@ pub fn objects(data: &[u8]) {
         Ok(read) => read,
         Err(findings) => return assert_refused(&findings),
     };
-    let (config, _) = objects::merge(&CONFIG, &read);
+    let (config, _) = objects::merge(&CONFIG, &read, &Mesh::default());
     // Merging into the result again opens nothing more.
-    let (again, _) = objects::merge(&config, &read);
+    let (again, _) = objects::merge(&config, &read, &Mesh::default());
     assert_eq!(again.exposure, config.exposure);
     assert_eq!(again.bindings, config.bindings);
     assert_eq!(again.traffic, config.traffic);

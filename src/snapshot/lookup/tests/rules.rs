@@ -334,3 +334,72 @@ fn a_subset_has_the_endpoints_with_its_labels_and_shares_those_of_its_parts() {
     );
     assert_eq!(endpoints("v4"), None);
 }
+
+#[test]
+fn a_hostname_of_another_namespace_overrides_an_alias_of_objects() {
+    const EVIL: &str = "evil.evil.svc.cluster.local";
+    let services = |all: &[(&str, &str)]| {
+        let all = all.iter().map(|(namespace, host)| mesh::Service {
+            namespace: (*namespace).into(),
+            ..service(host, &[80, 81])
+        });
+        Mesh::new([service(EVIL, &[80, 81])].into_iter().chain(all), [])
+    };
+    let exposure = |is_of_object| {
+        let entry = Exposure {
+            port: Some(80),
+            namespace: Some("evil".into()),
+            is_of_object,
+            ..exposed("west", false)
+        };
+        let mut table = ExposureTable::new(true);
+        let aliases = ["payments.global", "a.evil.global"];
+        table.add_entry(EVIL, &entry, aliases.map(|name| (name, Some(80))));
+        table
+    };
+    let next = |old: &Snapshot, all: &[(&str, &str)]| {
+        let change = Change {
+            mesh: Some((services(all), "east".into())),
+            ..Change::default()
+        };
+        build(old, change)
+    };
+    let west = |snapshot: &Snapshot, text: &str| found(snapshot, text)[0].take();
+    let to = |host: &str, port: u16| Some((format!("{host}:{port}"), true));
+    let alone = build_snapshot(services(&[]), names(&[]), exposure(true));
+    assert_eq!(west(&alone, "payments.global:80"), to(EVIL, 80));
+    for name in ["payments.global", "a.evil.global"] {
+        let requested = requested(&format!("{name}:80"));
+        let leads = |snapshot: &Snapshot, matched_by| {
+            let service = &snapshot.services.get(EVIL).expect("a service").definition;
+            let west = caller("west.local");
+            snapshot.still_leads_to(west, &requested, service, 80, matched_by)
+        };
+        for claimants in [&["pay"][..], &["pay", "shop"]] {
+            let all: Vec<_> = claimants.iter().map(|of| (*of, name)).collect();
+            let taken = next(&alone, &all);
+            assert!(taken.generation > alone.generation, "{name} {claimants:?}");
+            let is_own = name == "a.evil.global";
+            assert!(leads(&alone, &MatchedBy::Exposed));
+            assert_eq!(leads(&taken, &MatchedBy::Exposed), is_own, "{name}");
+            let own = to(EVIL, 80).filter(|_| is_own);
+            let theirs = |port| to(name, port).filter(|_| claimants.len() == 1 && !is_own);
+            assert_eq!(west(&taken, &format!("{name}:80")), own.or(theirs(80)));
+            assert_eq!(west(&taken, &format!("{name}:81")), theirs(81), "{name}");
+            assert_eq!(next(&taken, &[]).generation, taken.generation + 1);
+        }
+    }
+    let taken = next(&alone, &[("pay", "payments.global")]);
+    let stated = taken.collision("payments.global").expect("a collision");
+    assert_eq!(
+        stated.to_string(),
+        "payments.global is claimed by objects of namespace evil, and pay/payments.global \
+         answers: a hostname precedes names that objects give"
+    );
+    // Neither a service of the same namespace nor a hostname precedes the configuration.
+    let own = next(&alone, &[("evil", "payments.global")]);
+    assert_eq!(west(&own, "payments.global:80"), to(EVIL, 80));
+    let theirs = services(&[("pay", "payments.global")]);
+    let configured = build_snapshot(theirs, names(&[]), exposure(false));
+    assert_eq!(west(&configured, "payments.global:80"), to(EVIL, 80));
+}

@@ -35,11 +35,16 @@ exposure: {{files: [Cargo.toml], {exposure}}}
 
 /// Merges a text of objects. Returns the findings without the path of the file.
 pub(super) fn merged(config: &Config, text: &str) -> (Config, String) {
+    merged_with(config, text, &Mesh::default())
+}
+
+/// Merges a text of objects beside a mesh file.
+pub(super) fn merged_with(config: &Config, text: &str, mesh: &Mesh) -> (Config, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("o.yaml");
     std::fs::write(&file, text).unwrap();
     let (objects, findings) = load(&[file]).unwrap_or_else(|findings| panic!("{findings}"));
-    let (mut config, more) = merge(config, &objects);
+    let (mut config, more) = merge(config, &objects, mesh);
     let last = distribute(&mut config, &objects, None);
     let all = findings.0.iter().chain(&more.0).chain(&last.0);
     let path = format!("{}/", folder.path().display());
@@ -48,7 +53,7 @@ pub(super) fn merged(config: &Config, text: &str) -> (Config, String) {
 }
 
 /// Returns a policy of namespace app with these entries of `exposed`, one on a line from 5.
-fn exposing(entries: &[&str]) -> String {
+pub(super) fn exposing(entries: &[&str]) -> String {
     format!(
         "apiVersion: multicluster.istio.io/v1alpha1\nkind: ServiceExpositionPolicy\nmetadata: \
          {{name: shared, namespace: app}}\nspec: {{exposed: [\n{}]}}\n",
@@ -57,7 +62,7 @@ fn exposing(entries: &[&str]) -> String {
 }
 
 /// Returns a binding of namespace shop with these entries of `remote`, one on a line from 5.
-fn binding(entries: &[&str]) -> String {
+pub(super) fn binding(entries: &[&str]) -> String {
     format!(
         "apiVersion: multicluster.istio.io/v1alpha1\nkind: RemoteServiceBinding\nmetadata: \
          {{name: remote, namespace: shop}}\nspec: {{remote: [\n{}]}}\n",
@@ -105,10 +110,11 @@ fn a_policy_of_exposition_is_the_entries_that_a_configuration_would_have() {
         {service: \"ledger.app.svc.cluster.local:82\", namespace: app, to: [{cluster: west}],
          names: [\"ledger.global:82\"]},
         {service: open.app.svc.cluster.local, namespace: app, to: [{cluster: north}]}]";
-    assert_eq!(
-        config.exposure.services,
-        gateway(written, "").exposure.services
-    );
+    let mut written = gateway(written, "").exposure.services;
+    for entry in &mut written {
+        entry.is_of_object = true;
+    }
+    assert_eq!(config.exposure.services, written);
     let lines: Vec<_> = config
         .exposure
         .services
@@ -121,6 +127,7 @@ fn a_policy_of_exposition_is_the_entries_that_a_configuration_would_have() {
 #[test]
 fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
     let with = |rest: &str| format!("{{name: echo, clusters: [west], {rest}}}");
+    let many = |name| (0..101).map(|at| format!("{name}{at}")).collect::<Vec<_>>();
     let table = [
         (
             "{clusters: [west]}".to_owned(),
@@ -136,6 +143,14 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
         ),
         (with("port: 0"), "error: `spec.exposed[].port` is `0`"),
         (with("port: []"), "error: `spec.exposed[].port` is empty"),
+        (
+            with("port: [80, 81, 80]"),
+            "error: `spec.exposed[].port` has an item twice; write each one once",
+        ),
+        (
+            format!("{{name: echo, clusters: {:?}}}", many("c")),
+            "error: `spec.exposed[].clusters` has more than 100 items; write the others into",
+        ),
         (
             with("subset: v1"),
             "error: `spec.exposed[].subset` exposes a part of a service",
@@ -174,7 +189,7 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
         ),
         (
             with("alias: pay.global"),
-            "error: the alias pay.global may be another service",
+            "error: the alias pay.global is that of ",
         ),
     ];
     let own = "services: [{service: \"pay.shop:1\", to: [{cluster: west}], names: [pay.global]}]";
@@ -192,6 +207,16 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
 
 #[test]
 fn an_invalid_policy_of_exposition_closes_its_services() {
+    let created = "a misspelt time";
+    let late = exposing(&["{name: echo, clusters: [west]}"]);
+    let late = late.replace(
+        "name: shared",
+        &format!("creationTimestamp: {created}, name: s"),
+    );
+    let (config, reported) = merged(&gateway("services: []", ""), &late);
+    let want = format!("o.yaml:1: error: `object` has `{created}` for its creationTimestamp");
+    assert!(reported.starts_with(&want), "{reported}");
+    assert_eq!(config.exposure.services[0].to, []);
     let objects = exposing(&["{name: echo, clusters: [west]}", "{name: a, subset: v1}"]);
     let (config, reported) = merged(&gateway("services: []", ""), &objects);
     assert!(!reported.is_empty());
@@ -358,7 +383,7 @@ fn a_remote_service_binding_that_cannot_be_expressed_is_an_error() {
         ),
         (
             "{cluster: west, services: [{name: a, port: 80}, {name: b, port: 80}]}",
-            "error: b.shop.svc.cluster.local has no free address",
+            "error: b.shop.svc.cluster.local has no free address for port 80;",
         ),
         (
             "{cluster: west, services: [{name: a, port: 15008}]}",

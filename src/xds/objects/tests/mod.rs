@@ -13,6 +13,7 @@ use crate::snapshot::{
 };
 use crate::wire::Authority;
 
+mod claims;
 mod distributions;
 mod endpoints;
 mod entries;

@@ -10,6 +10,9 @@ use crate::wire::{Authority, Host, Transit};
 
 use super::{Caller, ServiceLimits, TrustSet, TunnelCount};
 
+#[cfg(test)]
+mod tests;
+
 /// Exposure rules by service and by alias. The table is independent of the mesh, so a service that
 /// is removed and added again keeps its rules.
 #[derive(Debug, Default, PartialEq)]
@@ -100,12 +103,14 @@ pub struct Exposure {
     pub transit: Transit,
     /// Limits of the tunnels that the entry admits.
     pub limits: ServiceLimits,
+    /// True for the entry of a Kubernetes object, whose aliases yield to hostnames of the mesh.
+    pub is_of_object: bool,
     /// Number of these tunnels, counted if it is limited.
     pub open: Arc<TunnelCount>,
 }
 
 /// Description of peers. All keys must match; the values of one key are alternatives.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Audience {
     /// True if every peer of the trust set, and every client without an identity, is admitted.
     pub anyone: bool,
@@ -223,19 +228,27 @@ impl ExposureTable {
     /// the same port and audiences of a service keeps its count.
     pub(super) fn keep_counts(&mut self, old: &Self) {
         for (host, entries) in &mut self.services {
-            let mut earlier: Vec<_> = old.entries(host).iter().collect();
+            let mut earlier = HashMap::<_, Vec<_>>::new();
+            for old in old.entries(host).iter().rev() {
+                let same = earlier.entry((old.port, &*old.audiences)).or_default();
+                same.push(&old.open);
+            }
             for entry in entries {
-                let is_same =
-                    |old: &&Exposure| (old.port, &old.audiences) == (entry.port, &entry.audiences);
-                if let Some(at) = earlier.iter().position(is_same) {
-                    entry.open = Arc::clone(&earlier.remove(at).open);
+                let same = earlier.get_mut(&(entry.port, &*entry.audiences));
+                if let Some(open) = same.and_then(Vec::pop) {
+                    entry.open = Arc::clone(open);
                 }
             }
         }
+        let mut open = HashMap::new();
+        for (host, entries) in &self.services {
+            for entry in entries {
+                open.entry((&**host, entry.index)).or_insert(&entry.open);
+            }
+        }
         for (target, entry) in self.aliases.values_mut().flatten() {
-            let mut own = self.services.get(&target.host).into_iter().flatten();
-            if let Some(own) = own.find(|own| own.index == entry.index) {
-                entry.open = Arc::clone(&own.open);
+            if let Some(open) = open.get(&(&*target.host, entry.index)) {
+                entry.open = Arc::clone(open);
             }
         }
     }
@@ -282,6 +295,13 @@ impl ExposureTable {
     pub fn hosts_with_alias<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
         let aliases = self.aliases.get(name).into_iter().flatten();
         aliases.map(|(alias, _)| &*alias.host)
+    }
+
+    /// Returns the namespace of the objects that give an alias; none if the configuration does.
+    pub(super) fn namespace_of_alias(&self, name: &str) -> Option<&str> {
+        let (_, entry) = self.aliases.get(name)?.first()?;
+        let namespace = entry.namespace.as_deref();
+        namespace.filter(|_| entry.is_of_object)
     }
 
     /// Returns the entries that give a service the requested name.
@@ -432,162 +452,5 @@ impl fmt::Display for Audience {
         } else {
             write!(f, ", account {}", accounts.join(" or "))
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn name(text: &str) -> Authority {
-        Authority::parse(text).expect("a valid authority")
-    }
-
-    fn caller<'a>(trust_domain: &'a str, namespace: &'a str, account: &'a str) -> Caller<'a> {
-        Caller {
-            trust_domain,
-            issuer: None,
-            namespace,
-            service_account: account,
-        }
-    }
-
-    fn audience(cluster: &str, namespaces: &[&str], accounts: &[(&str, &str)]) -> Audience {
-        Audience {
-            anyone: false,
-            cluster: (!cluster.is_empty()).then(|| cluster.into()),
-            namespaces: namespaces.iter().map(|&name| name.into()).collect(),
-            service_accounts: accounts
-                .iter()
-                .map(|&(ns, sa)| (ns.into(), sa.into()))
-                .collect(),
-        }
-    }
-
-    fn exposure(port: Option<u16>, to: Vec<Audience>) -> Exposure {
-        Exposure {
-            port,
-            audiences: to,
-            ..Exposure::default()
-        }
-    }
-
-    fn trust() -> TrustSet {
-        TrustSet::new([("west.local", "west"), ("north.local", "north")])
-    }
-
-    #[test]
-    fn all_keys_of_an_entry_hold_and_values_and_entries_are_alternatives() {
-        let mut table = ExposureTable::new(false);
-        let to = vec![
-            audience(
-                "west",
-                &["shop", "cart"],
-                &[("shop", "checkout"), ("cart", "cart")],
-            ),
-            audience("north", &[], &[]),
-        ];
-        let exposure = exposure(Some(80), to);
-        table.add_entry("echo.app", &exposure, []);
-        let judge = |caller, port| table.evaluate(caller, &trust(), "echo.app", port);
-        assert_eq!(
-            judge(caller("west.local", "shop", "checkout"), 80),
-            ExposureVerdict::Allowed
-        );
-        assert_eq!(
-            judge(caller("west.local", "cart", "cart"), 80),
-            ExposureVerdict::Allowed
-        );
-        assert_eq!(
-            judge(caller("north.local", "any", "one"), 80),
-            ExposureVerdict::Allowed
-        );
-        assert_eq!(
-            judge(caller("west.local", "cart", "checkout"), 80),
-            ExposureVerdict::NotForPeer
-        );
-        assert_eq!(
-            judge(caller("west.local", "other", "checkout"), 80),
-            ExposureVerdict::NotForPeer
-        );
-        assert_eq!(
-            judge(caller("evil.local", "shop", "checkout"), 80),
-            ExposureVerdict::NotForPeer
-        );
-        assert_eq!(
-            judge(caller("north.local", "any", "one"), 81),
-            ExposureVerdict::NotExposed
-        );
-    }
-
-    #[test]
-    fn an_alias_opens_the_service_only_to_those_whom_its_entry_names() {
-        let mut table = ExposureTable::new(false);
-        let west = exposure(Some(80), vec![audience("west", &[], &[])]);
-        let north = exposure(Some(80), vec![audience("north", &[], &[])]);
-        table.add_entry("echo.app", &west, [("west.global", Some(80))]);
-        table.add_entry("echo.app", &north, [("north.global", Some(8080))]);
-        let judge = |domain, requested: &str| {
-            table.evaluate_alias(caller(domain, "a", "b"), &trust(), &name(requested))
-        };
-        assert_eq!(
-            judge("west.local", "west.global:80"),
-            ExposureVerdict::Allowed
-        );
-        assert_eq!(
-            judge("west.local", "north.global:8080"),
-            ExposureVerdict::NotForPeer
-        );
-        assert_eq!(
-            judge("north.local", "north.global:8080"),
-            ExposureVerdict::Allowed
-        );
-        let own = table.evaluate(caller("west.local", "a", "b"), &trust(), "echo.app", 80);
-        assert_eq!(own, ExposureVerdict::Allowed);
-        assert_eq!(
-            judge("west.local", "other.global:80"),
-            ExposureVerdict::NotExposed
-        );
-        assert_eq!(
-            table.alias(&name("north.global:8080")),
-            Some(("echo.app", 80))
-        );
-    }
-
-    #[test]
-    fn a_name_without_port_stands_for_every_port_of_the_service() {
-        let mut table = ExposureTable::new(false);
-        let all = exposure(None, vec![audience("west", &[], &[])]);
-        table.add_entry("echo.app", &all, [("echo.global", None)]);
-        for port in [80, 443] {
-            let requested = name(&format!("echo.global:{port}"));
-            assert_eq!(table.alias(&requested), Some(("echo.app", port)));
-            let west = caller("west.local", "a", "b");
-            let verdict = table.evaluate_alias(west, &trust(), &requested);
-            assert_eq!(verdict, ExposureVerdict::Allowed);
-        }
-    }
-
-    #[test]
-    fn anyone_is_the_trust_set_and_who_has_no_identity() {
-        let mut table = ExposureTable::new(false);
-        let open = |anyone| Audience {
-            anyone,
-            ..Audience::default()
-        };
-        let exposure = |anyone| exposure(None, vec![open(anyone)]);
-        table.add_entry("open.app", &exposure(true), [("open.global", None)]);
-        table.add_entry("closed.app", &exposure(false), []);
-        let judge = |caller, host: &str| table.evaluate(caller, &trust(), host, 1);
-        let of = |domain| caller(domain, "a", "b");
-        let open = |caller| judge(caller, "open.app");
-        assert_eq!(open(of("west.local")), ExposureVerdict::Allowed);
-        assert_eq!(open(of("evil.local")), ExposureVerdict::NotForPeer);
-        assert_eq!(open(Caller::UNKNOWN), ExposureVerdict::Allowed);
-        let alias = table.evaluate_alias(Caller::UNKNOWN, &trust(), &name("open.global:1"));
-        assert_eq!(alias, ExposureVerdict::Allowed);
-        let closed = |caller| judge(caller, "closed.app");
-        assert_eq!(closed(of("west.local")), ExposureVerdict::Allowed);
-        assert_eq!(closed(Caller::UNKNOWN), ExposureVerdict::NotForPeer);
     }
 }

@@ -1,0 +1,179 @@
+//! Tests of exposure rules.
+
+use super::*;
+
+fn name(text: &str) -> Authority {
+    Authority::parse(text).expect("a valid authority")
+}
+
+fn caller<'a>(trust_domain: &'a str, namespace: &'a str, account: &'a str) -> Caller<'a> {
+    Caller {
+        trust_domain,
+        issuer: None,
+        namespace,
+        service_account: account,
+    }
+}
+
+fn audience(cluster: &str, namespaces: &[&str], accounts: &[(&str, &str)]) -> Audience {
+    Audience {
+        anyone: false,
+        cluster: (!cluster.is_empty()).then(|| cluster.into()),
+        namespaces: namespaces.iter().map(|&name| name.into()).collect(),
+        service_accounts: accounts
+            .iter()
+            .map(|&(ns, sa)| (ns.into(), sa.into()))
+            .collect(),
+    }
+}
+
+fn exposure(port: Option<u16>, to: Vec<Audience>) -> Exposure {
+    Exposure {
+        port,
+        audiences: to,
+        ..Exposure::default()
+    }
+}
+
+fn trust() -> TrustSet {
+    TrustSet::new([("west.local", "west"), ("north.local", "north")])
+}
+
+#[test]
+fn all_keys_of_an_entry_hold_and_values_and_entries_are_alternatives() {
+    let mut table = ExposureTable::new(false);
+    let to = vec![
+        audience(
+            "west",
+            &["shop", "cart"],
+            &[("shop", "checkout"), ("cart", "cart")],
+        ),
+        audience("north", &[], &[]),
+    ];
+    let exposure = exposure(Some(80), to);
+    table.add_entry("echo.app", &exposure, []);
+    let judge = |caller, port| table.evaluate(caller, &trust(), "echo.app", port);
+    assert_eq!(
+        judge(caller("west.local", "shop", "checkout"), 80),
+        ExposureVerdict::Allowed
+    );
+    assert_eq!(
+        judge(caller("west.local", "cart", "cart"), 80),
+        ExposureVerdict::Allowed
+    );
+    assert_eq!(
+        judge(caller("north.local", "any", "one"), 80),
+        ExposureVerdict::Allowed
+    );
+    assert_eq!(
+        judge(caller("west.local", "cart", "checkout"), 80),
+        ExposureVerdict::NotForPeer
+    );
+    assert_eq!(
+        judge(caller("west.local", "other", "checkout"), 80),
+        ExposureVerdict::NotForPeer
+    );
+    assert_eq!(
+        judge(caller("evil.local", "shop", "checkout"), 80),
+        ExposureVerdict::NotForPeer
+    );
+    assert_eq!(
+        judge(caller("north.local", "any", "one"), 81),
+        ExposureVerdict::NotExposed
+    );
+}
+
+#[test]
+fn an_alias_opens_the_service_only_to_those_whom_its_entry_names() {
+    let mut table = ExposureTable::new(false);
+    let west = exposure(Some(80), vec![audience("west", &[], &[])]);
+    let north = exposure(Some(80), vec![audience("north", &[], &[])]);
+    table.add_entry("echo.app", &west, [("west.global", Some(80))]);
+    table.add_entry("echo.app", &north, [("north.global", Some(8080))]);
+    let judge = |domain, requested: &str| {
+        table.evaluate_alias(caller(domain, "a", "b"), &trust(), &name(requested))
+    };
+    assert_eq!(
+        judge("west.local", "west.global:80"),
+        ExposureVerdict::Allowed
+    );
+    assert_eq!(
+        judge("west.local", "north.global:8080"),
+        ExposureVerdict::NotForPeer
+    );
+    assert_eq!(
+        judge("north.local", "north.global:8080"),
+        ExposureVerdict::Allowed
+    );
+    let own = table.evaluate(caller("west.local", "a", "b"), &trust(), "echo.app", 80);
+    assert_eq!(own, ExposureVerdict::Allowed);
+    assert_eq!(
+        judge("west.local", "other.global:80"),
+        ExposureVerdict::NotExposed
+    );
+    assert_eq!(
+        table.alias(&name("north.global:8080")),
+        Some(("echo.app", 80))
+    );
+}
+
+#[test]
+fn a_name_without_port_stands_for_every_port_of_the_service() {
+    let mut table = ExposureTable::new(false);
+    let all = exposure(None, vec![audience("west", &[], &[])]);
+    table.add_entry("echo.app", &all, [("echo.global", None)]);
+    for port in [80, 443] {
+        let requested = name(&format!("echo.global:{port}"));
+        assert_eq!(table.alias(&requested), Some(("echo.app", port)));
+        let west = caller("west.local", "a", "b");
+        let verdict = table.evaluate_alias(west, &trust(), &requested);
+        assert_eq!(verdict, ExposureVerdict::Allowed);
+    }
+}
+
+#[test]
+fn anyone_is_the_trust_set_and_who_has_no_identity() {
+    let mut table = ExposureTable::new(false);
+    let open = |anyone| Audience {
+        anyone,
+        ..Audience::default()
+    };
+    let exposure = |anyone| exposure(None, vec![open(anyone)]);
+    table.add_entry("open.app", &exposure(true), [("open.global", None)]);
+    table.add_entry("closed.app", &exposure(false), []);
+    let judge = |caller, host: &str| table.evaluate(caller, &trust(), host, 1);
+    let of = |domain| caller(domain, "a", "b");
+    let open = |caller| judge(caller, "open.app");
+    assert_eq!(open(of("west.local")), ExposureVerdict::Allowed);
+    assert_eq!(open(of("evil.local")), ExposureVerdict::NotForPeer);
+    assert_eq!(open(Caller::UNKNOWN), ExposureVerdict::Allowed);
+    let alias = table.evaluate_alias(Caller::UNKNOWN, &trust(), &name("open.global:1"));
+    assert_eq!(alias, ExposureVerdict::Allowed);
+    let closed = |caller| judge(caller, "closed.app");
+    assert_eq!(closed(of("west.local")), ExposureVerdict::Allowed);
+    assert_eq!(closed(Caller::UNKNOWN), ExposureVerdict::NotForPeer);
+}
+
+#[test]
+fn counts_of_many_entries_of_one_service_are_kept_in_linear_time() {
+    let table = || {
+        let mut table = ExposureTable::new(false);
+        for index in 0..50_000 {
+            let entry = Exposure {
+                index,
+                ..exposure(Some(80), vec![audience("west", &[], &[])])
+            };
+            table.add_entry("echo.app", &entry, [("echo.global", Some(80))]);
+        }
+        table
+    };
+    let (old, mut new) = (table(), table());
+    new.keep_counts(&old);
+    for (old, new) in old.entries("echo.app").iter().zip(new.entries("echo.app")) {
+        assert!(Arc::ptr_eq(&old.open, &new.open), "{}", new.index);
+    }
+    let aliases = new.entries_with_alias(&name("echo.global:80"));
+    for (old, new) in old.entries("echo.app").iter().zip(aliases) {
+        assert!(Arc::ptr_eq(&old.open, &new.open), "{}", new.index);
+    }
+}
