@@ -109,21 +109,6 @@ fn only_some_states_of_health_are_used() {
 }
 
 #[test]
-fn an_endpoint_of_another_network_is_its_gateway() {
-    let west = metadata("istio", "network", "west");
-    let read = read_one(|one| {
-        one.metadata = Some(west);
-        one.load_balancing_weight = Some(5);
-    });
-    let read = read.expect("an assignment");
-    let (_, workload, _) = &read.list[0];
-    let gateway = workload.network_gateway.as_deref().expect("a gateway");
-    assert_eq!((&*workload.network, workload.capacity), ("west", 5));
-    assert_eq!(gateway.place.to_string(), "west/10.0.0.1");
-    assert_eq!(gateway.port, 80);
-}
-
-#[test]
 fn a_hostname_of_another_network_is_the_record_of_its_gateway_in_each_cluster() {
     let endpoint = |cluster: &str| {
         let mut of = metadata("istio", "network", "west");

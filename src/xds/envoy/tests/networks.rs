@@ -1,0 +1,119 @@
+//! Tests of endpoints in other networks, up to their shares.
+
+use tokio::time::Instant;
+
+use super::*;
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::{EndpointSet, Exposure, ExposureTable, NO_LINK_FACTORS, pick_probabilities};
+use crate::wire::Transit;
+
+/// Returns the gateway of a network with instances of this weight behind it.
+fn gateway(network: &str, weight: u32) -> LbEndpoint {
+    LbEndpoint {
+        metadata: Some(metadata("istio", "network", network)),
+        load_balancing_weight: Some(weight),
+        ..at(socket("192.0.2.1", 15008))
+    }
+}
+
+fn with_health(one: LbEndpoint, status: HealthStatus) -> LbEndpoint {
+    LbEndpoint {
+        health_status: status.into(),
+        ..one
+    }
+}
+
+fn pods() -> Vec<LbEndpoint> {
+    vec![at(socket("10.0.0.1", 80)), at(socket("10.0.0.2", 80))]
+}
+
+/// Returns the endpoints of a zone at a priority.
+fn zone(zone: &str, priority: u32, lb_endpoints: Vec<LbEndpoint>) -> LocalityLbEndpoints {
+    LocalityLbEndpoints {
+        locality: Some(Locality {
+            region: "r".into(),
+            zone: zone.into(),
+            ..Locality::default()
+        }),
+        priority,
+        lb_endpoints,
+        ..LocalityLbEndpoints::default()
+    }
+}
+
+/// Returns the endpoints of a cluster for tunnels that may leave the network `east`.
+fn endpoints_of(zones: Vec<LocalityLbEndpoints>) -> Arc<EndpointSet> {
+    let has_weights = zones.iter().any(|of| of.load_balancing_weight.is_some());
+    let by_locality = CommonLbConfig {
+        locality_weighted_lb_config: Some(LocalityWeightedLbConfig {}),
+    };
+    let cluster = Cluster {
+        load_assignment: Some(ClusterLoadAssignment {
+            endpoints: zones,
+            ..assignment(ECHO, Vec::new())
+        }),
+        common_lb_config: has_weights.then_some(by_locality),
+        ..of_type(ECHO, DiscoveryType::Static)
+    };
+    let mut clusters = ClusterStore::default();
+    put(&mut clusters, CLUSTER, ECHO, &cluster).expect("a cluster");
+    let host = "echo.app.svc.cluster.local";
+    let entry = Exposure {
+        transit: Transit::Always,
+        ..Exposure::default()
+    };
+    let mut exposure = ExposureTable::new(false);
+    exposure.add_entry(host, &entry, []);
+    let change = Change {
+        mesh: Some((clusters.tables.mesh(), "east".into())),
+        exposure: Some(exposure),
+        ..Change::default()
+    };
+    let snapshot = build(&Default::default(), change);
+    let service = snapshot.services.get(host).expect("a service");
+    let set = service.endpoints_by(80, Transit::Always);
+    Arc::clone(set.expect("a set"))
+}
+
+/// Returns the probability in percent of a pick in each of these networks, empty for the own one.
+fn shares<const N: usize>(zones: Vec<LocalityLbEndpoints>, networks: [&str; N]) -> [f64; N] {
+    let set = endpoints_of(zones);
+    let predicted = pick_probabilities(&set, NO_LINK_FACTORS, Instant::now());
+    networks.map(|network| {
+        let endpoints = set.endpoints.iter().zip(&predicted);
+        let of = endpoints.filter(|(one, _)| *one.definition.network == *network);
+        let sum: f64 = of.map(|(_, share)| share).sum();
+        (100.0 * sum).round()
+    })
+}
+
+#[test]
+fn an_endpoint_of_another_network_is_its_gateway() {
+    let gateway = gateway("west", 5);
+    let read = endpoints::endpoints(assignment("x", vec![gateway]), &mut Interner::default());
+    let read = read.expect("an assignment");
+    let (_, workload, _) = &read.list[0];
+    let gateway = workload.network_gateway.as_deref().expect("a gateway");
+    assert_eq!((&*workload.network, workload.capacity), ("west", 5));
+    assert_eq!(gateway.place.to_string(), "west/192.0.2.1");
+    assert_eq!(gateway.port, 15008);
+}
+
+#[test]
+fn the_instances_of_each_zone_behind_a_gateway_count() {
+    let zones = |status| {
+        let first = with_health(gateway("west", 2), status);
+        vec![
+            zone("l", 0, pods()),
+            zone("a", 0, vec![first]),
+            zone("b", 0, vec![gateway("west", 2)]),
+            zone("c", 0, vec![gateway("west", 2)]),
+        ]
+    };
+    let all = shares(zones(HealthStatus::Healthy), ["", "west"]);
+    assert_eq!(all, [25.0, 75.0]);
+    let without = shares(zones(HealthStatus::Unhealthy), ["", "west"]);
+    assert_eq!(without, [33.0, 67.0]);
+    let twice = zone("a", 0, vec![gateway("west", 1), gateway("west", 1)]);
+    assert_eq!(shares(vec![zone("l", 0, pods()), twice], ["west"]), [33.0]);
+}
