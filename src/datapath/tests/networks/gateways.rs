@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Template, Workload};
-use crate::snapshot::{Endpoint, NetworkRule, NetworkTable, Publisher, Snapshot};
+use crate::snapshot::{Endpoint, EndpointSet, NetworkRule, NetworkTable, Publisher, Snapshot};
 
 use super::{always, assert_shares, gateway, locality, pods, service, spread};
 
@@ -191,6 +191,9 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &[], deadline);
     assert_eq!(only, deadline);
+    let twice = EndpointSet::new(three.endpoints.iter().chain(&three.endpoints).cloned());
+    let first = remote::deadline_of_try(&own, &twice, &three.endpoints[0], &[], deadline);
+    assert_eq!(first - Instant::now(), TOTAL_DIAL_TIMEOUT / 3);
     for (index, endpoint) in three.endpoints.iter().enumerate() {
         let left = deadline - Instant::now();
         let tried = &three.endpoints[..index];

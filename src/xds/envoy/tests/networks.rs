@@ -7,6 +7,8 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::{EndpointSet, Exposure, ExposureTable, NO_LINK_FACTORS, pick_probabilities};
 use crate::wire::Transit;
 
+const GATEWAY: &str = "192.0.2.1:15008";
+
 /// Returns the gateway of a network with instances of this weight behind it.
 fn gateway(network: &str, weight: u32) -> LbEndpoint {
     LbEndpoint {
@@ -38,6 +40,13 @@ fn zone(zone: &str, priority: u32, lb_endpoints: Vec<LbEndpoint>) -> LocalityLbE
         priority,
         lb_endpoints,
         ..LocalityLbEndpoints::default()
+    }
+}
+
+fn with_weight(of: LocalityLbEndpoints, weight: u32) -> LocalityLbEndpoints {
+    LocalityLbEndpoints {
+        load_balancing_weight: Some(weight),
+        ..of
     }
 }
 
@@ -116,4 +125,62 @@ fn the_instances_of_each_zone_behind_a_gateway_count() {
     assert_eq!(without, [33.0, 67.0]);
     let twice = zone("a", 0, vec![gateway("west", 1), gateway("west", 1)]);
     assert_eq!(shares(vec![zone("l", 0, pods()), twice], ["west"]), [33.0]);
+}
+
+#[test]
+fn an_instance_behind_a_gateway_has_its_priority() {
+    let zones = |status, west: u32| {
+        let local = pods().into_iter().map(|one| with_health(one, status));
+        vec![
+            zone("l", 0, local.collect()),
+            zone("a", west, vec![gateway("west", 2)]),
+            zone("b", 2, vec![gateway("north", 6)]),
+        ]
+    };
+    let networks = ["", "west", "north"];
+    let healthy = shares(zones(HealthStatus::Healthy, 1), networks);
+    assert_eq!(healthy, [100.0, 0.0, 0.0]);
+    let unhealthy = shares(zones(HealthStatus::Unhealthy, 1), networks);
+    assert_eq!(unhealthy, [0.0, 100.0, 0.0]);
+    let together = shares(zones(HealthStatus::Unhealthy, 2), networks);
+    assert_eq!(together, [0.0, 25.0, 75.0]);
+}
+
+#[test]
+fn degraded_instances_behind_a_gateway_take_what_the_others_leave() {
+    let remote = |status| with_health(gateway("west", 1), status);
+    let zones = |status| {
+        vec![
+            zone("l", 0, pods()),
+            zone("a", 0, vec![remote(status)]),
+            zone("b", 0, vec![remote(HealthStatus::Healthy)]),
+        ]
+    };
+    assert_eq!(shares(zones(HealthStatus::Degraded), ["west"]), [33.0]);
+    assert_eq!(shares(zones(HealthStatus::Healthy), ["west"]), [50.0]);
+}
+
+#[test]
+fn each_zone_behind_a_gateway_has_its_weight_and_the_loads_are_those_of_all() {
+    let zones = || {
+        vec![
+            with_weight(zone("l", 0, pods()), 1),
+            with_weight(zone("a", 0, vec![gateway("west", 2)]), 1),
+            with_weight(zone("b", 0, vec![gateway("west", 4)]), 2),
+        ]
+    };
+    assert_eq!(shares(zones(), ["", "west"]), [25.0, 75.0]);
+    let set = endpoints_of(zones());
+    let candidates = set.endpoints.iter().zip(&set.candidates);
+    let remote = candidates.filter(|(one, _)| one.remote.is_some());
+    let (endpoints, candidates): (Vec<_>, Vec<_>) = remote.unzip();
+    assert_eq!(endpoints.len(), 2);
+    assert_ne!(endpoints[0].uid(), endpoints[1].uid());
+    assert!(
+        endpoints
+            .iter()
+            .all(|one| one.address.to_string() == GATEWAY)
+    );
+    assert!(candidates.iter().all(|one| one.instances == 6));
+    assert!(Arc::ptr_eq(&candidates[0].state, &candidates[1].state));
 }
