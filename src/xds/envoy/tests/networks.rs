@@ -184,3 +184,42 @@ fn each_zone_behind_a_gateway_has_its_weight_and_the_loads_are_those_of_all() {
     assert!(candidates.iter().all(|one| one.instances == 6));
     assert!(Arc::ptr_eq(&candidates[0].state, &candidates[1].state));
 }
+
+#[test]
+fn a_gateway_by_hostname_has_one_record_with_the_istio_cluster_of_all_envoy_clusters() {
+    let endpoint = |cluster: &str| {
+        let workload = metadata("istio", "workload", &format!(";;;;{cluster}"));
+        let fields = workload.filter_metadata["istio"].fields.clone();
+        let mut one = gateway("west", 1);
+        one.host_identifier = at(socket("gw.example.com", 15008)).host_identifier;
+        let of = one.metadata.get_or_insert_default();
+        let of = of.filter_metadata.get_mut("istio").expect("a filter");
+        of.fields.extend(fields);
+        one
+    };
+    let mut clusters = ClusterStore::default();
+    let mut serve = |name: &str, endpoints: Option<Vec<LbEndpoint>>| {
+        match endpoints {
+            Some(endpoints) => {
+                let mut cluster = of_type(name, DiscoveryType::StrictDns);
+                cluster.load_assignment = Some(assignment(name, endpoints));
+                put(&mut clusters, CLUSTER, name, &cluster).expect("a cluster");
+            }
+            None => clusters.remove(CLUSTER, name),
+        }
+        let mesh = clusters.tables.mesh();
+        let records = mesh.workloads.values();
+        let records = records.filter(|one| one.uid.starts_with("NetworkGateway/west/"));
+        let records = records.map(|one| format!("{} {}", one.hostname, one.cluster));
+        records.collect::<Vec<_>>()
+    };
+    let [one, other] = ["a.app", "b.app"].map(|host| format!("outbound|80||{host}"));
+    let known = ["gw.example.com west"];
+    assert_eq!(serve(&one, Some(vec![endpoint("west")])), known);
+    assert_eq!(serve(&other, Some(vec![endpoint("west")])), known);
+    let differs = serve(&one, Some(vec![endpoint("north")]));
+    assert_eq!(differs, ["gw.example.com "], "no certificate is accepted");
+    assert_eq!(serve(&one, Some(Vec::new())), known);
+    let none: [&str; 0] = [];
+    assert_eq!(serve(&other, None), none);
+}
