@@ -11,9 +11,10 @@ use serde::Deserialize;
 use super::AdminState;
 use super::text::escape_control;
 use super::view::key_of;
+use crate::config;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::Override;
-use crate::snapshot::{EndpointSet, Locality, Service, Shards, Snapshot};
+use crate::snapshot::{BoundEndpoints, EndpointSet, Locality, Service, Shards, Snapshot};
 use crate::wire::RegionPattern;
 
 /// Maximum number of evacuated regions. Each workload is compared with all of them.
@@ -37,7 +38,7 @@ struct DrainRequest {
     region: RegionPattern,
     /// True if an evacuation is undone.
     undo: bool,
-    /// True to evacuate even if a service would lose its last endpoints.
+    /// True to evacuate even if a service or a binding would lose its last endpoints.
     force: bool,
     /// True for the execution, false for a preview.
     is_execution: bool,
@@ -84,11 +85,14 @@ impl DrainRequest {
             overrides: Some(overrides),
             ..Change::default()
         };
+        let config = state.config.load();
         let check = |before: &Snapshot, next: &Snapshot| {
             if self.undo {
                 self.undo(before)
             } else {
-                self.evacuate(before, next)
+                let mut lost = services_without_endpoints(before, next);
+                lost.extend(bindings_without_gateways(&config.bindings, before, next));
+                self.evacuate((before, next), &lost)
             }
         };
         if !self.is_execution {
@@ -112,7 +116,11 @@ impl DrainRequest {
         }
     }
 
-    fn evacuate(&self, before: &Snapshot, next: &Snapshot) -> Result<String, (StatusCode, String)> {
+    fn evacuate(
+        &self,
+        (before, next): (&Snapshot, &Snapshot),
+        lost: &BTreeSet<String>,
+    ) -> Result<String, (StatusCode, String)> {
         let Self { region, .. } = self;
         let evacuated = &before.balancing.evacuated;
         let is_new = !evacuated.contains(region);
@@ -126,8 +134,7 @@ impl DrainRequest {
             let text = format!("{EVACUATED_MAX} regions are evacuated already; undo one of them\n");
             return Err((StatusCode::CONFLICT, text));
         }
-        let lost = services_without_endpoints(before, next);
-        let names = join_names(&lost);
+        let names = join_names(lost);
         if !lost.is_empty() && !self.force {
             let text = format!(
                 "{region} is not evacuated: no endpoint would be left for {names}; write --force \
@@ -218,6 +225,22 @@ fn services_without_endpoints(before: &Snapshot, next: &Snapshot) -> BTreeSet<St
     });
     let lost = services.into_iter().chain(aliases);
     lost.chain(stranded.map(|service| key(service))).collect()
+}
+
+/// Returns the bindings that lose their last gateway.
+fn bindings_without_gateways(
+    bindings: &[config::Binding],
+    before: &Snapshot,
+    next: &Snapshot,
+) -> Vec<String> {
+    let lost = bindings.iter().filter(|binding| {
+        let clusters = binding.cluster.iter().map(|of| of.as_str().into());
+        let (host, port) = (binding.service.host.as_str(), binding.service.port);
+        let gateways = BoundEndpoints::new(clusters, host.into(), port.unwrap_or_default());
+        gateways.is_empty_in(next) && !gateways.is_empty_in(before)
+    });
+    lost.map(|binding| format!("binding {}", binding.service))
+        .collect()
 }
 
 fn lost_in(
@@ -365,6 +388,38 @@ mod tests {
         let (_, after) = request(&fixture, "GET", page).await;
         let why = "in network west: region us-west-2 is evacuated (`strait drain region`)";
         assert!(after.contains(why), "{after}");
+    }
+
+    #[tokio::test]
+    async fn a_binding_that_loses_its_last_gateway_is_named() {
+        let fixture = fixture();
+        let mut mesh = mesh_of_two_networks();
+        let record = "NetworkGateway/west/192.0.2.1/15008";
+        let mut gateway = mesh
+            .workloads
+            .get(record)
+            .expect("a gateway")
+            .as_ref()
+            .clone();
+        gateway.cluster = "west".into();
+        mesh.workloads.insert(record.into(), Arc::new(gateway));
+        fixture.publisher.update(Change {
+            mesh: Some((mesh, "east".into())),
+            ..Change::default()
+        });
+        let order = "/drain/region?region=us-west-2";
+        let (status, text) = requested(&fixture, "POST", order).await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+        requested(&fixture, "POST", &format!("{order}&undo")).await;
+        fixture.bind("echo.app:80");
+        for method in ["GET", "POST"] {
+            let (status, text) = requested(&fixture, method, order).await;
+            let want = "no endpoint would be left for binding echo.app:80;";
+            assert!(text.contains(want), "{text}");
+            assert_eq!(status, StatusCode::CONFLICT);
+        }
+        let (status, _) = requested(&fixture, "POST", &format!("{order}&force")).await;
+        assert_eq!(status, StatusCode::OK);
     }
 
     #[tokio::test]

@@ -162,12 +162,11 @@ pub fn choose<'a>(
 /// endpoints, leaves half of them in service.
 pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) -> bool {
     let now = Instant::now();
-    let ejected = set
-        .endpoints
-        .iter()
-        .filter(|other| other.state.is_ejected(now))
-        .count();
-    (ejected + 1) * 2 <= set.endpoints.len() && eject(endpoint, metrics)
+    // A gateway may be an endpoint of several groups, with one state.
+    let others = set.endpoints.iter().map(|other| &other.state);
+    let others = others.filter(|other| !Arc::ptr_eq(other, &endpoint.state));
+    let ejected = others.clone().filter(|other| other.is_ejected(now)).count();
+    (ejected + 1) * 2 <= others.count() + 1 && eject(endpoint, metrics)
 }
 
 /// Ejects an endpoint. Returns true if this call has ejected it.
@@ -429,5 +428,12 @@ mod tests {
                 .count();
             assert_eq!(ejected, most, "of {count}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_only_gateway_of_several_groups_is_never_ejected() {
+        let one = &endpoints(&[1]).endpoints[0];
+        let set = EndpointSet::new([Arc::clone(one), Arc::clone(one)]);
+        assert!(!eject_after_failure(&set, one, &Metrics::new()));
     }
 }

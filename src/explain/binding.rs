@@ -109,17 +109,19 @@ fn evaluate(
     let unused = binding.endpoints.unused(state.snapshot);
     let rows = unused.into_iter().map(|(gateway, why)| UnusedRow {
         workload: gateway.into(),
-        why: why.to_owned(),
+        why,
     });
     answer.unused = rows.collect();
-    answer.notes.push(if set.endpoints.is_empty() {
-        format!(
+    if !set.endpoints.is_empty() {
+        let note = "the gateways decide whether they expose the service to the identity of this \
+                    one";
+        answer.notes.push(note.to_owned());
+    } else if answer.unused.is_empty() {
+        answer.notes.push(format!(
             "no gateway of {} has an address; only a running gateway resolves hostnames",
             binding.clusters()
-        )
-    } else {
-        "the gateways decide whether they expose the service to the identity of this one".to_owned()
-    });
+        ));
+    }
     let workloads = binding.is_inner_hbone().then_some(&binding.workloads);
     Ok(endpoints::run_bound(
         explainer, &peer, set, workloads, answer,

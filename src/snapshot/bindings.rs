@@ -7,7 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::endpoints::Entries;
-use super::{EndpointSet, EndpointState, Snapshot, mesh};
+use super::tiers::Ranking;
+use super::{Endpoint, EndpointSet, EndpointState, ExclusionReason, Snapshot, mesh};
 
 /// Endpoints of one binding, with the states of their gateways, which outlive a snapshot.
 #[derive(Debug)]
@@ -57,12 +58,17 @@ impl BoundEndpoints {
         }
         let old = std::mem::take(&mut last.states);
         let states = &mut last.states;
-        let shares = self.shares(snapshot, |network, address| {
+        let mut shares = self.shares(snapshot, |network, address| {
             let key = (Arc::clone(network), address);
             let state = old.get(&key).cloned().unwrap_or_default();
             states.insert(key, Arc::clone(&state));
             state
         });
+        for share in &mut shares {
+            let gateways = &mut share.gateways;
+            gateways.retain(|one| self.evacuation(snapshot, one).is_none());
+        }
+        shares.retain(|share| !share.gateways.is_empty());
         let entries = Entries::local(std::iter::empty(), None).with_networks(shares);
         let endpoints = entries.list.into_iter().map(|entry| entry.endpoint);
         last.set = Arc::new(EndpointSet::new(endpoints));
@@ -70,15 +76,53 @@ impl BoundEndpoints {
         Arc::clone(&last.set)
     }
 
+    /// Returns whether there is an endpoint in a snapshot, which may be one that is never used.
+    pub fn is_empty_in(&self, snapshot: &Snapshot) -> bool {
+        let shares = self.shares(snapshot, |_, _| Arc::default());
+        let mut gateways = shares.iter().flat_map(|share| &share.gateways);
+        gateways.all(|one| self.evacuation(snapshot, one).is_some())
+    }
+
+    /// Returns the reason for which a gateway is not used if its region is evacuated, by an
+    /// operator or by weight 0. Other weights of regions do not distribute connections, because
+    /// gateways of the configuration have no region.
+    fn evacuation(&self, snapshot: &Snapshot, gateway: &Endpoint) -> Option<ExclusionReason> {
+        let (service, _) = self.service(snapshot);
+        let unranked = mesh::Service {
+            namespace: Arc::clone(&service.namespace),
+            ..mesh::Service::default()
+        };
+        let (network, balancing) = (snapshot.network(), &snapshot.balancing);
+        let ranking = Ranking::new(&unranked, self.port, &self.host, network, balancing);
+        let why = ranking.exclusion(&gateway.definition)?;
+        let is_evacuation = matches!(
+            why,
+            ExclusionReason::Evacuated(_) | ExclusionReason::NoWeight(_)
+        );
+        is_evacuation.then_some(why)
+    }
+
     /// Returns the gateways that are not endpoints, each with the reason.
-    pub fn unused(&self, snapshot: &Snapshot) -> Vec<(String, &'static str)> {
+    pub fn unused(&self, snapshot: &Snapshot) -> Vec<(String, String)> {
         let (service, name) = self.service(snapshot);
         let (service, rules) = (
             ((&*service, &*name), self.port),
             (&*snapshot.networks, snapshot.network()),
         );
         let remote = &snapshot.index.remote;
-        remote.unused_gateways(&self.clusters, service, rules)
+        let unused = remote.unused_gateways(&self.clusters, service, rules);
+        let unused = unused.into_iter().map(|(uid, why)| (uid, why.to_owned()));
+        let shares = self.shares(snapshot, |_, _| Arc::default());
+        let gateways = shares.into_iter().flat_map(|share| share.gateways);
+        let evacuated = gateways.filter_map(|one| {
+            let why = self.evacuation(snapshot, &one)?;
+            let network = &one.definition.network;
+            Some((
+                format!("{network}/gateway/{}", one.address),
+                why.to_string(),
+            ))
+        });
+        unused.chain(evacuated).collect()
     }
 
     /// Returns the service with its `namespace/hostname`.
@@ -114,8 +158,11 @@ impl BoundEndpoints {
 mod tests {
     use super::super::builder::{Change, build};
     use super::super::mesh::{Mesh, Template, Workload};
+    use super::super::tests::locality;
+    use super::super::traffic::{Override, Regions, Traffic, TrafficRule};
     use super::super::{NetworkRule, NetworkTable};
     use super::*;
+    use crate::wire::RegionPattern;
 
     /// Returns a network of a cluster with gateways at these last octets.
     fn network(name: &str, cluster: &str, gateways: &[u8]) -> (Arc<str>, NetworkRule) {
@@ -128,6 +175,15 @@ mod tests {
             ..NetworkRule::default()
         };
         (name.into(), rule)
+    }
+
+    fn service() -> mesh::Service {
+        mesh::Service {
+            namespace: "app".into(),
+            hostname: "echo.app".into(),
+            ports: [(80, 80)].into(),
+            ..mesh::Service::default()
+        }
     }
 
     fn snapshot(mesh: Mesh) -> Snapshot {
@@ -150,7 +206,7 @@ mod tests {
         let bound = BoundEndpoints::new(clusters, "echo.app".into(), 80);
         let set = bound.load(snapshot);
         let total: u32 = set.endpoints.iter().map(|one| one.weight).sum();
-        let share = |one: &Arc<super::super::Endpoint>| {
+        let share = |one: &Arc<Endpoint>| {
             assert_eq!(one.remote_authority().as_deref(), Some("echo.app:80"));
             let share = f64::from(one.weight) / f64::from(total);
             (one.address.to_string(), share)
@@ -176,12 +232,6 @@ mod tests {
 
     #[test]
     fn instances_that_the_mesh_knows_weigh_their_network_and_states_stay() {
-        let service = mesh::Service {
-            namespace: "app".into(),
-            hostname: "echo.app".into(),
-            ports: [(80, 80)].into(),
-            ..mesh::Service::default()
-        };
         let workload = |uid: &str, network: &str, healthy| Workload {
             uid: uid.into(),
             healthy,
@@ -201,7 +251,7 @@ mod tests {
             workload("d", "west-2", false),
             workload("e", "north", true),
         ];
-        let snapshot = snapshot(Mesh::new([service], pods));
+        let snapshot = snapshot(Mesh::new([service()], pods));
         let north = ("192.0.2.4:15008".to_owned(), 0.25);
         let west = ("192.0.2.1:15008".to_owned(), 0.75);
         let mut found = shares(&["west", "north"], &snapshot);
@@ -211,5 +261,59 @@ mod tests {
         let state = |snapshot: &Snapshot| Arc::clone(&bound.load(snapshot).endpoints[0].state);
         let next = build(&snapshot, Change::default());
         assert!(Arc::ptr_eq(&state(&snapshot), &state(&next)));
+    }
+
+    #[test]
+    fn gateways_of_an_evacuated_region_are_left_out_with_the_reason() {
+        let workload = |uid: &str, region: &str| Workload {
+            uid: uid.into(),
+            healthy: true,
+            capacity: 1,
+            services: [("app/echo.app".into(), [(80, 80)].into())].into(),
+            template: Template {
+                network: uid.into(),
+                locality: locality(region).into(),
+                ..Template::default()
+            }
+            .into(),
+            ..Workload::default()
+        };
+        let pods = [workload("west-1", "us-west"), workload("north", "us-north")];
+        let before = snapshot(Mesh::new([service()], pods));
+        let bound = || BoundEndpoints::new(["west".into(), "north".into()], "echo.app".into(), 80);
+        let region = RegionPattern::parse("us-north").expect("a region");
+        let zero = TrafficRule {
+            regions: Regions::new([(region.clone(), 0)]),
+            ..TrafficRule::default()
+        };
+        let by_operator = Change {
+            overrides: Some(Override::Evacuate(region)),
+            ..Change::default()
+        };
+        let by_weight = Change {
+            traffic: Some(Traffic::new([], zero)),
+            ..Change::default()
+        };
+        let of = |snapshot: &Snapshot| {
+            let set = bound().load(snapshot);
+            let mut networks: Vec<_> = set.endpoints.iter().map(|one| one.address.ip()).collect();
+            networks.sort_unstable();
+            networks.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let west = ["192.0.2.1", "192.0.2.2", "192.0.2.3"];
+        assert_eq!(of(&before).len(), 4);
+        for (change, why) in [
+            (by_operator, "strait drain region"),
+            (by_weight, "weight 0"),
+        ] {
+            let next = build(&before, change);
+            assert_eq!(of(&next), west);
+            let unused = bound().unused(&next);
+            assert_eq!(unused.len(), 1, "{unused:?}");
+            assert_eq!(unused[0].0, "north/gateway/192.0.2.4:15008");
+            assert!(unused[0].1.contains(why), "{unused:?}");
+            let north = BoundEndpoints::new(["north".into()], "echo.app".into(), 80);
+            assert!(north.is_empty_in(&next) && !north.is_empty_in(&before));
+        }
     }
 }

@@ -276,12 +276,12 @@ impl Index {
         let set =
             |port, is_passthrough| Arc::new(ranking(port).build_set(local(port, is_passthrough)));
         let remote = |port: u16| {
-            let shares: Vec<_> = self.shares(&parts, port, alias).collect();
+            let by_rules = ranking(port);
+            let shares = self.shares(&parts, port, alias, &by_rules);
             if shares.is_empty() {
                 return None;
             }
             let entries = local(port, false).with_networks(shares);
-            let by_rules = ranking(port);
             let failover = (!by_rules.is_own_network_first()).then(|| {
                 let first = ranking(port).with_own_network_first();
                 Arc::new(first.build_set(entries.clone()))
@@ -319,27 +319,31 @@ impl Index {
 
     /// Returns the endpoints of a service port in other networks, in the region and the subset of
     /// an alias.
-    fn shares<'a>(
-        &'a self,
-        parts: &'a [Behind<'_>],
+    fn shares(
+        &self,
+        parts: &[Behind<'_>],
         port: u16,
-        alias: Option<&'a Alias>,
-    ) -> impl Iterator<Item = NetworkShare> + 'a {
+        alias: Option<&Alias>,
+        ranking: &Ranking<'_>,
+    ) -> Vec<NetworkShare> {
         let rules = (&*self.network, self.hbone_only);
         let region = alias.and_then(|alias| alias.region.as_deref());
         let subset = alias.and_then(|alias| alias.subset.as_ref());
-        let shares = parts.iter().flat_map(move |part| {
+        let shares = parts.iter().flat_map(|part| {
             let service = (part.service, part.name.as_str());
-            let port = part.port.unwrap_or(port);
-            self.remote
-                .shares(service, port, &self.networks, rules, subset)
+            let service = (service, part.port.unwrap_or(port));
+            let remote = &self.remote;
+            remote.shares(service, &self.networks, rules, subset, |one| {
+                ranking.rank(one)
+            })
         });
         let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
-        shares.filter_map(move |mut share| {
+        let shares = shares.filter_map(|mut share| {
             let gateways = &mut share.gateways;
             gateways.retain(|one| region.is_none_or(|region| is_in(one, region)));
             (!gateways.is_empty()).then_some(share)
-        })
+        });
+        shares.collect()
     }
 
     /// Returns a service with its members, at one of its ports or at the requested one.

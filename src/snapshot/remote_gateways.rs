@@ -2,6 +2,7 @@
 //! them.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -16,6 +17,30 @@ pub(super) const UNNAMED_CLUSTER: &str = "Kubernetes";
 /// Service account of records whose source names none (docs/wire-contract.md 3.2). Different
 /// gateways can share it, so it identifies none.
 const UNNAMED_ACCOUNT: &str = "default";
+
+/// Attributes of an instance by which an Envoy assignment ranks it; the default without one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank<'a> {
+    pub(super) priority: u32,
+    pub(super) degraded: bool,
+    /// Locality, if localities have weights.
+    pub(super) locality: Option<&'a Locality>,
+}
+
+/// Formats the end of the uid of an endpoint; empty for the default.
+impl fmt::Display for Rank<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::default() {
+            return Ok(());
+        }
+        let degraded = if self.degraded { "/degraded" } else { "" };
+        write!(f, "/{}{degraded}", self.priority)?;
+        match self.locality {
+            Some(of) => write!(f, "/{}/{}/{}", of.region, of.zone, of.subzone),
+            None => Ok(()),
+        }
+    }
+}
 
 /// Gateway of another network.
 #[derive(Clone, Debug)]
@@ -119,13 +144,15 @@ impl Gateway {
         record.is_none_or(|record| record.healthy && record.capacity > 0)
     }
 
-    /// Returns the endpoint that represents the instances of a service port behind the gateway.
+    /// Returns the endpoint that represents instances of a service port, of one rank, behind the
+    /// gateway.
     /// Namespace policies of the service apply to it. Its one service names the authority. Its
     /// capacity is that of the network's ready instances, and its weight is not set yet.
     pub(super) fn endpoint(
         &self,
         (service, name): (&mesh::Service, &str),
         port: u16,
+        rank: Rank<'_>,
         (instances, ready): (&[(&Arc<Workload>, bool)], u32),
         state: Arc<EndpointState>,
     ) -> Endpoint {
@@ -135,10 +162,12 @@ impl Gateway {
         let own_locality = own_locality.filter(|own| ***own != Locality::default());
         let instances = instances.iter().map(|(one, _)| &*one.locality);
         let definition = Workload {
-            uid: format!("{network}/gateway/{address}/{name}:{port}").into(),
+            uid: format!("{network}/gateway/{address}/{name}:{port}{rank}").into(),
             own_name: Some(format!("gateway of {network}").into()),
             healthy: true,
             capacity: ready.max(1),
+            priority: rank.priority,
+            degraded: rank.degraded,
             services: [(name.into(), [(port, 0)].into())].into(),
             template: Template {
                 namespace: Arc::clone(&service.namespace),

@@ -11,7 +11,7 @@ use super::exclusion::{is_split_horizon, remote_network, service_exclusion, spea
 use super::mesh::{self, GatewayAddress, Place, Workload};
 use super::networks::NetworkTable;
 use super::remote::gateway_network;
-use super::remote_gateways::{Gateway, remote_gateway};
+use super::remote_gateways::{Gateway, Rank, remote_gateway};
 use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards, Subset};
 
 /// Instances and gateways of other networks.
@@ -71,7 +71,7 @@ pub(super) struct Applied {
 /// New version by uid; `None` for a removed workload.
 type Changes<'a> = BTreeMap<&'a str, Option<&'a Arc<Workload>>>;
 
-/// Endpoints of a service port in one other network.
+/// Endpoints of a service port in one other network, for its instances of one rank.
 #[derive(Debug)]
 pub(super) struct NetworkShare {
     /// Endpoint of each ready gateway, whose weight is not set yet.
@@ -284,22 +284,22 @@ impl RemoteInstances {
         networks.map(Arc::from).collect()
     }
 
-    /// Returns the endpoints of a port of a service in other networks. A network without a ready
-    /// gateway has none, nor has one of which not all instances are in one part of the subset.
+    /// Returns the endpoints of a port of a service in other networks, apart for each rank of
+    /// instances. A network without a ready gateway has none, nor has one of which not all
+    /// instances are in one part of the subset.
     pub(super) fn shares(
         &self,
-        service: (&mesh::Service, &str),
-        port: u16,
+        (service, port): ((&mesh::Service, &str), u16),
         rules: &NetworkTable,
         (own_network, hbone_only): (&str, bool),
         subset: Option<&Subset>,
+        rank: impl for<'w> Fn(&'w Workload) -> Rank<'w>,
     ) -> Vec<NetworkShare> {
         let Some(known) = self.services.get(service.1) else {
             return Vec::new();
         };
         let networks = self.instances(service, port, (own_network, hbone_only));
-        let share = |(network, found): (&str, Found<'_>)| {
-            let (ready, all) = capacity(&found.serving);
+        let shares = |(network, found): (&str, Found<'_>)| {
             let gateways = self.gateways(network, &found.all, rules);
             let cluster = common(gateways.iter().map(|gateway| &gateway.remote.cluster));
             let part = match subset {
@@ -309,18 +309,31 @@ impl RemoteInstances {
             let gateways = gateways.into_iter().filter(Gateway::is_ready);
             let gateways = gateways.filter_map(|gateway| {
                 let key = (Arc::clone(&gateway.remote.network), gateway.address);
-                let state = Arc::clone(&known.behind.get(&key)?.state);
-                Some(gateway.endpoint(service, port, (&found.serving, ready), state))
+                Some((known.behind.get(&key)?.state.clone(), gateway))
             });
             let gateways: Vec<_> = gateways.collect();
-            (all > 0 && !gateways.is_empty()).then_some(NetworkShare {
-                gateways,
-                part,
-                ready,
-                all,
-            })
+            let (ready_of_network, _) = capacity(&found.serving);
+            let mut ranks: BTreeMap<Rank<'_>, Vec<_>> = BTreeMap::new();
+            for one in found.serving {
+                ranks.entry(rank(one.0)).or_default().push(one);
+            }
+            let share = move |(rank, instances): (Rank<'_>, Vec<(&Arc<Workload>, bool)>)| {
+                let (ready, all) = capacity(&instances);
+                let gateways = gateways.iter().map(|(state, gateway)| {
+                    let instances = (&*instances, ready_of_network);
+                    gateway.endpoint(service, port, rank, instances, Arc::clone(state))
+                });
+                let gateways: Vec<_> = gateways.collect();
+                (all > 0 && !gateways.is_empty()).then_some(NetworkShare {
+                    gateways,
+                    part,
+                    ready,
+                    all,
+                })
+            };
+            Some(ranks.into_iter().filter_map(share).collect::<Vec<_>>())
         };
-        networks.into_iter().filter_map(share).collect()
+        networks.into_iter().filter_map(shares).flatten().collect()
     }
 
     /// Returns whether all instances that serve a port in one other network are in one part of a
@@ -400,7 +413,8 @@ impl RemoteInstances {
             gateways.retain(|one| one.is_ready() && clusters.contains(&one.remote.cluster));
             let gateways = gateways.into_iter().map(|gateway| {
                 let state = state(&gateway.remote.network, gateway.address);
-                gateway.endpoint(service, port, (&found.serving, ready), state)
+                let instances = (&*found.serving, ready);
+                gateway.endpoint(service, port, Rank::default(), instances, state)
             });
             let gateways: Vec<_> = gateways.collect();
             (ready > 0 && !gateways.is_empty()).then_some(NetworkShare {

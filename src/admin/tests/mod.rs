@@ -37,9 +37,24 @@ exposure: {default: all}
 ";
 
 fn config() -> Config {
+    parsed(CONFIG)
+}
+
+fn parsed(text: &str) -> Config {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("strait.yaml");
-    let (config, findings) = Config::parse(&path, CONFIG);
+    let (config, findings) = Config::parse(&path, text);
     config.unwrap_or_else(|| panic!("{findings:?}"))
+}
+
+impl Fixture {
+    /// Adds a binding to a service of cluster west.
+    pub(super) fn bind(&self, service: &str) {
+        let domains = "domains: [{name: west.local, cluster: west}, ";
+        let text = CONFIG.replace("domains: [", domains);
+        let binding = format!("{{cluster: west, service: '{service}', listen: '127.0.0.1:8080'}}");
+        let config = parsed(&format!("{text}bindings: [{binding}]\n"));
+        self.state.config.store(Arc::new(config));
+    }
 }
 
 pub(super) fn fixture() -> Fixture {

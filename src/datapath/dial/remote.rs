@@ -107,11 +107,13 @@ pub fn deadline_of_try(
         return deadline;
     };
     let now = Instant::now();
+    // A gateway may be an endpoint of several groups, with one state.
+    let mut counted: Vec<_> = tried.iter().map(|one| &one.state).collect();
     let left = endpoints.endpoints.iter().filter(|other| {
-        let is_tried = tried
-            .iter()
-            .any(|tried| Arc::ptr_eq(&tried.state, &other.state));
-        !is_tried && is_alternative(data_path, other, &target, now)
+        let is_counted = counted.iter().any(|one| Arc::ptr_eq(one, &other.state));
+        let is_left = !is_counted && is_alternative(data_path, other, &target, now);
+        counted.extend(is_left.then_some(&other.state));
+        is_left
     });
     let time = deadline.saturating_duration_since(now);
     let least = TRY_MIN.min(time / 2);

@@ -321,7 +321,9 @@ async fn pick_and_open(
     let links = data_path.link_factors(peer);
     if endpoints.endpoints.is_empty() {
         let clusters = binding.clusters();
-        record.set_detail(format!("no gateway of {clusters} has an address"));
+        let detail =
+            format!("no gateway of {clusters} has an address, except in evacuated regions");
+        record.set_detail(detail);
     }
     while Instant::now() < deadline
         && let Some(endpoint) = balance::choose(&endpoints, &tries.tried, &links).cloned()

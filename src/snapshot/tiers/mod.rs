@@ -17,6 +17,7 @@ use super::exclusion::{
     remote_network, service_exclusion, speaks_hbone, target_port, workload_exclusion,
 };
 use super::mesh::{Assignment, LocalityWeight, Scope, Service, Workload};
+use super::remote_gateways::Rank;
 use super::traffic::{Balancing, Count, Regions, Spill, matches_locality};
 use super::{Endpoint, EndpointSet, ExclusionReason, Snapshot, Subset};
 
@@ -174,6 +175,20 @@ impl<'a> Ranking<'a> {
     /// parts of a split subset come before them.
     pub(super) fn is_own_network_first(&self) -> bool {
         self.is_own_network_first && self.split.is_none()
+    }
+
+    /// Returns the attributes of an instance of another network that decide its tier and place, if
+    /// these are those of an Envoy assignment. Other rules take the locality of its gateway.
+    pub(super) fn rank<'w>(&self, instance: &'w Workload) -> Rank<'w> {
+        if self.assignment.is_none() {
+            return Rank::default();
+        }
+        let by_locality = matches!(self.localities, WeightedLocalities::Localities(_));
+        Rank {
+            priority: instance.priority,
+            degraded: instance.degraded,
+            locality: by_locality.then_some(&*instance.locality),
+        }
     }
 
     /// Returns whether all endpoints form one group without a tier, place or special rule.

@@ -52,8 +52,8 @@ const UNUSED_KEPT: usize = 20;
 /// Endpoints of a cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Endpoints {
-    /// Address, workload and target port of each endpoint. The workloads have no uid and no
-    /// service yet.
+    /// Key, workload and target port of each endpoint. The workloads have no uid and no service
+    /// yet.
     pub(super) list: Vec<(String, Workload, u16)>,
     /// Weight of each locality that has one, by priority.
     pub(super) localities: BTreeMap<(u32, Arc<Locality>), u32>,
@@ -277,7 +277,8 @@ impl Endpoints {
         if workload.workload_name.is_empty() {
             workload.own_name = Some(address.as_str().into());
         }
-        if !seen.insert(address.clone()) {
+        let key = endpoint_key(&address, &workload);
+        if !seen.insert(key.clone()) {
             self.note_unused(format!("{address}: duplicate"));
             return Ok(());
         }
@@ -290,7 +291,7 @@ impl Endpoints {
             ));
         }
         workload.template = words.share_template(Arc::unwrap_or_clone(workload.template));
-        self.list.push((address, workload, port));
+        self.list.push((key, workload, port));
         Ok(())
     }
 
@@ -300,6 +301,21 @@ impl Endpoints {
             self.unused.push(why);
         }
     }
+}
+
+/// Returns the name of an endpoint that no other one of its assignment has. Istio repeats the
+/// address of a gateway in each locality, with the weight of the instances there.
+fn endpoint_key(address: &str, workload: &Workload) -> String {
+    let (network, priority) = (&workload.network, workload.priority);
+    if network.is_empty() {
+        return address.to_owned();
+    }
+    let Locality {
+        region,
+        zone,
+        subzone,
+    } = &*workload.locality;
+    format!("{address}/{network}/{priority}/{region}/{zone}/{subzone}")
 }
 
 /// Address, port and protocol of an endpoint.

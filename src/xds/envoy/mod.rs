@@ -8,6 +8,7 @@
 
 mod cluster;
 mod endpoints;
+mod gateways;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use prost::encoding::WireType;
 
 use self::cluster::EndpointSource;
 use self::endpoints::{ENDPOINTS_MAX, Endpoints, LOCALITIES_MAX};
+use self::gateways::Gateways;
 pub(super) use self::names::namespace_of_host;
 use self::names::{ClusterTarget, Target, cluster_target, service_of};
 use super::client::{Resource, ResourceStore, Response};
@@ -63,6 +65,7 @@ pub struct ClusterStore {
     assignments: BTreeMap<Arc<str>, Arc<Endpoints>>,
     /// Clusters with endpoints from EDS, by EDS name.
     clusters_by_eds_name: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
+    gateways: Gateways,
     /// Number of endpoints of all clusters.
     endpoints: usize,
     interner: Interner,
@@ -85,6 +88,8 @@ struct ServingCluster {
     notes: Vec<String>,
     /// Uids of its workloads in the mesh; empty while another cluster serves the port.
     uids: BTreeSet<Arc<str>>,
+    /// Records of the gateways that its workloads name by hostname.
+    gateways: Vec<Workload>,
 }
 
 impl ClusterStore {
@@ -146,6 +151,7 @@ impl ClusterStore {
         self.set_eds_user(name, old.as_ref().and_then(|old| old.eds.clone()), false);
         self.set_eds_user(name, eds.clone(), true);
         let rank = (!is_configured, Arc::clone(name));
+        let (uids, gateways) = old.map(|old| (old.uids, old.gateways)).unwrap_or_default();
         let serving = ServingCluster {
             target: target.clone(),
             rank: rank.clone(),
@@ -153,7 +159,8 @@ impl ClusterStore {
             by_locality: read.by_locality,
             endpoints,
             notes: read.notes,
-            uids: old.map(|old| old.uids).unwrap_or_default(),
+            uids,
+            gateways,
         };
         self.clusters.insert(Arc::clone(name), serving);
         self.targets.entry(target.clone()).or_default().insert(rank);
@@ -179,6 +186,7 @@ impl ClusterStore {
         for uid in &old.uids {
             self.tables.remove_workload(uid);
         }
+        self.gateways.replace(&old.gateways, &[], &mut self.tables);
         self.update_port(&old.target);
     }
 
@@ -283,9 +291,13 @@ impl ClusterStore {
             for gone in old.difference(&serving.uids) {
                 self.tables.remove_workload(gone);
             }
+            let gateways = gateway_records(&workloads);
             for new in workloads {
                 self.tables.put_workload(new);
             }
+            let old = mem::replace(&mut serving.gateways, gateways);
+            self.gateways
+                .replace(&old, &serving.gateways, &mut self.tables);
             self.clusters.insert(Arc::clone(name), serving);
         }
         self.update_service(&target.0);
@@ -444,25 +456,29 @@ fn workloads(cluster: &str, serving: &ServingCluster) -> Vec<Workload> {
     let key: Arc<str> = format!("{namespace}/{host}").into();
     let mut services = HashMap::new();
     let list = serving.endpoints.list.iter();
-    let made = list.map(|(address, workload, target)| {
+    let made = list.map(|(endpoint, workload, target)| {
         let services = services.entry(*target).or_insert_with(|| {
             let ports = Sorted::from([(*port, *target)]);
             Services::from([(Arc::clone(&key), ports)])
         });
         Workload {
-            uid: format!("{cluster}/{address}").into(),
+            uid: format!("{cluster}/{endpoint}").into(),
             services: services.clone(),
             ..workload.clone()
         }
     });
-    let mut made: Vec<_> = made.collect();
-    // Each cluster has a record of its own, which is removed with it.
-    let gateways = named_gateways(made.iter()).into_iter();
-    made.extend(gateways.map(|record| Workload {
-        uid: format!("{}/{cluster}", record.uid).into(),
+    made.collect()
+}
+
+/// Builds the records of the gateways that workloads name by hostname. Their uids are not those of
+/// the configuration, which adds records of its own to the mesh.
+fn gateway_records(workloads: &[Workload]) -> Vec<Workload> {
+    let records = named_gateways(workloads.iter()).into_iter();
+    let records = records.map(|record| Workload {
+        uid: format!("{}/eds", record.uid).into(),
         ..record
-    }));
-    made
+    });
+    records.collect()
 }
 
 /// Returns the load balancing settings of a cluster.

@@ -12,7 +12,9 @@ use crate::datapath::forward::tries::Tries;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Template, Workload};
-use crate::snapshot::{Endpoint, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher, Snapshot};
+use crate::snapshot::{
+    Endpoint, EndpointSet, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher, Snapshot,
+};
 
 use super::{always, assert_shares, gateway, locality, pods, service, spread};
 
@@ -195,6 +197,9 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &[], deadline);
     assert_eq!(only, deadline);
+    let twice = EndpointSet::new(three.endpoints.iter().chain(&three.endpoints).cloned());
+    let first = remote::deadline_of_try(&own, &twice, &three.endpoints[0], &[], deadline);
+    assert_eq!(first - Instant::now(), TOTAL_DIAL_TIMEOUT / 3);
     for (index, endpoint) in three.endpoints.iter().enumerate() {
         let left = deadline - Instant::now();
         let tried = &three.endpoints[..index];

@@ -1,5 +1,6 @@
 //! Tests of CDS and EDS: errors, notes, and the resulting mesh.
 
+mod networks;
 mod reading;
 
 use bytes::Bytes;

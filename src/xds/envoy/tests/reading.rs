@@ -109,60 +109,6 @@ fn only_some_states_of_health_are_used() {
 }
 
 #[test]
-fn an_endpoint_of_another_network_is_its_gateway() {
-    let west = metadata("istio", "network", "west");
-    let read = read_one(|one| {
-        one.metadata = Some(west);
-        one.load_balancing_weight = Some(5);
-    });
-    let read = read.expect("an assignment");
-    let (_, workload, _) = &read.list[0];
-    let gateway = workload.network_gateway.as_deref().expect("a gateway");
-    assert_eq!((&*workload.network, workload.capacity), ("west", 5));
-    assert_eq!(gateway.place.to_string(), "west/10.0.0.1");
-    assert_eq!(gateway.port, 80);
-}
-
-#[test]
-fn a_hostname_of_another_network_is_the_record_of_its_gateway_in_each_cluster() {
-    let endpoint = |cluster: &str| {
-        let mut of = metadata("istio", "network", "west");
-        let workload = metadata("istio", "workload", &format!(";;;;{cluster}"));
-        for (filter, fields) in workload.filter_metadata {
-            of.filter_metadata
-                .entry(filter)
-                .or_default()
-                .fields
-                .extend(fields.fields);
-        }
-        let mut one = at(socket("gw.example.com", 15008));
-        one.metadata = Some(of);
-        one
-    };
-    let mut clusters = ClusterStore::default();
-    let mut serve = |name: &str, endpoints: Vec<LbEndpoint>| {
-        let mut cluster = of_type(name, DiscoveryType::StrictDns);
-        cluster.load_assignment = Some(assignment(name, endpoints));
-        put(&mut clusters, CLUSTER, name, &cluster).expect("a cluster");
-        let mesh = clusters.tables.mesh();
-        let records = mesh.workloads.values();
-        let records = records.filter(|one| one.uid.starts_with("NetworkGateway/west/"));
-        let mut records: Vec<_> = records
-            .map(|one| format!("{} {}", one.hostname, one.cluster))
-            .collect();
-        records.sort_unstable();
-        records
-    };
-    let [one, other] = ["a.app", "b.app"].map(|host| format!("outbound|80||{host}"));
-    assert_eq!(serve(&one, vec![endpoint("west")]), ["gw.example.com west"]);
-    assert_eq!(
-        serve(&other, vec![endpoint("west")]),
-        ["gw.example.com west"; 2]
-    );
-    assert_eq!(serve(&one, Vec::new()), ["gw.example.com west"]);
-}
-
-#[test]
 fn labels_are_the_texts_of_envoy_lb_within_their_limits() {
     let mut of = metadata("envoy.lb", "version", "v2");
     let fields = &mut of
