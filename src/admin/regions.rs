@@ -254,7 +254,6 @@ mod tests {
     use super::super::admin_router;
     use super::super::tests::{Fixture, ask, fixture, mesh};
     use super::*;
-    use crate::snapshot::mesh::Mesh;
     use crate::snapshot::{Exposure, ExposureTable, Protocol, mesh};
     use crate::wire::Transit;
 
@@ -321,8 +320,8 @@ mod tests {
         assert!(text.contains("app/behind.app"), "{text}");
     }
 
-    /// Returns the usual mesh in us-east-2, with an instance in another network in us-west-2.
-    fn mesh_of_two_networks() -> Mesh {
+    /// Publishes the usual mesh in us-east-2, with an instance in another network in us-west-2.
+    fn publish_two_networks(fixture: &Fixture, transit: Transit) {
         let mut mesh = mesh();
         let local = Arc::clone(mesh.workloads.sorted()[0]);
         let mut add = |uid: &str, network: &str, region: &str, address: [u8; 4]| {
@@ -340,23 +339,23 @@ mod tests {
         add("west-1", "west", "us-west-2", [10, 0, 0, 1]);
         let record = "NetworkGateway/west/192.0.2.1/15008";
         add(record, "west", "us-west-2", [192, 0, 2, 1]);
-        mesh
+        let mut exposure = ExposureTable::new(false);
+        let entry = Exposure {
+            transit,
+            ..Exposure::default()
+        };
+        exposure.add_entry("echo.app", &entry, []);
+        fixture.publisher.update(Change {
+            mesh: Some((mesh, "east".into())),
+            exposure: Some(exposure),
+            ..Change::default()
+        });
     }
 
     #[tokio::test]
     async fn an_instance_of_another_network_in_an_evacuated_region_names_the_evacuation() {
         let fixture = fixture();
-        let mut exposure = ExposureTable::new(false);
-        let entry = Exposure {
-            transit: Transit::Failover,
-            ..Exposure::default()
-        };
-        exposure.add_entry("echo.app", &entry, []);
-        fixture.publisher.update(Change {
-            mesh: Some((mesh_of_two_networks(), "east".into())),
-            exposure: Some(exposure),
-            ..Change::default()
-        });
+        publish_two_networks(&fixture, Transit::Failover);
         let page = "/status?service=echo.app";
         let (_, before) = requested(&fixture, "GET", page).await;
         assert!(before.contains("reached through its gateways"), "{before}");
@@ -370,21 +369,8 @@ mod tests {
     #[tokio::test]
     async fn a_service_that_may_move_to_another_network_is_not_named() {
         let fixture = fixture();
-        let update = |transit| {
-            let mut exposure = ExposureTable::new(false);
-            let entry = Exposure {
-                transit,
-                ..Exposure::default()
-            };
-            exposure.add_entry("echo.app", &entry, []);
-            fixture.publisher.update(Change {
-                mesh: Some((mesh_of_two_networks(), "east".into())),
-                exposure: Some(exposure),
-                ..Change::default()
-            });
-        };
         for (transit, is_named) in [(Transit::Off, true), (Transit::Failover, false)] {
-            update(transit);
+            publish_two_networks(&fixture, transit);
             let order = "/drain/region?region=us-east-2";
             let (_, text) = requested(&fixture, "GET", order).await;
             assert_eq!(text.contains("no endpoint"), is_named, "{transit}: {text}");
