@@ -366,12 +366,11 @@ mod tests {
         mesh
     }
 
-    #[tokio::test]
-    async fn an_instance_of_another_network_in_an_evacuated_region_names_the_evacuation() {
-        let fixture = fixture();
+    /// Publishes the mesh of two networks, and exposes its service.
+    fn publish_two_networks(fixture: &Fixture, transit: Transit) {
         let mut exposure = ExposureTable::new(false);
         let entry = Exposure {
-            transit: Transit::Failover,
+            transit,
             ..Exposure::default()
         };
         exposure.add_entry("echo.app", &entry, []);
@@ -380,6 +379,12 @@ mod tests {
             exposure: Some(exposure),
             ..Change::default()
         });
+    }
+
+    #[tokio::test]
+    async fn an_instance_of_another_network_in_an_evacuated_region_names_the_evacuation() {
+        let fixture = fixture();
+        publish_two_networks(&fixture, Transit::Failover);
         let page = "/status?service=echo.app";
         let (_, before) = request(&fixture, "GET", page).await;
         assert!(before.contains("reached through its gateways"), "{before}");
@@ -408,38 +413,25 @@ mod tests {
             ..Change::default()
         });
         let order = "/drain/region?region=us-west-2";
-        let (status, text) = requested(&fixture, "POST", order).await;
+        let (status, text) = request(&fixture, "POST", order).await;
         assert_eq!(status, StatusCode::OK, "{text}");
-        requested(&fixture, "POST", &format!("{order}&undo")).await;
+        request(&fixture, "POST", &format!("{order}&undo")).await;
         fixture.bind("echo.app:80");
         for method in ["GET", "POST"] {
-            let (status, text) = requested(&fixture, method, order).await;
+            let (status, text) = request(&fixture, method, order).await;
             let want = "no endpoint would be left for binding echo.app:80;";
             assert!(text.contains(want), "{text}");
             assert_eq!(status, StatusCode::CONFLICT);
         }
-        let (status, _) = requested(&fixture, "POST", &format!("{order}&force")).await;
+        let (status, _) = request(&fixture, "POST", &format!("{order}&force")).await;
         assert_eq!(status, StatusCode::OK);
     }
 
     #[tokio::test]
     async fn a_service_that_may_move_to_another_network_is_not_named() {
         let fixture = fixture();
-        let update = |transit| {
-            let mut exposure = ExposureTable::new(false);
-            let entry = Exposure {
-                transit,
-                ..Exposure::default()
-            };
-            exposure.add_entry("echo.app", &entry, []);
-            fixture.publisher.update(Change {
-                mesh: Some((mesh_of_two_networks(), "east".into())),
-                exposure: Some(exposure),
-                ..Change::default()
-            });
-        };
         for (transit, is_named) in [(Transit::Off, true), (Transit::Failover, false)] {
-            update(transit);
+            publish_two_networks(&fixture, transit);
             let order = "/drain/region?region=us-east-2";
             let (_, text) = request(&fixture, "GET", order).await;
             assert_eq!(text.contains("no endpoint"), is_named, "{transit}: {text}");

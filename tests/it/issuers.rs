@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::{Method, Request};
 use rustls::ClientConfig;
 use strait::tls::{self};
-use strait::tools::dev::{Authority, Issuer, Leaf};
+use strait::tools::dev::{Issuer, Leaf};
 use strait::tools::hbone::{Client, ConnectError, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -35,19 +35,16 @@ const LENIENT: &str = "trust:
     - {name: west, issuers: [west-ca.pem]}
 ";
 
-/// Two clusters below one root, and a third that is not configured.
+/// Three clusters below one root, of which north is not configured.
 struct World {
     identities: Identities,
-    north: Issuer,
     net: Net,
 }
 
 impl World {
     fn new() -> Self {
-        let authority = Authority::new().expect("a root");
         Self {
-            identities: Identities::from_authority(&authority),
-            north: authority.intermediate("north").expect("an intermediate"),
+            identities: Identities::new(),
             net: Net::new(),
         }
     }
@@ -89,8 +86,10 @@ impl World {
 
     /// TLS of the same identity by the issuers of east, west and north.
     fn alike(&self) -> [Arc<ClientConfig>; 3] {
-        let Identities { east, west, .. } = &self.identities;
-        [east, west, &self.north].map(|issuer| self.client(issuer, CHECKOUT))
+        let Identities {
+            east, west, north, ..
+        } = &self.identities;
+        [east, west, north].map(|issuer| self.client(issuer, CHECKOUT))
     }
 }
 
@@ -166,7 +165,7 @@ fn istiod_5_one_trust_domain_with_an_issuer_per_cluster_tells_the_clusters_apart
         is_503(&gateway, &east).await;
         is_untrusted(&gateway, &north).await;
         // Certificates beside the chain do not change a peer's cluster, even if they come first.
-        let mut beside = world.north.leaf(CHECKOUT).expect("a leaf");
+        let mut beside = world.identities.north.leaf(CHECKOUT).expect("a leaf");
         let issuer = beside.chain_pem.rfind("-----BEGIN").expect("an issuer");
         let west_pem = world.identities.west.pem();
         beside.chain_pem.insert_str(issuer, &west_pem);
@@ -293,7 +292,7 @@ fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its
         until("the exposure", of_north, |&is_open| !is_open).await;
         let mut lost = client.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut lost).await;
-        replace(&gateway.file("west-ca.pem"), &world.north.pem());
+        replace(&gateway.file("west-ca.pem"), &world.identities.north.pem());
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
         used(&gateway, &north).await;
         is_503(&gateway, &west).await;
@@ -337,7 +336,7 @@ fn istiod_5_a_changed_issuer_file_ends_tunnels_past_a_waypoint_of_another_cluste
         };
         let mut lost = past().await.expect("a tunnel");
         echoes(&mut lost).await;
-        replace(&gateway.file("east-ca.pem"), &world.north.pem());
+        replace(&gateway.file("east-ca.pem"), &world.identities.north.pem());
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
         assert!(past().await.is_err(), "a tunnel past the waypoint");
     });
@@ -397,7 +396,7 @@ fn istiod_5_with_a_trust_domain_per_cluster_an_issuer_signs_for_its_own_alone() 
         used(&gateway, &world.client(west, &of_west)).await;
         is_503(&gateway, &world.client(east, &of_east)).await;
         is_untrusted(&gateway, &world.client(east, &of_west)).await;
-        is_untrusted(&gateway, &world.client(&world.north, &of_west)).await;
+        is_untrusted(&gateway, &world.client(&world.identities.north, &of_west)).await;
         gateway
             .logged("is not in trust.domains[].issuers of west.local")
             .await;
@@ -407,9 +406,9 @@ fn istiod_5_with_a_trust_domain_per_cluster_an_issuer_signs_for_its_own_alone() 
         let lost = opened(&gateway, &world.client(west, &of_west)).await;
         let (_client, mut lost) = lost.expect("a tunnel");
         echoes(&mut lost).await;
-        replace(&gateway.file("west-ca.pem"), &world.north.pem());
+        replace(&gateway.file("west-ca.pem"), &world.identities.north.pem());
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
-        used(&gateway, &world.client(&world.north, &of_west)).await;
+        used(&gateway, &world.client(&world.identities.north, &of_west)).await;
     });
 }
 

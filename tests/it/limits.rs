@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use h2::Reason;
 use http::StatusCode;
-use socket2::{Domain, Socket, Type};
 use strait::tools::hbone::{Client, ConnectError, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::passthrough::client_hello;
+use crate::support::loss::drop_syns;
 use crate::support::{
     CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, endpoint_port, identities,
     replace, run, until,
@@ -152,12 +152,7 @@ fn an_endpoint_that_does_not_answer_within_the_limit_is_a_reason_of_its_own() {
     run(async {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net, "{connect_timeout: 300ms}")).await;
-        // Without a backlog the kernel accepts one connection and drops further SYNs.
-        let address = net.address(11, endpoint_port());
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-        socket.bind(&address.into()).expect("an address");
-        socket.listen(0).expect("a listener");
-        let _taken = TcpStream::connect(address).await.expect("a connection");
+        let _sockets = drop_syns(net.address(11, endpoint_port())).await;
         let client = gateway.client(identities()).await;
         let started = Instant::now();
         refused(&client).await;

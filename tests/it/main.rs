@@ -21,6 +21,8 @@ mod balance;
 #[cfg(test)]
 mod binding_clients;
 #[cfg(test)]
+mod binding_donors;
+#[cfg(test)]
 mod binding_ends;
 #[cfg(test)]
 mod bindings;

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use strait::tls::{self, TrustedDomain};
-use strait::tools::hbone::{self, IncomingTunnel};
+use strait::tools::hbone::{self, Client, IncomingTunnel};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
@@ -173,62 +173,88 @@ fn policy(east: u8, west: u8) -> String {
     object("admiral.io/v1alpha1", "GlobalTrafficPolicy", &spec)
 }
 
-#[test]
-fn a_policy_whose_regions_leave_the_mesh_is_ignored_until_they_are_back() {
-    run(async {
+/// Gateway of a service with a pod in us-east, one in us-west, and a policy for both regions.
+struct TwoRegions {
+    /// Mesh without regions.
+    mesh: String,
+    gateway: Gateway,
+    client: Client,
+    east: Endpoint,
+    west: Endpoint,
+}
+
+impl TwoRegions {
+    async fn start(policy: &str) -> Self {
         let net = Net::new();
         let mut settings =
             Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
-        let mesh = settings.mesh.clone();
+        let mesh = std::mem::take(&mut settings.mesh);
         settings.mesh = in_regions(&mesh, ["us-east", "us-west"]);
         settings.exposure += "  files: [objects]\n";
-        let gateway = started(&settings, &policy(0, 100)).await;
-        let _west = Endpoint::echo(net.listen(12, endpoint_port()).await);
-        let client = gateway.client(identities()).await;
-        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
-        let moved = in_regions(&mesh, ["eu", "eu"]);
-        replace(&gateway.file("mesh.yaml"), &moved);
-        reloaded(&gateway, "error", 1.0).await;
+        let gateway = started(&settings, policy).await;
+        Self {
+            client: gateway.client(identities()).await,
+            east: Endpoint::echo(net.listen(11, endpoint_port()).await),
+            west: Endpoint::echo(net.listen(12, endpoint_port()).await),
+            mesh,
+            gateway,
+        }
+    }
+
+    fn move_to(&self, regions: [&str; 2]) {
+        let mesh = in_regions(&self.mesh, regions);
+        replace(&self.gateway.file("mesh.yaml"), &mesh);
+    }
+
+    /// Opens tunnels, and returns how many each pod gets.
+    async fn open(&self, count: usize) -> [usize; 2] {
+        let accepted = || [&self.east, &self.west].map(Endpoint::accepted);
+        let before = accepted();
+        for _ in 0..count {
+            echoes(&mut self.client.tunnel(ECHO).await.expect("a tunnel")).await;
+        }
+        let after = accepted();
+        [after[0] - before[0], after[1] - before[1]]
+    }
+}
+
+#[test]
+fn a_policy_whose_regions_leave_the_mesh_is_ignored_until_they_are_back() {
+    run(async {
+        let regions = TwoRegions::start(&policy(0, 100)).await;
+        let gateway = &regions.gateway;
+        assert_eq!(regions.open(1).await, [0, 1]);
+        regions.move_to(["eu", "eu"]);
+        reloaded(gateway, "error", 1.0).await;
         gateway.logged("no workload of ").await;
         // Not `no_endpoint`: the policy would leave none.
-        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        regions.open(1).await;
         // Another mesh that the policy does not fit repeats no error.
-        replace(&gateway.file("mesh.yaml"), &in_regions(&mesh, ["eu", "ap"]));
-        reloads(&gateway, "mesh", "ok", 2.0).await;
+        regions.move_to(["eu", "ap"]);
+        reloads(gateway, "mesh", "ok", 2.0).await;
         let errors = "strait_reload_total{what=\"objects\",result=\"error\"}";
         assert!(gateway.metric(errors).await < 1.5);
-        replace(&gateway.file("mesh.yaml"), &settings.mesh);
-        reloaded(&gateway, "ok", 1.0).await;
-        let east = Endpoint::echo(net.listen(11, endpoint_port()).await);
-        for _ in 0..20 {
-            echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
-        }
-        assert_eq!(east.accepted(), 0);
+        regions.move_to(["us-east", "us-west"]);
+        reloaded(gateway, "ok", 1.0).await;
+        assert_eq!(regions.open(20).await, [0, 20]);
     });
 }
 
 #[test]
 fn a_mesh_is_compared_with_the_policies_in_use_while_their_files_are_unusable() {
     run(async {
-        let net = Net::new();
-        let mut settings =
-            Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
-        let mesh = settings.mesh.clone();
-        settings.mesh = in_regions(&mesh, ["us-east", "us-west"]);
-        settings.exposure += "  files: [objects]\n";
-        let gateway = started(&settings, &policy(0, 100)).await;
-        let _west = Endpoint::echo(net.listen(12, endpoint_port()).await);
-        let client = gateway.client(identities()).await;
-        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        let regions = TwoRegions::start(&policy(0, 100)).await;
+        let gateway = &regions.gateway;
+        assert_eq!(regions.open(1).await, [0, 1]);
         write(gateway.folder.path(), "all.yaml", "kind: [\n");
-        reloaded(&gateway, "error", 1.0).await;
-        replace(&gateway.file("mesh.yaml"), &in_regions(&mesh, ["eu", "eu"]));
-        reloads(&gateway, "mesh", "ok", 1.0).await;
-        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        reloaded(gateway, "error", 1.0).await;
+        regions.move_to(["eu", "eu"]);
+        reloads(gateway, "mesh", "ok", 1.0).await;
+        regions.open(1).await;
         gateway.logged("no workload of ").await;
         write(gateway.folder.path(), "all.yaml", "");
-        reloaded(&gateway, "ok", 1.0).await;
-        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        reloaded(gateway, "ok", 1.0).await;
+        regions.open(1).await;
     });
 }
 
@@ -284,27 +310,10 @@ async fn is_opened_by(file: &str) {
 #[test]
 fn a_global_traffic_policy_sets_the_weights_of_regions() {
     run(async {
-        let net = Net::new();
-        let mut settings =
-            Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
-        settings.mesh = in_regions(&settings.mesh, ["us-east", "us-west"]);
-        settings.exposure += "  files: [objects]\n";
-        let gateway = started(&settings, &policy(100, 0)).await;
-        let endpoints = [
-            Endpoint::echo(net.listen(11, endpoint_port()).await),
-            Endpoint::echo(net.listen(12, endpoint_port()).await),
-        ];
-        let client = gateway.client(identities()).await;
-        let counts = || [endpoints[0].accepted(), endpoints[1].accepted()];
-        for _ in 0..20 {
-            echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
-        }
-        assert_eq!(counts(), [20, 0]);
-        write(gateway.folder.path(), "all.yaml", &policy(0, 100));
-        reloaded(&gateway, "ok", 1.0).await;
-        for _ in 0..20 {
-            echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
-        }
-        assert_eq!(counts(), [20, 20]);
+        let regions = TwoRegions::start(&policy(100, 0)).await;
+        assert_eq!(regions.open(20).await, [20, 0]);
+        write(regions.gateway.folder.path(), "all.yaml", &policy(0, 100));
+        reloaded(&regions.gateway, "ok", 1.0).await;
+        assert_eq!(regions.open(20).await, [0, 20]);
     });
 }

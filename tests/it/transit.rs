@@ -80,8 +80,12 @@ fn become_west(folder: &Path, leaf: &Leaf) {
 }
 
 pub async fn start_west(settings: &Settings<'_>) -> Gateway {
-    let leaf = identities().leaf(WEST_GATEWAY);
-    let mut gateway = Gateway::spawn(settings, |folder| become_west(folder, &leaf));
+    start_west_with(settings, &identities().leaf(WEST_GATEWAY)).await
+}
+
+/// As [`start_west`], with this certificate.
+pub async fn start_west_with(settings: &Settings<'_>, leaf: &Leaf) -> Gateway {
+    let mut gateway = Gateway::spawn(settings, |folder| become_west(folder, leaf));
     gateway.ready().await;
     gateway
 }

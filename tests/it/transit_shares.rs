@@ -3,14 +3,16 @@
 //! with.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use strait::tools::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::support::dns::{Answer, DnsServer};
+use crate::support::loss::{Loss, first_success, lose};
 use crate::support::{
     ECHO, Endpoint, Gateway, Net, Settings, echoes, identities, replace, run, until,
 };
@@ -19,7 +21,7 @@ use crate::transit::{WEST_GATEWAY, start_west, west};
 /// Limit of the time from new addresses to tunnels that reach them.
 const RECOVERY: Duration = Duration::from_secs(5);
 /// Tunnels over which shares are measured.
-const TUNNELS: usize = 400;
+pub const TUNNELS: usize = 400;
 
 /// Returns the settings of a gateway of network east with these pods of its own. `remote` has the
 /// zone of each instance in network west, which is behind `gateways`.
@@ -64,6 +66,30 @@ fn plain(hosts: &[u8]) -> Vec<(u8, u32, &'static str)> {
     hosts.iter().map(|host| (*host, 1, "TCP")).collect()
 }
 
+/// A pod in each of two networks, with the gateway of the other one.
+struct TwoPods {
+    settings: Settings<'static>,
+    own: Endpoint,
+    remote: Endpoint,
+    _west: Gateway,
+}
+
+impl TwoPods {
+    async fn start() -> Self {
+        let (here, there) = (Net::new(), Net::new());
+        Self {
+            settings: spread(here, &[11], &["a"], &[address(there)]),
+            own: Endpoint::echo(here.listen(11, 9000).await),
+            remote: Endpoint::echo(there.listen(21, 9000).await),
+            _west: start_west(&west(there, &plain(&[21]))).await,
+        }
+    }
+
+    fn counts(&self) -> [usize; 2] {
+        [self.own.accepted(), self.remote.accepted()]
+    }
+}
+
 /// Opens tunnels one after another.
 async fn open(client: &Client, to: &str, count: usize) {
     for _ in 0..count {
@@ -82,8 +108,9 @@ fn assert_share(pods: &[Endpoint], share: f64) {
     assert_counts(&counts, share);
 }
 
+/// As [`assert_share`], of counts.
 #[track_caller]
-fn assert_counts(counts: &[usize], share: f64) {
+pub fn assert_counts(counts: &[usize], share: f64) {
     let all = TUNNELS as f64;
     let bound = 5.0 * (all * share * (1.0 - share)).sqrt();
     for (at, count) in counts.iter().enumerate() {
@@ -148,11 +175,8 @@ fn acceptance_2_two_gateways_of_one_network_share_1_to_1() {
 #[test]
 fn a_split_of_clusters_in_two_networks_shares_10_to_90() {
     run(async {
-        let (here, there) = (Net::new(), Net::new());
-        let own = pods(here, &[11]).await;
-        let remote = pods(there, &[21]).await;
-        let _west = start_west(&west(there, &plain(&[21]))).await;
-        let mut settings = spread(here, &[11], &["a"], &[address(there)]);
+        let mut pods = TwoPods::start().await;
+        let settings = &mut pods.settings;
         let _ = write!(
             settings.exposure,
             "      subsets:
@@ -170,35 +194,29 @@ fn a_split_of_clusters_in_two_networks_shares_10_to_90() {
             "names: {{aliases: [{{name: \"both.global:80\", to: \
              \"echo.app.svc.cluster.local:80\", subset: both}}]}}"
         );
-        let gateway = Gateway::start(&settings).await;
-        open(
-            &gateway.client(identities()).await,
-            "both.global:80",
-            TUNNELS,
-        )
-        .await;
-        assert_share(&own, 0.1);
-        assert_share(&remote, 0.9);
+        let gateway = Gateway::start(settings).await;
+        let client = gateway.client(identities()).await;
+        open(&client, "both.global:80", TUNNELS).await;
+        let [own, remote] = pods.counts();
+        assert_counts(&[own], 0.1);
+        assert_counts(&[remote], 0.9);
     });
 }
 
 #[test]
 fn an_exceeded_budget_leaves_a_quarter_of_the_weight() {
     run(async {
-        let (here, there) = (Net::new(), Net::new());
-        let own = pods(here, &[11]).await;
-        let remote = pods(there, &[21]).await;
-        let _west = start_west(&west(there, &plain(&[21]))).await;
-        let mut settings = spread(here, &[11], &["a"], &[address(there)]);
+        let mut pods = TwoPods::start().await;
+        let settings = &mut pods.settings;
         let _ = writeln!(
             settings.more,
             "links:
   - {{from: west, to: east}}
   - {{from: west, to: west, budget: {{bytes: 1MiB, excess_weight: 25%}}}}"
         );
-        let gateway = Gateway::start(&settings).await;
+        let gateway = Gateway::start(settings).await;
         let client = gateway.client(identities()).await;
-        while remote[0].accepted() == 0 {
+        while pods.remote.accepted() == 0 {
             let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
             carries(&mut tunnel, 1 << 20).await;
         }
@@ -207,9 +225,9 @@ fn an_exceeded_budget_leaves_a_quarter_of_the_weight() {
             page.contains("25%")
         })
         .await;
-        let before = [&own[0], &remote[0]].map(Endpoint::accepted);
+        let before = pods.counts();
         open(&client, ECHO, TUNNELS).await;
-        let counts = [&own[0], &remote[0]].map(Endpoint::accepted);
+        let counts = pods.counts();
         assert_counts(&[counts[0] - before[0]], 0.8);
         assert_counts(&[counts[1] - before[1]], 0.2);
     });
@@ -228,57 +246,64 @@ async fn carries(tunnel: &mut Tunnel, bytes: usize) {
 
 #[test]
 fn acceptance_11_all_addresses_of_a_networks_gateways_are_replaced_within_5_s() {
-    run(async {
-        let here = Net::new();
-        let nets = [Net::new(), Net::new(), Net::new(), Net::new()];
-        let mut behind = Vec::new();
-        let mut gateways = Vec::new();
-        for net in nets {
-            behind.extend(pods(net, &[11]).await);
-            gateways.push(start_west(&west(net, &plain(&[11]))).await);
-        }
-        let says =
-            |nets: &[Net]| Answer::Addresses(nets.iter().map(|net| net.ip(1)).collect(), 300);
-        let dns = DnsServer::start(here.address(2, 5300), says(&nets[..2])).await;
-        let name = "\"gateways.west.example:15008\"".to_owned();
-        let mut settings = spread(here, &[], &["a"], &[name]);
-        let _ = writeln!(
-            settings.more,
-            "dns: {{servers: [\"{}\"]}}",
-            here.address(2, 5300)
-        );
-        let gateway = Gateway::start(&settings).await;
-        let client = gateway.client(identities()).await;
-        recovers(&client).await;
-        let before: usize = behind[..2].iter().map(Endpoint::accepted).sum();
-        assert!(before >= 1, "the old gateways serve");
-        // The old ones are gone before the name leads to the new ones, whose TTL is 300 s.
-        dns.set_answer(says(&nets[2..]));
-        drop(gateways.drain(..2));
-        let time = recovers(&client).await;
-        assert!(time < RECOVERY, "{time:?}");
-        for pod in &behind[2..] {
-            let start = Instant::now();
-            while pod.accepted() == 0 {
-                assert!(start.elapsed() < RECOVERY, "both new gateways are used");
-                recovers(&client).await;
-            }
-        }
-    });
+    for loss in Loss::ALL {
+        run(all_addresses_are_replaced(loss));
+    }
 }
 
-/// Opens a tunnel, and repeats it while it is rejected. Returns the time that this took.
-async fn recovers(client: &Client) -> Duration {
-    let start = Instant::now();
-    loop {
-        if let Ok(mut tunnel) = client.tunnel(ECHO).await {
-            echoes(&mut tunnel).await;
-            return start.elapsed();
-        }
-        assert!(start.elapsed() < 4 * RECOVERY, "no tunnel");
-        // deadline: a rejected client retries.
-        sleep(Duration::from_millis(20)).await;
+async fn all_addresses_are_replaced(loss: Loss) {
+    let here = Net::new();
+    let nets = [Net::new(), Net::new(), Net::new(), Net::new()];
+    let mut behind = Vec::new();
+    let mut gateways = Vec::new();
+    for net in nets {
+        behind.extend(pods(net, &[11]).await);
+        gateways.push(start_west(&west(net, &plain(&[11]))).await);
     }
+    let says = |nets: &[Net]| Answer::Addresses(nets.iter().map(|net| net.ip(1)).collect(), 300);
+    let dns = DnsServer::start(here.address(2, 5300), says(&nets[..2])).await;
+    let name = "\"gateways.west.example:15008\"".to_owned();
+    let mut settings = spread(here, &[], &["a"], &[name]);
+    let _ = writeln!(
+        settings.more,
+        "dns: {{servers: [\"{}\"]}}",
+        here.address(2, 5300)
+    );
+    let gateway = Gateway::start(&settings).await;
+    let client = Arc::new(gateway.client(identities()).await);
+    recovers(&client).await;
+    let before: usize = behind[..2].iter().map(Endpoint::accepted).sum();
+    assert!(before >= 1, "the old gateways serve");
+    // The old ones are lost before the name leads to the new ones, whose TTL is 300 s.
+    dns.set_answer(says(&nets[2..]));
+    let mut lost = Vec::new();
+    for gateway in gateways.drain(..2) {
+        lost.push(lose(gateway, loss).await);
+    }
+    let time = recovers(&client).await;
+    assert!(time < RECOVERY, "{loss:?}: {time:?}");
+    for pod in &behind[2..] {
+        let start = Instant::now();
+        while pod.accepted() == 0 {
+            assert!(start.elapsed() < RECOVERY, "both new gateways are used");
+            recovers(&client).await;
+        }
+    }
+}
+
+/// Opens tunnels until one carries bytes. Returns the time that this took.
+async fn recovers(client: &Arc<Client>) -> Duration {
+    first_success(|| {
+        let client = Arc::clone(client);
+        async move {
+            let Ok(mut tunnel) = client.tunnel(ECHO).await else {
+                return false;
+            };
+            echoes(&mut tunnel).await;
+            true
+        }
+    })
+    .await
 }
 
 /// Shares of the pods in the own zone, in another zone and in another region, and of the pod in the

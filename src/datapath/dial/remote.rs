@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
@@ -25,6 +25,9 @@ use super::super::identity::Peer;
 const TRY_MIN: Duration = Duration::from_secs(3);
 /// Time for which a service avoids the endpoint of an ejected gateway before it looks again.
 const AVOIDANCE: Duration = Duration::from_secs(1);
+/// Wait for a gateway after which its hostname is looked up again. A silent gateway may have been
+/// replaced, and its failure takes up to five seconds.
+const REFRESH_AFTER: Duration = Duration::from_secs(1);
 
 /// Rejects a tunnel that has passed this gateway already.
 ///
@@ -161,7 +164,16 @@ async fn send(
         let reason = Reason::DialDenied;
         return Err(Failure { reason, detail });
     }
-    let opened = data_path.outer.open(target, request, deadline).await;
+    let open = data_path.outer.open(target, request, deadline);
+    let refresh = async {
+        sleep(REFRESH_AFTER).await;
+        data_path.reader.request_refresh(endpoint);
+        std::future::pending().await
+    };
+    let opened = tokio::select! {
+        opened = open => opened,
+        never = refresh => never,
+    };
     let opened = opened.map(|answer| {
         let now = Instant::now();
         endpoint.state.record_share(answer.weight_factor, now);

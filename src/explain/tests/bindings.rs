@@ -32,6 +32,8 @@ struct Generated {
     publisher: Publisher,
     listener: Arc<Listener>,
     address: IpAddr,
+    /// False if all tunnels together hold too much memory.
+    has_room: bool,
     _open: (Vec<ClientConnection>, Vec<InFlight>),
 }
 
@@ -159,6 +161,7 @@ impl Generated {
             .endpoints
         {
             tunnels.extend((0..rng.u8(..4)).map(|_| InFlight::new(&endpoint.state)));
+            mesh::apply_load(&mut rng, endpoint, Instant::now());
             if one_in(&mut rng, 6) {
                 // The ejection lasts minutes.
                 (0..8).for_each(|_| {
@@ -170,6 +173,7 @@ impl Generated {
             publisher,
             listener,
             address: address.into(),
+            has_room: !one_in(&mut rng, 12),
             _open: (open, tunnels),
         }
     }
@@ -182,7 +186,7 @@ impl Generated {
             listeners: &[],
             bindings: &[Arc::clone(&self.listener)],
             links: &[],
-            has_room: true,
+            has_room: self.has_room,
             now: Instant::now(),
         };
         run(&world, question)
@@ -209,6 +213,11 @@ impl Generated {
     /// Serves a real connection, and returns the metrics after its end.
     async fn connect(&self) -> String {
         let gateway = data_path_of(self.publisher.reader(), DenyList::default());
+        let held = gateway.budget.account();
+        if !self.has_room {
+            gateway.budget.set_limit(0);
+            held.charge(1 << 20);
+        }
         let (_client, stream) = tcp_pair().await;
         let accepted = AcceptedConnection {
             stream: stream.into_std().expect("a socket"),
@@ -229,12 +238,12 @@ impl Generated {
 }
 
 /// Reasons for which a connection ends before anything is dialled.
-const LOCAL: [&str; 3] = ["binding_full", "no_endpoint", "dial_denied"];
+const LOCAL: [&str; 4] = ["binding_full", "buffers_full", "no_endpoint", "dial_denied"];
 
 #[tokio::test]
 async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() {
     let mut counts: HashMap<String, u32> = HashMap::new();
-    let mut fitted = 0;
+    let (mut fitted, mut loaded) = (0, 0);
     for seed in 200_000.. {
         fastrand::seed(seed);
         let of = Generated::new(seed);
@@ -254,6 +263,7 @@ async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() 
             let p = of.fit(&answer);
             assert!(p > P_MIN, "seed {seed}: p is {p}");
             fitted += 1;
+            loaded += usize::from(is_loaded(&answer));
         }
         let is_admitted = of.listener.rules().admits(of.address);
         assert_eq!(reason != "not_in_sources", is_admitted, "seed {seed}");
@@ -283,6 +293,7 @@ async fn in_300_meshes_shares_of_bindings_fit_and_predicted_rejections_happen() 
         let count = counts.get(*reason).copied().unwrap_or(0);
         assert!(count >= 5, "{reason}: {counts:?}");
     }
+    assert!(loaded > 100, "{loaded} have a gateway with a load");
 }
 
 #[test]

@@ -17,13 +17,13 @@ use crate::snapshot::mesh::{
 };
 use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
-    Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, LinkFactors, NameTable, Snapshot,
-    Subset, SubsetPart, TrustSet,
+    Alias, Audience, Endpoint, Exposure, ExposureTable, FACTOR_ONE, InFlight, LinkFactors,
+    NameTable, Snapshot, Subset, SubsetPart, TrustSet,
 };
 use crate::status::ReducedLink;
 use crate::tls::Identity;
 use crate::wire::label::CLUSTER;
-use crate::wire::{Authority, HOPS_MAX, RegionPattern, Transit};
+use crate::wire::{Authority, HOPS_MAX, RegionPattern, ServiceLoad, Transit};
 
 use super::super::{Answer, Question};
 
@@ -410,6 +410,21 @@ fn names(rng: &mut Rng) -> NameTable {
     )
 }
 
+/// Records what a gateway may have advertised, and the factor by its round trip time.
+pub(super) fn apply_load(rng: &mut Rng, gateway: &Endpoint, now: Instant) {
+    let (state, instances) = (&gateway.state, gateway.definition.capacity);
+    if rng.bool() {
+        let load = ServiceLoad {
+            ready: instances.saturating_mul(rng.u32(..8)) / 2,
+            free_percent: rng.u32(..=100),
+        };
+        state.record_load(load, now);
+    }
+    if one_in(rng, 4) {
+        state.record_share(rng.u32(1..=2 * FACTOR_ONE), now);
+    }
+}
+
 /// Applies random history to the endpoints: open tunnels, dials and ejections.
 fn apply_history(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
     let mut services: Vec<_> = snapshot.services.iter().collect();
@@ -426,6 +441,9 @@ fn apply_history(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
         let open = if is_busy { rng.u8(..6) } else { 0 };
         tunnels.extend((0..open).map(|_| InFlight::new(state)));
         state.record_dial(Duration::from_millis(rng.u64(1..50)));
+        if endpoint.remote.is_some() {
+            apply_load(rng, endpoint, now);
+        }
         if one_in(rng, 6) {
             // The ejections last minutes, so that none ends while picks are counted.
             for _ in 0..8 {

@@ -68,6 +68,12 @@ fn reaches_other_network(answer: &Answer) -> bool {
     rows.any(|row| row.network.is_some() && row.probability > 0.0)
 }
 
+/// Returns whether a weight has a factor.
+fn is_loaded(answer: &Answer) -> bool {
+    let mut rows = answer.endpoints.iter();
+    rows.any(|row| (row.factor - 1.0).abs() > 1e-9)
+}
+
 fn distort(answer: &mut Answer, fault: Fault) {
     let rows = &mut answer.endpoints;
     let count = f64::from(u32::try_from(rows.len()).expect("few"));

@@ -180,7 +180,7 @@ fn rejection(of: &Generated) -> Option<Reason> {
 #[test]
 fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunnels() {
     let (mut compared, mut rejected, mut drained, mut looped) = (0, 0, 0, 0);
-    let (mut reduced, mut subsets) = (0, 0);
+    let (mut reduced, mut subsets, mut loaded) = (0, 0, 0);
     for seed in 100_000.. {
         let of = Generated::new(seed);
         let answer = of.explained();
@@ -200,6 +200,7 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
             reduced += usize::from(answer.notes.iter().any(|note| note.contains("budget")));
             let to = of.question.to.as_deref();
             subsets += usize::from(to == Some("subset.example:80"));
+            loaded += usize::from(is_loaded(&answer));
             compared += 1;
         }
         if compared == 300 {
@@ -217,6 +218,7 @@ fn in_300_meshes_with_remote_tiers_shares_and_rejections_are_those_of_real_tunne
         "{reduced} have a link with an exceeded budget"
     );
     assert!(subsets > 20, "{subsets} are for a subset");
+    assert!(loaded > 100, "{loaded} have a gateway with a load");
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! Certificates in memory: a root, intermediates of two clusters, and leaves for identities.
+//! Certificates in memory: a root, intermediates of three clusters, and leaves for identities.
 
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use rustls::{ClientConfig, ServerConfig};
@@ -15,6 +16,7 @@ pub struct Identities {
     pub root: String,
     pub east: Issuer,
     pub west: Issuer,
+    pub north: Issuer,
 }
 
 /// Returns the set shared by all tests that do not need their own.
@@ -28,13 +30,14 @@ impl Identities {
         Self::from_authority(&Authority::new().expect("a root"))
     }
 
-    /// Returns two clusters under the root of `authority`.
+    /// Returns three clusters under the root of `authority`.
     pub fn from_authority(authority: &Authority) -> Self {
         let intermediate = |name| authority.intermediate(name).expect("an intermediate");
         Self {
             root: authority.root_pem(),
             east: intermediate("east"),
             west: intermediate("west"),
+            north: intermediate("north"),
         }
     }
 
@@ -66,4 +69,26 @@ impl Identities {
         };
         tls::endpoint_server_config(&self.material(&self.leaf(id)), vec![west]).expect("a server")
     }
+}
+
+/// Makes the gateway of a folder determine these clusters by their issuers, and none by its trust
+/// domain.
+pub fn determine_clusters_by_issuers(folder: &Path, clusters: &[(&str, &Issuer)]) {
+    let entries = clusters.iter().map(|(name, issuer)| {
+        std::fs::write(folder.join(format!("{name}.pem")), issuer.pem()).expect("a file");
+        format!("    - {{name: {name}, issuers: [{name}.pem]}}\n")
+    });
+    let entries: String = entries.collect();
+    let file = folder.join("strait.yaml");
+    let mut text = std::fs::read_to_string(&file).expect("a configuration");
+    for cluster in ["east", "west"] {
+        let domain = format!("{{name: {cluster}.local, cluster: {cluster}}}");
+        assert!(text.contains(&domain), "{text}");
+        text = text.replace(&domain, &format!("{{name: {cluster}.local}}"));
+    }
+    let text = text.replace(
+        "listeners:\n",
+        &format!("  clusters:\n{entries}listeners:\n"),
+    );
+    std::fs::write(file, text).expect("a configuration");
 }

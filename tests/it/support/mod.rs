@@ -11,6 +11,7 @@ mod identities;
 pub mod istiod;
 pub mod kubelet;
 pub mod link;
+pub mod loss;
 pub mod memory;
 pub mod mounted;
 mod net;
@@ -34,7 +35,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 pub use endpoint::{ENDLESS, Endpoint, RESET, reset};
 pub use gateway::{Gateway, RESTART_MAX, Settings, raise_descriptor_limit, replace};
-pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
+pub use identities::{
+    CLIENT, ENDPOINT, GATEWAY, Identities, determine_clusters_by_issuers, identities,
+};
 pub use net::{Net, endpoint_port};
 pub use process::{DEADLINE, run, until};
 

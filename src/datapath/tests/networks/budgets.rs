@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use crate::snapshot::{FACTOR_ONE, InFlight, LinkFactors};
 use crate::status::ReducedLink;
 
-use super::{always, assert_shares_with, gateway, pods, spread};
+use super::{always, assert_shares_with, gateway, pods, spread, two_networks};
 
 fn reduced(from: &str, to: &str, weight_percent: u8) -> ReducedLink {
     ReducedLink {
@@ -43,9 +43,7 @@ fn an_exceeded_budget_leaves_a_part_of_the_weight_for_peers_of_its_link_alone() 
 
 #[test]
 fn tunnels_of_other_peers_in_flight_leave_a_reduced_weight_at_its_percentage() {
-    let mut workloads = [pods("east", 1), pods("west", 1)].concat();
-    workloads.push(gateway("west", 1));
-    let snapshot = spread(workloads);
+    let snapshot = two_networks([1, 1], 1);
     let set = always(&snapshot);
     let links = LinkFactors::of_peer(&[reduced("south", "west", 25)], "south");
     let open = |place: usize, count: usize| -> Vec<_> {
@@ -61,9 +59,7 @@ fn tunnels_of_other_peers_in_flight_leave_a_reduced_weight_at_its_percentage() {
 
 #[test]
 fn gateways_of_one_link_are_compared_by_tunnels_in_flight() {
-    let mut workloads = [pods("east", 1), pods("west", 4)].concat();
-    workloads.extend([gateway("west", 1), gateway("west", 2)]);
-    let snapshot = spread(workloads);
+    let snapshot = two_networks([1, 4], 2);
     let set = always(&snapshot);
     let links = LinkFactors::of_peer(&[reduced("south", "west", 25)], "south");
     let _open = InFlight::new(&set.endpoints[1].state);
@@ -78,9 +74,7 @@ fn gateways_of_one_link_are_compared_by_tunnels_in_flight() {
 
 #[tokio::test(start_paused = true)]
 async fn a_low_percentage_of_a_low_weight_is_exact() {
-    let mut workloads = [pods("east", 1), pods("west", 100)].concat();
-    workloads.push(gateway("west", 1));
-    let snapshot = spread(workloads);
+    let snapshot = two_networks([1, 100], 1);
     let set = always(&snapshot);
     let slow = &set.endpoints[1].state;
     slow.record_share(FACTOR_ONE / 4, Instant::now());
@@ -92,9 +86,7 @@ async fn a_low_percentage_of_a_low_weight_is_exact() {
 
 #[test]
 fn a_budget_of_the_only_network_leaves_the_service_available() {
-    let mut workloads = pods("west", 2);
-    workloads.push(gateway("west", 1));
-    let snapshot = spread(workloads);
+    let snapshot = two_networks([0, 2], 1);
     let links = LinkFactors::of_peer(&[reduced("south", "west", 1)], "south");
     assert_shares_with(always(&snapshot), &links, &[("192.0.2.1:15008", 1.0)]);
 }

@@ -8,7 +8,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::{EndpointSet, InFlight, NO_LINK_FACTORS, pick_probabilities};
 use crate::wire::{ServiceLoad, Transit};
 
-use super::{always, assert_shares, exposure, gateway, pods, spread};
+use super::{always, assert_shares, exposure, two_networks};
 
 /// Records what the gateway at 192.0.2.`at` advertises.
 fn advertise(set: &EndpointSet, at: u8, ready: u32, free_percent: u32) {
@@ -31,9 +31,7 @@ fn ratio(set: &EndpointSet) -> f64 {
 
 #[tokio::test(start_paused = true)]
 async fn free_capacity_replaces_the_count_and_the_count_returns_when_it_expires() {
-    let mut workloads = [pods("east", 4), pods("west", 4)].concat();
-    workloads.extend([gateway("west", 1), gateway("west", 2)]);
-    let snapshot = spread(workloads.clone());
+    let snapshot = two_networks([4, 4], 2);
     let pods = [
         "10.0.0.1:15008",
         "10.0.0.2:15008",
@@ -65,9 +63,7 @@ async fn free_capacity_replaces_the_count_and_the_count_returns_when_it_expires(
 
 #[tokio::test(start_paused = true)]
 async fn a_load_changes_a_weight_by_a_factor_of_four_at_most() {
-    let mut workloads = [pods("east", 1), pods("west", 4)].concat();
-    workloads.push(gateway("west", 1));
-    let snapshot = spread(workloads);
+    let snapshot = two_networks([1, 4], 1);
     let set = always(&snapshot);
     assert!((ratio(set) - 4.0).abs() < 1e-9);
     for (ready, free_percent, want) in [
@@ -87,9 +83,7 @@ async fn a_load_changes_a_weight_by_a_factor_of_four_at_most() {
 
 #[tokio::test(start_paused = true)]
 async fn tunnels_in_flight_are_compared_by_the_changed_weights() {
-    let mut workloads = [pods("east", 1), pods("west", 4)].concat();
-    workloads.push(gateway("west", 1));
-    let snapshot = spread(workloads);
+    let snapshot = two_networks([1, 4], 1);
     let set = always(&snapshot);
     advertise(set, 1, 1, 100);
     // One tunnel each is the same load as none, because both weights are 1.

@@ -161,6 +161,13 @@ fn spread(workloads: Vec<Workload>) -> Snapshot {
     snapshot_with(Transit::Always, service(&[]), workloads, any)
 }
 
+/// As [`spread`], with these pods of networks `east` and `west`, and gateways of `west`.
+fn two_networks([east, west]: [u8; 2], gateways: u8) -> Snapshot {
+    let gateways = (1..=gateways).map(|at| gateway("west", at));
+    let pods = [pods("east", east), pods("west", west)].concat();
+    spread(pods.into_iter().chain(gateways).collect())
+}
+
 fn always(snapshot: &Snapshot) -> &Arc<EndpointSet> {
     let service = snapshot.services.get("echo.app").expect("a service");
     service.endpoints_by(80, Transit::Always).expect("a set")

@@ -2,9 +2,10 @@
 //! those of the product; connections are events of the simulation.
 //!
 //! A gateway of another network that does not answer delays the tunnels that wait for a connection
-//! to it, as in `outer`. Tunnels that open end before the next pick, so the picks are independent
-//! and their counts have a multinomial distribution.
+//! to it, as in `outer`. Unless clusters have [`Loads`], tunnels that open end before the next pick,
+//! so the picks are independent and their counts have a multinomial distribution.
 
+mod loads;
 mod model;
 mod slow;
 
@@ -32,6 +33,7 @@ use crate::wire::Authority;
 use super::chi_square::p_value;
 use super::{FAR, data_path_of, peer};
 
+use loads::Loads;
 use model::{BINS, FAILING, FAILING_GATEWAYS, Model, REGIONS, bin_of, cluster_of, host, region_of};
 
 const NETWORK: &str = "net-000";
@@ -100,6 +102,8 @@ struct Simulation {
     slow_rtt: Option<Duration>,
     /// Time that a PING waits behind the bytes of tunnels, as often as its gateway is busy.
     queue: Option<Duration>,
+    /// Loads that clusters advertise.
+    loads: Option<Loads>,
     /// New tunnels of each tick.
     tunnels: usize,
     /// Number of changes of the shares of these gateways.
@@ -165,6 +169,7 @@ impl Simulation {
             used: HashSet::new(),
             slow_rtt: None,
             queue: None,
+            loads: None,
             tunnels: TUNNELS,
             changes: 0,
             windows: Vec::new(),
@@ -196,6 +201,9 @@ impl Simulation {
             for _ in 0..TICKS_PER_SECOND {
                 tokio::time::advance(TICK).await;
                 self.end_attempts();
+                if let Some(loads) = &mut self.loads {
+                    loads.end_tunnels(Instant::now());
+                }
                 for _ in 0..self.tunnels {
                     self.open();
                 }
@@ -246,7 +254,7 @@ impl Simulation {
             let target = remote::target(pick.endpoint());
             match target.filter(|target| !self.answers(target)) {
                 Some(target) => self.wait(tunnel, pick, target),
-                None => self.opened(&pick, tunnel.second),
+                None => self.opened(pick, tunnel.second),
             }
             return;
         }
@@ -302,7 +310,7 @@ impl Simulation {
             ..
         } = ended;
         if self.answers(&target) && Instant::now() < tunnel.deadline {
-            self.opened(&pick, tunnel.second);
+            self.opened(pick, tunnel.second);
             return;
         }
         if remote::has_alternative(&self.data_path, pick.route().endpoints(), &target) {
@@ -316,7 +324,7 @@ impl Simulation {
         self.forward(permit, tunnel);
     }
 
-    fn opened(&mut self, pick: &Pick, second: usize) {
+    fn opened(&mut self, pick: Pick, second: usize) {
         let endpoint = pick.endpoint();
         endpoint.state.restore(Instant::now());
         if let Some(target) = remote::target(endpoint) {
@@ -328,6 +336,9 @@ impl Simulation {
             self.used.insert(target);
         }
         self.windows[second].opened[bin_of(endpoint.address)] += 1;
+        if let Some(loads) = &mut self.loads {
+            loads.open(pick, Instant::now());
+        }
     }
 
     /// Returns the sum of some windows.

@@ -13,7 +13,7 @@ use crate::snapshot::{Audience, Exposure, ExposureTable};
 use crate::wire::{RegionPattern, Transit};
 
 /// Number of clusters, each a network of its own. The gateway is in the first one.
-const CLUSTERS: u8 = 160;
+pub(super) const CLUSTERS: u8 = 160;
 /// Number of gateways of each cluster.
 const GATEWAYS: u8 = 3;
 /// Number of regions. A cluster is in the region of its index modulo this.
@@ -64,6 +64,10 @@ pub(super) struct Model {
     templates: Vec<Arc<Template>>,
     /// Number of pods so far.
     pods: u32,
+    /// Number of services that tunnels ask for, the first ones.
+    pub(super) requested: usize,
+    /// Factor of the weights of each cluster's gateways.
+    pub(super) factors: Vec<f64>,
     /// Mesh of the next update.
     pub(super) mesh: Mesh,
 }
@@ -97,6 +101,11 @@ pub(super) fn bin_of(address: std::net::SocketAddr) -> usize {
         (Some(cluster), std::net::IpAddr::V4(ip)) => bin(cluster, ip.octets()[3]),
         _ => 0,
     }
+}
+
+/// Returns the first bin of a cluster.
+pub(super) fn first_bin(cluster: u8) -> usize {
+    bin(cluster, 1)
 }
 
 fn bin(cluster: u8, gateway: u8) -> usize {
@@ -135,6 +144,8 @@ impl Model {
             services: Vec::new(),
             templates: (0..CLUSTERS).map(|of| Arc::new(template(of))).collect(),
             pods: 0,
+            requested: services,
+            factors: vec![1.0; CLUSTERS.into()],
             mesh: Mesh::new((0..services).map(service), []),
         };
         for at in 0..services {
@@ -249,14 +260,14 @@ impl Model {
     /// Replaces some pods, and changes the number of instances of some services in other networks.
     pub(super) fn churn(&mut self) {
         for _ in 0..CHANGES {
-            let at = self.random_service();
+            let at = self.rng.usize(..self.services.len());
             let remote = &mut self.services[at].remote;
             let (place, count) = (self.rng.usize(..remote.len()), self.rng.u32(1..5));
             let (cluster, now) = &mut remote[place];
             *now = count;
             let cluster = *cluster;
             self.put_record(at, cluster, count);
-            let at = self.random_service();
+            let at = self.rng.usize(..self.services.len());
             if let Some(old) = self.services[at].pods.pop() {
                 self.mesh.workloads.remove(&*old);
                 let new = self.put_pod(at);
@@ -267,7 +278,7 @@ impl Model {
 
     /// Returns the service of the next tunnel.
     pub(super) fn random_service(&mut self) -> usize {
-        self.rng.usize(..self.services.len())
+        self.rng.usize(..self.requested)
     }
 
     /// Adds the probability of each bin for a tunnel to a service.
@@ -280,23 +291,24 @@ impl Model {
         let is_failing = |cluster: u8| cluster % REGIONS == FAILING;
         let remote = of.remote.iter();
         let remote = remote.filter(|(cluster, _)| is_region_up || !is_failing(*cluster));
-        let sum = |failing: bool| -> u32 {
+        let weight =
+            |cluster: u8, count: u32| f64::from(count) * self.factors[usize::from(cluster)];
+        let sum = |failing: bool| -> f64 {
             let of_region = remote.clone().filter(|one| is_failing(one.0) == failing);
-            of_region.map(|(_, count)| count).sum()
+            of_region
+                .map(|&(cluster, count)| weight(cluster, count))
+                .sum()
         };
-        let pods = u32::try_from(of.pods.len()).expect("few");
+        let pods = f64::from(u32::try_from(of.pods.len()).expect("few"));
         let (there, elsewhere) = (sum(true), sum(false) + pods);
-        // Share of one instance in the failing region, and of one elsewhere.
+        // Share of a weight of one in the failing region, and of one elsewhere.
         let [in_region, outside] = if of.kind == Kind::Weighted && is_region_up {
-            let weight = f64::from(WEIGHT) / 100.0;
-            [
-                weight / f64::from(there),
-                (1.0 - weight) / f64::from(elsewhere),
-            ]
+            let share = f64::from(WEIGHT) / 100.0;
+            [share / there, (1.0 - share) / elsewhere]
         } else {
-            [1.0 / f64::from(there + elsewhere); 2]
+            [1.0 / (there + elsewhere); 2]
         };
-        bins[0] += f64::from(pods) * outside;
+        bins[0] += pods * outside;
         for &(cluster, count) in remote {
             let each = if is_failing(cluster) {
                 in_region
@@ -304,7 +316,7 @@ impl Model {
                 outside
             };
             for gateway in 1..=GATEWAYS {
-                bins[bin(cluster, gateway)] += each * f64::from(count) / f64::from(GATEWAYS);
+                bins[bin(cluster, gateway)] += each * weight(cluster, count) / f64::from(GATEWAYS);
             }
         }
     }
