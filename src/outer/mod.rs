@@ -2,9 +2,9 @@
 //!
 //! [`Pool`] shares connections between tunnels: `gateway` keeps those to one gateway, `connection`
 //! opens and watches one. `ranks` compares the round trip times of gateways, `rtt` keeps that of a
-//! gateway. `request` asks for a tunnel, [`Stream`] is an open one whose received bytes are in
-//! `unread`, and `outcome` maps a rejection to the header `x-strait-outcome` and back. [`open_inner`] opens an HBONE connection to a
-//! workload inside a tunnel, and `verify` checks the servers of both.
+//! gateway. `request` asks for a tunnel, [`Stream`] is an open one, and `unread` keeps what it has
+//! received. `outcome` maps a rejection to the header `x-strait-outcome` and back. [`open_inner`]
+//! opens an HBONE connection to a workload inside a tunnel. `verify` checks the servers of both.
 
 mod connection;
 mod gateway;
