@@ -337,14 +337,10 @@ impl<'a> Merger<'a> {
         }
         let mut own = self.own.bindings.iter();
         let own = own.find(|own| own.names.contains(name));
-        let same_name = || {
-            bindings
-                .iter()
-                .map(|of| of[0])
-                .filter(|of| of.name == *name)
-        };
-        let other = same_name().find(|other| other.service.host != service.host);
-        if let Some(line) = own.map(|own| &own.line).or(other.map(|other| &other.line)) {
+        let mut others = bindings.iter().map(|of| of[0]);
+        let other = others.find(|other| other.name == *name && other.service.host != service.host);
+        let other = other.map(|other| &other.line);
+        if let Some(line) = own.map(|own| &own.line).or(other) {
             let what = format!("the local name {name} is that of {line}");
             return Err((what, "another `alias`"));
         }
