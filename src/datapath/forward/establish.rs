@@ -203,20 +203,20 @@ async fn pick_and_dial(
         let tried = &tries.tried;
         let try_end =
             dial::remote::deadline_of_try(data_path, endpoints, endpoint, tried, deadline);
-        let dialled = match authorize::run(data_path, peer, pick) {
-            Ok(authorized) => dial::run(data_path, peer, authorized, try_end).await,
-            Err(denied) => Err(denied),
+        let authorized = match authorize::run(data_path, peer, pick) {
+            Ok(authorized) => authorized,
+            Err(denied) => {
+                reason = denied.reason;
+                permit = tries.next(denied, record)?;
+                continue;
+            }
         };
-        let failed = match dialled {
+        let failed = match dial::run(data_path, peer, authorized, try_end).await {
             Ok(upstream) => return Ok(upstream),
             Err(failed) => failed,
         };
         reason = failed.reason;
-        record.set_detail(failed.detail);
-        permit = failed.permit;
-        if !tries.retry_after(reason, permit.route().endpoints(), failed.endpoint) {
-            break;
-        }
+        permit = tries.next(failed, record)?;
     }
     Err(reason)
 }

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::datapath::{DataPath, balance};
+use crate::datapath::DataPath;
+use crate::datapath::balance::{self, FailedTry};
+use crate::datapath::policy::Permit;
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet};
+use crate::telemetry::Record;
 
 /// Number of endpoints of one [`rejection_scope`] that may reject one tunnel before the others of
 /// the scope are left out.
@@ -36,6 +39,17 @@ impl<'a> Tries<'a> {
             tried: Vec::new(),
             rejected_by: Vec::new(),
         }
+    }
+
+    /// Records a failed try and returns the permit for another one.
+    ///
+    /// # Errors
+    /// The reason, if the tunnel may not try another endpoint.
+    pub fn next(&mut self, failed: FailedTry, record: &mut Record) -> Result<Permit, Reason> {
+        record.set_detail(failed.detail);
+        let endpoints = failed.permit.route().endpoints();
+        let is_next = self.retry_after(failed.reason, endpoints, failed.endpoint);
+        is_next.then_some(failed.permit).ok_or(failed.reason)
     }
 
     /// Counts a failed try, and requests fresh addresses or ejects the endpoint if its reason says

@@ -450,6 +450,8 @@ async fn slow_link(to: SocketAddr) -> (SocketAddr, JoinSet<()>) {
     tasks.spawn(async move {
         let (near, _) = listener.accept().await.expect("a connection");
         let far = TcpStream::connect(to).await.expect("a gateway");
+        // With Nagle's algorithm, bytes would wait for ACKs in real time.
+        near.set_nodelay(true).expect("an option");
         let ((mut from_near, mut to_near), (mut from_far, mut to_far)) =
             (near.into_split(), far.into_split());
         let upload = async { tokio::io::copy(&mut from_near, &mut to_far).await };

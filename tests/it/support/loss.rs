@@ -44,8 +44,8 @@ pub async fn lose(mut gateway: Gateway, loss: Loss) -> Box<dyn Any> {
     }
 }
 
-/// Starts an attempt every 100 ms, beside those that wait, until one succeeds. Returns the time that
-/// this took.
+/// Starts an attempt every 100 ms, beside those that wait, until one succeeds. Returns the time
+/// that this took.
 pub async fn first_success<F>(attempt: impl Fn() -> F) -> Duration
 where
     F: Future<Output = bool> + Send + 'static,

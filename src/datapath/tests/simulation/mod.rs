@@ -2,8 +2,8 @@
 //! those of the product; connections are events of the simulation.
 //!
 //! A gateway of another network that does not answer delays the tunnels that wait for a connection
-//! to it, as in `outer`. Unless clusters have [`Loads`], tunnels that open end before the next pick,
-//! so the picks are independent and their counts have a multinomial distribution.
+//! to it, as in `outer`. Unless clusters have [`Loads`], tunnels that open end before the next
+//! pick, so the picks are independent and their counts have a multinomial distribution.
 
 mod loads;
 mod model;
