@@ -177,7 +177,8 @@ fn counts_of_many_entries_of_one_service_are_kept_in_linear_time() {
     for (old, new) in old.entries("echo.app").iter().zip(new.entries("echo.app")) {
         assert!(Arc::ptr_eq(&old.open, &new.open), "{}", new.index);
     }
-    let aliases = new.entries_with_alias(&name("echo.global:80"));
+    let requested = name("echo.global:80");
+    let aliases = new.entries_with_alias(&requested);
     for (old, new) in old.entries("echo.app").iter().zip(aliases) {
         assert!(Arc::ptr_eq(&old.open, &new.open), "{}", new.index);
     }

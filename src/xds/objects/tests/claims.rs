@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::entries::{binding, exposing, gateway, merged, merged_with};
+use super::entries::{binding, distributing, exposing, gateway, merged, merged_with};
 use super::*;
 use crate::snapshot::mesh::Service;
 
@@ -138,7 +138,7 @@ fn a_hostname_of_the_mesh_file_is_given_to_no_object_of_another_namespace() {
 #[test]
 fn an_alias_of_objects_takes_no_distribution_from_a_service_of_another_namespace() {
     let config = gateway("services: []", "");
-    let policy = super::entries::distributing(&["{dns: pay.global}"]);
+    let policy = distributing(&["{dns: pay.global}"]);
     let (merged, reported) = merged(&config, &[aliased("evil", 1), policy].join("---\n"));
     assert_eq!(reported, "");
     assert_eq!(merged.traffic[0].service.as_deref(), Some("pay.global"));
