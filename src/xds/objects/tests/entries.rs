@@ -323,10 +323,10 @@ fn an_object_gives_local_names_in_its_own_namespace_only() {
         let want = format!("the local name {alias} may be another service");
         assert!(reported.contains(&want), "{reported}");
     }
-    // A second tenant does not become a donor of the first one's name.
+    // Another tenant, of the same age and later by name, does not become a donor of the name.
     let shop = binding(&["{cluster: west, services: [{name: echo.global, port: 80}]}"]);
     let other = binding(&["{cluster: north, services: [{name: echo.global, port: 80}]}"]);
-    let other = other.replace("namespace: shop", "namespace: other");
+    let other = other.replace("namespace: shop", "namespace: zoo");
     let (config, reported) = merged(&gateway(keys, ""), &format!("{shop}---\n{other}"));
     assert_eq!(config.bindings.len(), 1);
     assert_eq!(config.bindings[0].cluster, ["west"]);
