@@ -32,10 +32,8 @@ pub(super) fn apply(
         index.transit,
     );
     let (hbone_only, has_passthrough) = (mesh.hbone_only, snapshot.has_passthrough);
-    let (networks, transit) = (
-        Arc::clone(&snapshot.networks),
-        snapshot.exposure.has_transit(),
-    );
+    let networks = Arc::clone(&snapshot.networks);
+    let transit = snapshot.exposure.has_transit();
     let mut previous = Index::default();
     let mut claims_before = None;
     if old_rules != (&network, hbone_only, has_passthrough, transit) || index.networks != networks {
