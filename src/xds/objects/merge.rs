@@ -169,7 +169,7 @@ impl<'a> Merger<'a> {
         one.ports.retain(|port| {
             let mut own = own.into_iter().flatten();
             let own = own.find(|own| own.service.port.zip(*port).is_none_or(|(a, b)| a == b));
-            other = other.or(own.map(|own| (*port, own)));
+            other = other.or_else(|| own.map(|own| (*port, own)));
             own.is_none()
         });
         if let Some((port, own)) = other {

@@ -384,7 +384,10 @@ fn a_hostname_of_another_namespace_overrides_an_alias_of_objects() {
             assert_eq!(leads(&taken, &MatchedBy::Exposed), is_own, "{name}");
             let own = to(EVIL, 80).filter(|_| is_own);
             let theirs = |port| to(name, port).filter(|_| claimants.len() == 1 && !is_own);
-            assert_eq!(west(&taken, &format!("{name}:80")), own.or(theirs(80)));
+            assert_eq!(
+                west(&taken, &format!("{name}:80")),
+                own.or_else(|| theirs(80))
+            );
             assert_eq!(west(&taken, &format!("{name}:81")), theirs(81), "{name}");
             assert_eq!(next(&taken, &[]).generation, taken.generation + 1);
         }

@@ -127,7 +127,7 @@ fn a_policy_of_exposition_is_the_entries_that_a_configuration_would_have() {
 #[test]
 fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
     let with = |rest: &str| format!("{{name: echo, clusters: [west], {rest}}}");
-    let many = |name| (0..101).map(|at| format!("{name}{at}")).collect::<Vec<_>>();
+    let many: Vec<_> = (0..101).map(|at| format!("c{at}")).collect();
     let table = [
         (
             "{clusters: [west]}".to_owned(),
@@ -148,7 +148,7 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
             "error: `spec.exposed[].port` has an item twice; write each one once",
         ),
         (
-            format!("{{name: echo, clusters: {:?}}}", many("c")),
+            format!("{{name: echo, clusters: {many:?}}}"),
             "error: `spec.exposed[].clusters` has more than 100 items; write the others into",
         ),
         (
@@ -193,10 +193,14 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
         ),
     ];
     let own = "services: [{service: \"pay.shop:1\", to: [{cluster: west}], names: [pay.global]}]";
-    let config = gateway(own, "");
     for (entry, want) in &table {
-        assert_findings(&config, &[(entry.as_str(), *want)], exposing);
+        assert_findings(&gateway(own, ""), &[(entry.as_str(), *want)], exposing);
     }
+}
+
+#[test]
+fn an_unknown_key_beside_the_exposed_services_is_an_error() {
+    let config = gateway("services: []", "");
     let twice = exposing(&["{name: echo, clusters: [west]}"]).replace("spec: {", "spec: {to: 1, ");
     let (_, reported) = merged(&config, &twice);
     assert!(
