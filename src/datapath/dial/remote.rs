@@ -98,7 +98,7 @@ pub(super) async fn open(
 
 /// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
 /// among the endpoints that are left, so that silent gateways do not use up the time of others, but
-/// a try has at least [`TRY_MIN`].
+/// a try has at least three seconds, or half of the time.
 pub fn deadline_of_try(
     data_path: &DataPath,
     endpoints: &EndpointSet,

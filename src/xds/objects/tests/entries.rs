@@ -200,13 +200,11 @@ fn a_policy_of_exposition_that_cannot_be_expressed_is_an_error() {
 
 #[test]
 fn an_unknown_key_beside_the_exposed_services_is_an_error() {
-    let config = gateway("services: []", "");
-    let twice = exposing(&["{name: echo, clusters: [west]}"]).replace("spec: {", "spec: {to: 1, ");
-    let (_, reported) = merged(&config, &twice);
-    assert!(
-        reported.starts_with("o.yaml:4: error: unknown key `to` in `spec`"),
-        "{reported}"
-    );
+    let policy = exposing(&["{name: echo, clusters: [west]}"]);
+    let policy = policy.replace("spec: {", "spec: {to: 1, ");
+    let (_, reported) = merged(&gateway("services: []", ""), &policy);
+    let want = "o.yaml:4: error: unknown key `to` in `spec`";
+    assert!(reported.starts_with(want), "{reported}");
 }
 
 #[test]
