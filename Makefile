@@ -50,10 +50,12 @@ test: envoy strict-client ## run every test, with a real Envoy on both ends, and
 
 # In one build, so that all of it is compiled in parallel.
 QUICK := --lib --test tidy --test cli
+# Random meshes and simulations, which take minutes. `make test` runs them.
+LONG := --skip explain::tests --skip simulation
 quick: ## check format, rules and unit tests, and run the demo against a gateway
 	cargo fmt --all --check
 	cargo test --locked --no-run $(QUICK)
-	cargo test --locked --quiet --lib --test tidy
+	cargo test --locked --quiet --lib --test tidy -- $(LONG)
 	cargo test --locked --quiet --test cli the_figures_of_the_demo_are_those_of_the_gateway
 
 protos: ## generate src/grpc/generated anew, after a change of src/grpc/proto

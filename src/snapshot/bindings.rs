@@ -95,10 +95,12 @@ impl BoundEndpoints {
         let (network, balancing) = (snapshot.network(), &snapshot.balancing);
         let ranking = Ranking::new(&unranked, self.port, &self.host, network, balancing);
         let why = ranking.exclusion(&gateway.definition)?;
-        let is_evacuation = matches!(
-            why,
-            ExclusionReason::Evacuated(_) | ExclusionReason::NoWeight(_)
-        );
+        let is_evacuation = match why {
+            ExclusionReason::Evacuated(_) => true,
+            // The weight of `*` is not that of a gateway without a region.
+            ExclusionReason::NoWeight(_) => !gateway.definition.locality.region.is_empty(),
+            _ => false,
+        };
         is_evacuation.then_some(why)
     }
 
@@ -315,5 +317,25 @@ mod tests {
             let north = BoundEndpoints::new(["north".into()], "echo.app".into(), 80);
             assert!(north.is_empty_in(&next) && !north.is_empty_in(&before));
         }
+    }
+
+    #[test]
+    fn a_gateway_without_a_region_has_no_weight_of_all_other_regions() {
+        let weights = [("us-west", 100), ("*", 0)];
+        let weights = weights.map(|(region, weight)| {
+            let region = RegionPattern::parse(region).expect("a region");
+            (region, weight)
+        });
+        let rule = TrafficRule {
+            regions: Regions::new(weights),
+            ..TrafficRule::default()
+        };
+        let change = Change {
+            traffic: Some(Traffic::new([], rule)),
+            ..Change::default()
+        };
+        let next = build(&snapshot(Mesh::new([service()], [])), change);
+        let bound = BoundEndpoints::new(["north".into()], "echo.app".into(), 80);
+        assert_eq!(bound.load(&next).endpoints.len(), 1);
     }
 }
