@@ -34,6 +34,8 @@ pub(super) struct Ranking<'a> {
     strict: bool,
     /// Present if the tiers are the priorities of an Envoy assignment.
     assignment: Option<&'a Assignment>,
+    /// True if an Envoy assignment has the instances, and their locality matters.
+    ranks_localities: bool,
     /// Subset of several parts. Each part has its own share of tunnels, which its tiers divide.
     split: Option<&'a Subset>,
     /// True if other networks only take what the own network cannot, whatever the parts are.
@@ -131,6 +133,9 @@ impl<'a> Ranking<'a> {
             }
             _ => WeightedLocalities::None,
         };
+        let has_places = !matches!(localities, WeightedLocalities::None);
+        let ranks_localities =
+            assignment.is_some() && (has_places || !balancing.evacuated.is_empty());
         let factor = by_priority.map(|stated| Spill::by_factor(stated.overprovisioning));
         let spill = own.and_then(|own| own.spill).or(factor).or(every.spill);
         let is_own_network_first = match preferences {
@@ -145,6 +150,7 @@ impl<'a> Ranking<'a> {
             is_own_network_first,
             strict: service.strict && configured_preferences.is_none(),
             assignment: by_priority,
+            ranks_localities,
             split: None,
             is_failover: false,
             localities,
@@ -178,16 +184,19 @@ impl<'a> Ranking<'a> {
     }
 
     /// Returns the attributes of an instance of another network that decide its tier and place, if
-    /// these are those of an Envoy assignment. Other rules take the locality of its gateway.
+    /// these are those of an Envoy assignment. Other instances have the locality of their gateway.
     pub(super) fn rank<'w>(&self, instance: &'w Workload) -> Rank<'w> {
-        if self.assignment.is_none() {
-            return Rank::default();
-        }
-        let by_locality = matches!(self.localities, WeightedLocalities::Localities(_));
-        Rank {
-            priority: instance.priority,
-            degraded: instance.degraded,
-            locality: by_locality.then_some(&*instance.locality),
+        let locality = self.ranks_localities.then_some(&*instance.locality);
+        match self.assignment {
+            None => Rank {
+                locality,
+                ..Rank::default()
+            },
+            Some(_) => Rank {
+                priority: instance.priority,
+                degraded: instance.degraded,
+                locality,
+            },
         }
     }
 

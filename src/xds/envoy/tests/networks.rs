@@ -4,8 +4,9 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::snapshot::builder::{Change, build};
+use crate::snapshot::traffic::{Regions, Traffic, TrafficRule};
 use crate::snapshot::{EndpointSet, Exposure, ExposureTable, NO_LINK_FACTORS, pick_probabilities};
-use crate::wire::Transit;
+use crate::wire::{RegionPattern, Transit};
 
 const GATEWAY: &str = "192.0.2.1:15008";
 
@@ -52,6 +53,11 @@ fn with_weight(of: LocalityLbEndpoints, weight: u32) -> LocalityLbEndpoints {
 
 /// Returns the endpoints of a cluster for tunnels that may leave the network `east`.
 fn endpoints_of(zones: Vec<LocalityLbEndpoints>) -> Arc<EndpointSet> {
+    endpoints_by(zones, TrafficRule::default())
+}
+
+/// Returns the same under a rule of the configuration.
+fn endpoints_by(zones: Vec<LocalityLbEndpoints>, rule: TrafficRule) -> Arc<EndpointSet> {
     let has_weights = zones.iter().any(|of| of.load_balancing_weight.is_some());
     let by_locality = CommonLbConfig {
         locality_weighted_lb_config: Some(LocalityWeightedLbConfig {}),
@@ -76,6 +82,7 @@ fn endpoints_of(zones: Vec<LocalityLbEndpoints>) -> Arc<EndpointSet> {
     let change = Change {
         mesh: Some((clusters.tables.mesh(), "east".into())),
         exposure: Some(exposure),
+        traffic: Some(Traffic::new([], rule)),
         ..Change::default()
     };
     let snapshot = build(&Default::default(), change);
@@ -86,8 +93,11 @@ fn endpoints_of(zones: Vec<LocalityLbEndpoints>) -> Arc<EndpointSet> {
 
 /// Returns the probability in percent of a pick in each of these networks, empty for the own one.
 fn shares<const N: usize>(zones: Vec<LocalityLbEndpoints>, networks: [&str; N]) -> [f64; N] {
-    let set = endpoints_of(zones);
-    let predicted = pick_probabilities(&set, NO_LINK_FACTORS, Instant::now());
+    shares_in(&endpoints_of(zones), networks)
+}
+
+fn shares_in<const N: usize>(set: &EndpointSet, networks: [&str; N]) -> [f64; N] {
+    let predicted = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
     networks.map(|network| {
         let endpoints = set.endpoints.iter().zip(&predicted);
         let of = endpoints.filter(|(one, _)| *one.definition.network == *network);
@@ -183,6 +193,26 @@ fn each_zone_behind_a_gateway_has_its_weight_and_the_loads_are_those_of_all() {
     );
     assert!(candidates.iter().all(|one| one.instances == 6));
     assert!(Arc::ptr_eq(&candidates[0].state, &candidates[1].state));
+}
+
+#[test]
+fn each_zone_behind_a_gateway_has_the_weight_that_the_configuration_gives_it() {
+    let zones = vec![
+        zone("l", 0, pods()),
+        zone("a", 0, vec![gateway("west", 2)]),
+        zone("b", 0, vec![gateway("west", 4)]),
+    ];
+    let weights = [("r/l", 20), ("r/a", 20), ("r/b", 60)];
+    let weights = weights.map(|(zone, weight)| {
+        let zone = RegionPattern::parse(zone).expect("a zone");
+        (zone, weight)
+    });
+    let rule = TrafficRule {
+        regions: Regions::new(weights),
+        ..TrafficRule::default()
+    };
+    let set = endpoints_by(zones, rule);
+    assert_eq!(shares_in(&set, ["", "west"]), [20.0, 80.0]);
 }
 
 #[test]
