@@ -238,6 +238,8 @@ impl Scripted {
                 if counted.fetch_add(1, Ordering::SeqCst) >= script.connections_max {
                     continue;
                 }
+                // Tests with a paused clock cannot wait for delayed ACKs.
+                stream.set_nodelay(true).expect("an option");
                 let (tls, script) = (tls.clone(), script.clone());
                 let requested = Arc::clone(&requested);
                 running.spawn(async move {

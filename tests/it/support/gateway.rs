@@ -21,6 +21,9 @@ use super::{ECHO, Net, memory};
 /// for an answer of istiod is 15 s.
 pub const RESTART_MAX: Duration = Duration::from_secs(5);
 
+/// Number of lines of the log that a failed test prints.
+const LOG_LINES: usize = 40;
+
 /// Settings of a test's gateway that differ from the defaults.
 pub struct Settings<'a> {
     pub net: Net,
@@ -108,9 +111,25 @@ policies: []
 
 /// Running gateway, killed on drop.
 pub struct Gateway {
+    /// Dropped before the folder.
+    _log: Log,
     pub folder: TempDir,
     pub address: SocketAddr,
     process: Child,
+}
+
+/// Log of the gateway. A failed test prints its end, which has the reasons of tunnels.
+struct Log(PathBuf);
+
+#[expect(clippy::print_stdout, reason = "libtest prints it with the failure")]
+impl Drop for Log {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(&self.0).unwrap_or_default();
+            let first = log.lines().count().saturating_sub(LOG_LINES);
+            log.lines().skip(first).for_each(|line| println!("{line}"));
+        }
+    }
 }
 
 impl Gateway {
@@ -174,6 +193,7 @@ impl Gateway {
             .expect("the gateway's process");
         let address = settings.net.address(1, 15008);
         Self {
+            _log: Log(folder.path().join("log")),
             folder,
             address,
             process,
