@@ -11,6 +11,7 @@ use crate::config::{
     PolicyMode, ServiceSubset, Source, parse_identity,
 };
 use crate::datapath::binding::audience;
+use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
@@ -97,14 +98,11 @@ impl Inputs {
             policies: self.received_policies(),
             enforcement: Some(enforcement(&self.config)),
             scope: Some(self.scope.clone()),
-            exports: None,
-            answers: Vec::new(),
             has_passthrough: Some(self.config.listeners.iter().any(Listener::is_tls)),
-            listeners: false,
             position: Some(traffic::position(&self.config, None)),
             traffic: Some(traffic::traffic_rules(&self.config)),
             networks: Some(traffic::networks(&self.config)),
-            overrides: None,
+            ..Change::default()
         }
     }
 
@@ -474,6 +472,12 @@ fn service_limits(limits: config::ServiceLimits) -> ServiceLimits {
         idle_timeout: limits.idle_timeout,
         max_duration: limits.max_duration,
     }
+}
+
+/// Returns the addresses that are never dialled.
+pub(super) fn deny_list(config: &Config) -> DenyList {
+    let own = config.listeners.iter().map(|listener| listener.bind);
+    DenyList::new(config.dial.allow.clone(), own.collect())
 }
 
 /// Returns the exposure table of the configuration.

@@ -64,8 +64,7 @@ struct Open {
 
 /// Removed listener that is draining. It ends with its last connection.
 struct Removed {
-    config: config::Listener,
-    address: SocketAddr,
+    row: ListenerRow,
     listener: Weak<Listener>,
 }
 
@@ -83,6 +82,17 @@ pub(super) struct ClosedListeners {
     pub(super) own: Vec<String>,
     /// Bindings of objects.
     pub(super) of_objects: Vec<String>,
+}
+
+impl ClosedListeners {
+    pub(super) fn push(&mut self, is_of_object: bool, line: String) {
+        let list = if is_of_object {
+            &mut self.of_objects
+        } else {
+            &mut self.own
+        };
+        list.push(line);
+    }
 }
 
 /// Binds the addresses of all listeners without listening. A binding of an object stays closed if
@@ -247,19 +257,20 @@ impl Listeners {
                 listener.drain.close();
             }
         });
-        state.removed.push(Removed {
-            config: entry.config,
-            address: open.address,
-            listener,
-        });
+        let row = ListenerRow {
+            listener: entry.config,
+            address,
+            state: ListenerState::Draining,
+            error: None,
+        };
+        state.removed.push(Removed { row, listener });
     }
 
     /// Returns the rows of all listeners: those of the configuration, then those that are
     /// draining.
     pub(super) fn rows(&self) -> Vec<ListenerRow> {
         let mut state = self.state.lock();
-        let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
-        state.removed.retain(is_left);
+        state.forget_ended();
         let own = state.entries.iter().map(|entry| {
             let bind = entry.config.bind;
             let (address, state, error) = match &entry.socket {
@@ -277,17 +288,18 @@ impl Listeners {
                 error,
             }
         });
-        let removed = state.removed.iter().map(|removed| ListenerRow {
-            listener: removed.config.clone(),
-            address: removed.address,
-            state: ListenerState::Draining,
-            error: None,
-        });
+        let removed = state.removed.iter().map(|removed| removed.row.clone());
         own.chain(removed).collect()
     }
 }
 
 impl State {
+    /// Forgets the removed listeners without a connection.
+    fn forget_ended(&mut self) {
+        let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
+        self.removed.retain(is_left);
+    }
+
     fn closed(&self) -> ClosedListeners {
         let mut closed = ClosedListeners::default();
         for entry in &self.entries {
@@ -295,15 +307,11 @@ impl State {
                 continue;
             };
             let (line, name) = (&entry.config.line, &entry.config.name);
-            let list = if entry.config.is_of_object() {
-                &mut closed.of_objects
-            } else {
-                &mut closed.own
-            };
-            list.push(format!(
+            let message = format!(
                 "{line}: listener `{name}` is not open: {why}; it is tried again with the \
                  next change of a file"
-            ));
+            );
+            closed.push(entry.config.is_of_object(), message);
         }
         closed
     }
@@ -311,8 +319,7 @@ impl State {
     /// Listens on each bound address, if the data path has started. Returns the errors of the
     /// listeners of the configuration that fail.
     fn listen(&mut self, data_path: &Arc<DataPath>) -> Vec<String> {
-        self.removed
-            .retain(|removed| removed.listener.strong_count() > 0);
+        self.forget_ended();
         let Some(threads) = &self.threads else {
             return Vec::new();
         };

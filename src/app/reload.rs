@@ -24,7 +24,7 @@ use crate::xds::{self, objects::object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
 use super::certificates::SharedCertificates;
-use super::inputs::{self, Report};
+use super::inputs::{self, Inputs, Report};
 use super::listeners::ClosedListeners;
 use super::mesh_files::{Joined, MeshFiles};
 use super::state::App;
@@ -33,17 +33,6 @@ use super::{traffic, trust};
 /// Fingerprints of the files when they were last read. They are taken before the reading, so that
 /// a concurrent change is found afterwards.
 pub(super) type Fingerprints = BTreeMap<PathBuf, u64>;
-
-/// Result of the reading before the start.
-pub(super) struct InitialState {
-    /// Configuration without the entries of objects.
-    pub(super) own_config: Config,
-    pub(super) mesh_files: MeshFiles,
-    pub(super) warnings: Vec<String>,
-    /// Mistakes in objects that are skipped.
-    pub(super) skipped_objects: Vec<String>,
-    pub(super) seen: Fingerprints,
-}
 
 /// Watches the four kinds of files and applies their changes, one at a time. It has a dedicated
 /// thread, because a mount that hangs blocks it.
@@ -72,7 +61,8 @@ impl Reloader {
     pub(super) fn new(
         source: Source,
         app: &App,
-        read: InitialState,
+        inputs: Inputs,
+        seen: Fingerprints,
         certificates: SharedCertificates,
         log: LogHandle,
     ) -> Self {
@@ -87,15 +77,16 @@ impl Reloader {
             app: app.clone(),
             log,
             certificates,
-            seen: read.seen,
-            own_config: read.own_config,
-            mesh_files: read.mesh_files,
+            seen,
+            own_config: inputs.own_config,
+            mesh_files: inputs.mesh_files,
             failed: BTreeMap::new(),
             files_of_rejected: Vec::new(),
-            last_warnings: read.warnings.into_iter().collect(),
+            last_warnings: inputs.warnings.into_iter().collect(),
             passed_over: Vec::new(),
         };
-        reloader.record_skipped_objects(read.skipped_objects);
+        let closed = app.listeners.closed().of_objects;
+        reloader.record_skipped_objects([inputs.skipped_objects, closed].concat());
         reloader
     }
 

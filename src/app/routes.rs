@@ -10,6 +10,8 @@ use crate::snapshot::mesh::Place;
 use crate::snapshot::{Caller, Snapshot};
 use crate::wire::{Authority, Host};
 
+use super::inputs::deny_list;
+
 /// Returns warnings about routes to services that are missing or that are gateways. Also warns of
 /// listeners with Istio's names if no service is exposed to anyone.
 pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> {
@@ -58,9 +60,8 @@ impl Gateways {
             Place::Address(_, ip) => Some(*ip),
             Place::Name(_) => None,
         });
-        let own = config.listeners.iter().map(|one| one.bind);
         Self {
-            deny: DenyList::new(Vec::new(), own.collect()),
+            deny: deny_list(config),
             networks: addresses.collect(),
         }
     }

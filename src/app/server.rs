@@ -10,7 +10,7 @@ use axum::Router;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tracing::error;
 
-use crate::admin::{self, AdminState, DescriptorUsage, HOLDERS_SHOWN, IssuerRow, Limits, Source};
+use crate::admin::{self, AdminState, HOLDERS_SHOWN, IssuerRow, Limits, Source};
 use crate::config::Config;
 use crate::datapath::{DataPath, accept};
 use crate::lifecycle::Lifecycle;
@@ -67,7 +67,10 @@ impl Sockets {
                 let data_path = Arc::clone(data_path);
                 Arc::new(move |address| data_path.deny.denies(address))
             },
-            holders: descriptor_usage(data_path),
+            holders: {
+                let data_path = Arc::clone(data_path);
+                Arc::new(move || data_path.admission.pool.usage(HOLDERS_SHOWN))
+            },
             issuers: issuers(data_path),
             remote_gateways: remote_gateways(data_path),
             bindings: bindings(app),
@@ -135,22 +138,6 @@ pub(super) fn spawn(
         }
     })?;
     Ok(())
-}
-
-/// Returns the source of the descriptor usage of the running gateway.
-fn descriptor_usage(data_path: &Arc<DataPath>) -> Source<DescriptorUsage> {
-    let data_path = Arc::clone(data_path);
-    Arc::new(move || {
-        let usage = data_path.admission.pool.usage(HOLDERS_SHOWN);
-        let holders = usage.holders.iter();
-        DescriptorUsage {
-            used: usage.used,
-            max: usage.max,
-            holders: holders
-                .map(|(name, held)| (name.to_string(), *held))
-                .collect(),
-        }
-    })
 }
 
 /// Returns the source of the gateways of other networks: those that tunnels have used, and those
