@@ -6,8 +6,10 @@
 //! 8446 section 4.1.2). More than [`SAME_RANDOM_MAX`] tunnels with one random are therefore a loop.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
+use thiserror::Error;
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
@@ -27,7 +29,11 @@ static RANDOMS: LazyLock<Mutex<HashMap<ClientRandom, u32>>> = LazyLock::new(Mute
 pub struct InFlight(ClientRandom);
 
 /// ClientHello with too many tunnels in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their endpoints; look \
+     for a route that leads back to a gateway"
+)]
 pub struct ForwardingLoop;
 
 /// Counts the ClientHello at the start of `bytes`, if there is one.
@@ -38,7 +44,7 @@ pub fn register(bytes: &[u8]) -> Result<Option<InFlight>, ForwardingLoop> {
     let Some(random) = client_random(bytes) else {
         return Ok(None);
     };
-    let mut randoms = randoms();
+    let mut randoms = RANDOMS.lock();
     let count = randoms.entry(random).or_default();
     if *count >= SAME_RANDOM_MAX {
         return Err(ForwardingLoop);
@@ -47,14 +53,9 @@ pub fn register(bytes: &[u8]) -> Result<Option<InFlight>, ForwardingLoop> {
     Ok(Some(InFlight(random)))
 }
 
-/// Locks the table. Each critical section is a single step, so poisoning leaves it consistent.
-fn randoms() -> MutexGuard<'static, HashMap<ClientRandom, u32>> {
-    RANDOMS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut randoms = randoms();
+        let mut randoms = RANDOMS.lock();
         if let Some(count) = randoms.get_mut(&self.0) {
             *count -= 1;
             if *count == 0 {
@@ -69,17 +70,6 @@ impl ForwardingLoop {
     pub fn record(self, record: &mut Record) -> Reason {
         record.set_detail(self.to_string());
         Reason::Loop
-    }
-}
-
-impl fmt::Display for ForwardingLoop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their \
-             endpoints; \
-             look for a route that leads back to a gateway"
-        )
     }
 }
 
@@ -102,6 +92,6 @@ mod tests {
         held.pop();
         assert!(register(&hello(1)).is_ok());
         drop(held);
-        assert!(!randoms().contains_key(&[1; 32]));
+        assert!(!RANDOMS.lock().contains_key(&[1; 32]));
     }
 }
