@@ -89,24 +89,14 @@ impl FrameHeader {
 
 /// Appends a RST_STREAM frame.
 pub fn push_reset(out: &mut Vec<u8>, stream: u32, code: ErrorCode) {
-    push(
-        out,
-        kind::RST_STREAM,
-        0,
-        stream,
-        &u32::from(code).to_be_bytes(),
-    );
+    let code = u32::from(code).to_be_bytes();
+    push(out, kind::RST_STREAM, 0, stream, &code);
 }
 
 /// Appends a WINDOW_UPDATE frame.
 pub fn push_window_update(out: &mut Vec<u8>, stream: u32, increment: u32) {
-    push(
-        out,
-        kind::WINDOW_UPDATE,
-        0,
-        stream,
-        &increment.to_be_bytes(),
-    );
+    let increment = increment.to_be_bytes();
+    push(out, kind::WINDOW_UPDATE, 0, stream, &increment);
 }
 
 /// Appends a GOAWAY frame without debug data.
