@@ -13,6 +13,7 @@ use crate::tls::{Chain, Identity, InboundTls, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
 use super::DataPath;
+use super::handshake::HandshakeError;
 use super::limits::pool::{Descriptor, Holders};
 use super::listener::Listener;
 
@@ -163,23 +164,22 @@ impl Peer {
 /// Authenticates the peer of a connection, which is then counted for its identity.
 ///
 /// # Errors
-/// As [`run`], or the peer already has its share of connections. Returns a detail for the operator
-/// too.
+/// As [`run`], or the peer already has its share of connections.
 pub fn admit(
     data_path: &DataPath,
     certificates: &[CertificateDer<'_>],
     (address, listener): (SocketAddr, Arc<Listener>),
     descriptor: &mut Descriptor,
-) -> Result<Peer, (HandshakeRefusal, String)> {
+) -> Result<Peer, HandshakeError> {
     let snapshot = data_path.reader.load();
     let mut peer = run(certificates, address, listener, &data_path.tls, &snapshot)
-        .map_err(|refusal| (refusal, refusal.to_string()))?;
+        .map_err(|refusal| HandshakeError::new(refusal, &refusal))?;
     let source = &peer.source;
     let holders = descriptor.holders();
     let holders = holders.for_identity(&source.counted_cluster, &source.principal);
     descriptor.move_to(&holders).map_err(|full| {
         let detail = format!("{full}: {}", source.principal);
-        (HandshakeRefusal::OverShare, detail)
+        HandshakeError::new(HandshakeRefusal::OverShare, &detail)
     })?;
     peer.holders = Some(holders);
     Ok(peer)

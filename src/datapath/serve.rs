@@ -77,8 +77,7 @@ async fn authenticate(
     let mut session = handshake::run(data_path, accepted).await?;
     let (certificates, resources) = (&session.peer_certificates, &mut session.resources);
     let from = (address, listener);
-    let peer = identity::admit(data_path, certificates, from, &mut resources.descriptor)
-        .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
+    let peer = identity::admit(data_path, certificates, from, &mut resources.descriptor)?;
     Ok((session, Arc::new(peer)))
 }
 

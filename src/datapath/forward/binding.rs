@@ -161,8 +161,7 @@ async fn verify_client(
         let (stream, mut resources) = handshake::run_local(data_path, accepted).await?;
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let descriptor = &mut resources.descriptor;
-        let peer = identity::admit(data_path, certificates, (address, listener), descriptor)
-            .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
+        let peer = identity::admit(data_path, certificates, (address, listener), descriptor)?;
         return Ok(Session {
             peer,
             socket: stream.get_ref().0.clone(),

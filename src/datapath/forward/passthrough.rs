@@ -127,7 +127,6 @@ async fn establish(
     let target = Target {
         authority,
         origin: Origin::Workload,
-        via_gateway: false,
         forwarded: None,
     };
     let permit = tunnel.resolve_passthrough(target, granted_by_listener)?;
