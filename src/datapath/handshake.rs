@@ -1,5 +1,6 @@
 //! Stage 2: the outer TLS handshake, with one deadline.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +13,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
+use crate::telemetry::handshake_refused;
 use crate::tls::record::RecordLayer;
 use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
-use super::io::linger::ALERT_DEADLINE;
+use super::io::linger::{self, ALERT_DEADLINE};
 use super::io::shared_socket::SharedSocket;
 use super::limits::admission::{EVICTED_DETAIL, HandshakeSlot};
 
@@ -72,6 +74,15 @@ impl HandshakeError {
             refusal,
             detail: detail.to_string(),
             alerted: None,
+        }
+    }
+
+    /// Counts and logs the refusal. Closes the socket once the peer has read its alert.
+    pub async fn close(self, data_path: &DataPath, address: SocketAddr) {
+        handshake_refused(&data_path.metrics, address, self.refusal, &self.detail);
+        if let Some(alerted) = self.alerted {
+            linger::disable_reset_on_close(&alerted.socket);
+            linger::close_gracefully(alerted.socket).await;
         }
     }
 }

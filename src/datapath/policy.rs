@@ -59,20 +59,18 @@ impl Permit {
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
         let via_gateway = route.is_via_gateway();
-        let mut route = *self.route;
-        let first_peer = route.first_peer.take();
-        let (requested, matched_by) = route.into_match();
+        let route = *self.route;
         Grant {
             endpoint,
             waypoint,
             service,
             port,
-            authority: requested,
-            matched_by,
+            authority: route.authority,
+            matched_by: route.matched_by,
             granted: self.granted_by_listener,
             via_gateway,
             limits: self.limits,
-            first_peer,
+            first_peer: route.first_peer,
         }
     }
 }

@@ -16,10 +16,10 @@ use super::listener::reason_if_unknown;
 /// waypoints.
 #[derive(Debug)]
 pub struct Route {
-    authority: Authority,
+    pub(super) authority: Authority,
     service: Arc<Service>,
     port: u16,
-    matched_by: MatchedBy,
+    pub(super) matched_by: MatchedBy,
     pub(super) endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
     passthrough: bool,
@@ -52,11 +52,6 @@ impl Route {
     /// Returns the authority that the peer requested.
     pub fn requested(&self) -> &Authority {
         &self.authority
-    }
-
-    /// Returns the requested authority and the kind of its match with the service.
-    pub fn into_match(self) -> (Authority, MatchedBy) {
-        (self.authority, self.matched_by)
     }
 
     /// Returns how the requested authority matched the service.

@@ -8,13 +8,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::interval;
 
-use crate::telemetry::handshake_refused;
-
 use super::accept::AcceptedConnection;
 use super::forward::{self, connection};
 use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
-use super::io::linger;
 use super::{DataPath, handshake, identity, passthrough};
 
 /// Period of a timer that keeps tokio's driver from being woken. Arming the earliest timer of a
@@ -56,15 +53,7 @@ async fn serve_hbone(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
         connection::run(&data_path, session, peer).await
     };
     if let Err(refused) = served.await {
-        handshake_refused(
-            &data_path.metrics,
-            address,
-            refused.refusal,
-            &refused.detail,
-        );
-        if let Some(alerted) = refused.alerted {
-            linger::close_gracefully(alerted.socket).await;
-        }
+        refused.close(&data_path, address).await;
     }
 }
 
