@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Context;
 
@@ -83,15 +82,13 @@ impl Inputs {
         inputs.context("not every file could be read")
     }
 
-    /// Returns the network whose endpoints are local.
-    pub fn network(&self) -> Arc<str> {
-        self.config.gateway.network.as_str().into()
-    }
-
     /// Returns the first change of the snapshot after the start.
     pub(super) fn change(&self) -> Change {
         Change {
-            mesh: Some((self.mesh.clone(), self.network())),
+            mesh: Some((
+                self.mesh.clone(),
+                self.config.gateway.network.as_str().into(),
+            )),
             trust: Some(trust::set(&self.config, &self.trust)),
             exposure: Some(exposure_table(&self.config)),
             names: Some(name_table(&self.config)),

@@ -231,7 +231,7 @@ impl App {
             Arc::clone(&self.publisher),
         ));
         let back = Arc::clone(&self.reconnected);
-        Ok(SharedCertificates::new(certificates, source, &config, back))
+        Ok(certificates::share(certificates, source, &config, back))
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:
