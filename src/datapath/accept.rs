@@ -19,7 +19,7 @@ use crate::telemetry::{AcceptError, connection_refused};
 
 use super::DataPath;
 use super::limits::admission::HandshakeSlot;
-use super::limits::pool::{Descriptor, LimitReached, ListenerReserve};
+use super::limits::pool::{Descriptor, ListenerReserve};
 use super::listener::Listener;
 
 /// A connection accepted from a downstream.
@@ -255,7 +255,7 @@ fn dispatch(
 ) {
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     if !listener.rules().admits(address.ip()) {
-        return reject(data_path, &stream, "not_in_sources", None);
+        return reject(data_path, &stream, "not_in_sources");
     }
     let least = workers
         .iter()
@@ -263,10 +263,13 @@ fn dispatch(
     let Some(worker) = least else { return };
     let descriptor = match share.source(address.ip()).connection() {
         Ok(descriptor) => descriptor,
-        Err(full) => return reject(data_path, &stream, full.label(), Some((address, full))),
+        Err(full) => {
+            connection_refused(&data_path.metrics, address, full.label(), &full);
+            return reject(data_path, &stream, full.label());
+        }
     };
     let Some(handshake) = data_path.admission.acquire_handshake(address.ip()) else {
-        return reject(data_path, &stream, "source", None);
+        return reject(data_path, &stream, "source");
     };
     let held = ConnectionResources {
         load: worker.load.clone(),
@@ -280,21 +283,13 @@ fn dispatch(
         listener: Arc::clone(listener),
     };
     if let Err(full) = worker.queue.try_send(accepted) {
-        reject(data_path, &full.into_inner().stream, "worker", None);
+        reject(data_path, &full.into_inner().stream, "worker");
     }
 }
 
 /// Closes a rejected connection by RST, so that no socket stays in TIME_WAIT.
-fn reject(
-    data_path: &DataPath,
-    stream: &TcpStream,
-    limit: &'static str,
-    why: Option<(SocketAddr, LimitReached)>,
-) {
+fn reject(data_path: &DataPath, stream: &TcpStream, limit: &'static str) {
     data_path.metrics.connection_shed(limit);
-    if let Some((address, full)) = why {
-        connection_refused(&data_path.metrics, address, limit, &full);
-    }
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 

@@ -158,22 +158,16 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
     let others = set.endpoints.iter().map(|other| &other.state);
     let others = others.filter(|other| !Arc::ptr_eq(other, &endpoint.state));
     let ejected = others.clone().filter(|other| other.is_ejected(now)).count();
-    (ejected + 1) * 2 <= others.count() + 1 && eject(endpoint, metrics)
-}
-
-/// Ejects an endpoint. Returns true if this call has ejected it.
-fn eject(endpoint: &Endpoint, metrics: &Metrics) -> bool {
-    let now = Instant::now();
-    let is_new = !endpoint.state.is_ejected(now);
-    if is_new {
-        let time = endpoint.state.eject(now);
-        metrics.endpoint_ejected();
-        info!(
-            endpoint = %endpoint.uid(), address = %endpoint.address, ?time,
-            "endpoint ejected after a failure"
-        );
+    if (ejected + 1) * 2 > others.count() + 1 || endpoint.state.is_ejected(now) {
+        return false;
     }
-    is_new
+    let time = endpoint.state.eject(now);
+    metrics.endpoint_ejected();
+    info!(
+        endpoint = %endpoint.uid(), address = %endpoint.address, ?time,
+        "endpoint ejected after a failure"
+    );
+    true
 }
 
 /// Returns the index in the set of the less loaded one of two eligible endpoints drawn by weight.

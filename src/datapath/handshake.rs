@@ -87,6 +87,12 @@ impl HandshakeError {
     }
 }
 
+impl From<HandshakeRefusal> for HandshakeError {
+    fn from(refusal: HandshakeRefusal) -> Self {
+        Self::new(refusal, &refusal)
+    }
+}
+
 /// Deadline for the whole handshake. A round trip between far regions is under 0.3 s. A peer
 /// without identity holds a slot for no longer than this.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);

@@ -129,19 +129,9 @@ impl Listener {
         self.rules.store(Arc::new(rules));
     }
 
-    /// Returns true for the listener of a binding.
-    pub fn is_binding(&self) -> bool {
-        self.rules().binding.is_some()
-    }
-
     /// Returns the binding whose clients connect to the listener, if it has one.
     pub fn binding(&self) -> Option<Arc<Binding>> {
         self.rules.load().binding.clone()
-    }
-
-    /// Returns true for a TLS passthrough listener.
-    pub fn is_passthrough(&self) -> bool {
-        self.rules().is_passthrough()
     }
 }
 

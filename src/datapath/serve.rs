@@ -30,10 +30,10 @@ pub async fn run_worker(data_path: Arc<DataPath>, mut queue: mpsc::Receiver<Acce
         };
         let Some(accepted) = accepted else { return };
         let shared = Arc::clone(&data_path);
-        if accepted.listener.is_binding() {
+        if accepted.listener.binding().is_some() {
             let served = forward::binding::run(shared, accepted);
             data_path.lifecycle.spawn(served);
-        } else if accepted.listener.is_passthrough() {
+        } else if accepted.listener.rules().is_passthrough() {
             data_path
                 .lifecycle
                 .spawn(passthrough::run(shared, accepted));

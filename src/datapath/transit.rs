@@ -108,24 +108,16 @@ impl Route {
                 "no endpoint is in this network, and the tunnel has passed {HOPS_MAX} gateways"
             ));
         }
-        if let Some(networks) = self.unreached_networks() {
-            return Some(networks);
+        let networks = &self.service().other_networks;
+        if self.transit == Transit::Off && !networks.is_empty() {
+            let networks = networks.join(", ");
+            return Some(format!(
+                "no endpoint is in this network, and transit is off; others in: {networks}"
+            ));
         }
         let left_out = self.endpoints().left_out();
         let left_out: Vec<_> = left_out.iter().map(ToString::to_string).collect();
         let why = || format!("no endpoint is left: {}", left_out.join("; "));
         (!left_out.is_empty()).then(why)
-    }
-
-    /// Returns a detail for the log if other networks have instances and the tunnel must stay.
-    fn unreached_networks(&self) -> Option<String> {
-        let networks = &self.service().other_networks;
-        let is_off = self.transit == Transit::Off && !networks.is_empty();
-        is_off.then(|| {
-            format!(
-                "no endpoint is in this network, and transit is off; others in: {}",
-                networks.join(", ")
-            )
-        })
     }
 }

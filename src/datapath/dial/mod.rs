@@ -291,10 +291,10 @@ const LOCAL_ADDRESS_TTL: Duration = Duration::from_secs(10);
 const LOCAL_ADDRESSES_MAX: usize = 8192;
 
 impl LocalAddressCache {
-    /// Returns true if `ip` belongs to this host, by a valid cached answer or by a new one of
-    /// `ask`.
+    /// Returns true if `ip` belongs to this host, by a valid cached answer or by a new
+    /// `lookup`.
     ///
-    /// A failed `ask` is never cached. It counts as true, unless there is no route to `ip`.
+    /// A failed `lookup` is never cached. It counts as true, unless there is no route to `ip`.
     fn is_local(
         &self,
         ip: IpAddr,

@@ -106,10 +106,8 @@ impl EndpointStream {
             (Self::Tcp(stream), [slice]) => stream.try_write(slice),
             (Self::Tcp(stream), slices) => stream.try_write_vectored(slices),
             (Self::Outer(outer), slices) => {
-                let OuterStream {
-                    stream, account, ..
-                } = &mut **outer;
-                stream.try_write(slices, |bytes| account.share(bytes))
+                let account = &outer.account;
+                outer.stream.try_write(slices, |bytes| account.share(bytes))
             }
         }
     }
@@ -130,10 +128,9 @@ impl EndpointStream {
         match self {
             Self::Tcp(stream) => stream.write(bytes).await,
             Self::Outer(outer) => {
-                let OuterStream {
-                    stream, account, ..
-                } = &mut **outer;
-                stream.write(bytes, |bytes| account.share(bytes)).await
+                let account = &outer.account;
+                let written = outer.stream.write(bytes, |bytes| account.share(bytes));
+                written.await
             }
         }
     }
