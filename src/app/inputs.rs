@@ -257,16 +257,15 @@ impl Report {
     /// Reads the roots and tokens of the connections to control planes, each file once.
     fn check_control_planes(&mut self, path: &Path, examined: &Examined) {
         let authority = match &examined.identity {
-            Some(Identity::IstioCa(ca)) => channel::check_files(&ca.plane),
-            _ => Vec::new(),
+            Some(Identity::IstioCa(ca)) => Some(&ca.plane),
+            _ => None,
         };
         let source = match &examined.discovery {
-            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => {
-                channel::check_files(plane)
-            }
-            _ => Vec::new(),
+            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => Some(plane),
+            _ => None,
         };
-        let wrong = authority.into_iter().chain(source);
+        let planes = authority.into_iter().chain(source);
+        let wrong = planes.flat_map(channel::check_files);
         for (file, error) in wrong.filter(|(file, _)| !examined.is_absent(file)) {
             let place = examined.place_of(&file, path);
             let line = format!("{place}: error: {error}; write the path of a file with one");

@@ -11,13 +11,12 @@ use anyhow::Context;
 use parking_lot::Mutex;
 use socket2::Socket;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::info;
 
 use crate::admin::{ListenerRow, ListenerState};
 use crate::config::{self, Config};
-use crate::datapath::accept::{self, AcceptedConnection, RegisteredListener, WorkerHandle};
+use crate::datapath::accept::{self, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 use crate::lifecycle::DrainScope;
@@ -384,24 +383,18 @@ fn start_workers(data_path: &Arc<DataPath>, workers: usize) -> anyhow::Result<Da
         count => count,
     };
     let (workers, queues): (Vec<_>, Vec<_>) = (0..count).map(|_| WorkerHandle::new()).unzip();
-    let spawn = |(index, queue)| spawn_worker(data_path, index, queue);
+    let spawn = |(index, queue)| {
+        let data_path = Arc::clone(data_path);
+        let run = async move {
+            serve::run_worker(data_path, queue).await;
+            // The queue has ended, but connections may remain until the process ends.
+            std::future::pending::<()>().await;
+        };
+        spawn_thread(&format!("strait-worker-{index}"), run)
+    };
     let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
     let acceptors = handles?.into_iter().next().context("no worker")?;
     Ok(DataPathThreads { acceptors, workers })
-}
-
-fn spawn_worker(
-    data_path: &Arc<DataPath>,
-    index: usize,
-    queue: mpsc::Receiver<AcceptedConnection>,
-) -> anyhow::Result<Handle> {
-    let data_path = Arc::clone(data_path);
-    let run = async move {
-        serve::run_worker(data_path, queue).await;
-        // The queue has ended, but connections may remain until the process ends.
-        std::future::pending::<()>().await;
-    };
-    spawn_thread(&format!("strait-worker-{index}"), run)
 }
 
 #[cfg(test)]

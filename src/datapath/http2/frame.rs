@@ -122,11 +122,6 @@ pub fn push_settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
     }
 }
 
-/// Returns a size as the value of a setting.
-pub fn setting_value(bytes: usize) -> u32 {
-    u32::try_from(bytes).unwrap_or(u32::MAX)
-}
-
 /// Appends a frame.
 pub fn push(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
     let header = FrameHeader {

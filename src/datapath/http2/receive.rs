@@ -324,8 +324,12 @@ impl Server {
             kind::HEADERS => self.receive_headers(header, &payload),
             kind::CONTINUATION => self.receive_continuation(header, &payload),
             kind::SETTINGS => self.receive_settings(header, &payload),
+            kind::PING if header.has(flag::ACK) => {
+                self.receive_pong(&payload);
+                Ok(())
+            }
             kind::PING => {
-                self.receive_ping(header, &payload);
+                frame::push(&mut self.control, kind::PING, flag::ACK, 0, &payload);
                 Ok(())
             }
             kind::RST_STREAM => self.receive_reset(header.stream, &payload),
@@ -343,14 +347,6 @@ impl Server {
             self.payload = payload;
         }
         ended
-    }
-
-    fn receive_ping(&mut self, header: FrameHeader, payload: &[u8]) {
-        if header.has(flag::ACK) {
-            self.receive_pong(payload);
-        } else {
-            frame::push(&mut self.control, kind::PING, flag::ACK, 0, payload);
-        }
     }
 
     fn receive_settings(

@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use parking_lot::Mutex;
-use thiserror::Error;
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
@@ -28,26 +27,23 @@ static RANDOMS: LazyLock<Mutex<HashMap<ClientRandom, u32>>> = LazyLock::new(Mute
 #[derive(Debug)]
 pub struct InFlight(ClientRandom);
 
-/// ClientHello with too many tunnels in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their endpoints; look \
-     for a route that leads back to a gateway"
-)]
-pub struct ForwardingLoop;
-
 /// Counts the ClientHello at the start of `bytes`, if there is one.
 ///
 /// # Errors
-/// [`SAME_RANDOM_MAX`] tunnels with its random are in flight.
-pub fn register(bytes: &[u8]) -> Result<Option<InFlight>, ForwardingLoop> {
+/// [`Reason::Loop`] if [`SAME_RANDOM_MAX`] tunnels with its random are in flight. The record of the
+/// tunnel gets the explanation.
+pub fn register(bytes: &[u8], record: &mut Record) -> Result<Option<InFlight>, Reason> {
     let Some(random) = client_random(bytes) else {
         return Ok(None);
     };
     let mut randoms = RANDOMS.lock();
     let count = randoms.entry(random).or_default();
     if *count >= SAME_RANDOM_MAX {
-        return Err(ForwardingLoop);
+        record.set_detail(format!(
+            "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their \
+             endpoints; look for a route that leads back to a gateway"
+        ));
+        return Err(Reason::Loop);
     }
     *count += 1;
     Ok(Some(InFlight(random)))
@@ -65,17 +61,13 @@ impl Drop for InFlight {
     }
 }
 
-impl ForwardingLoop {
-    /// Adds the explanation to the tunnel's record, and returns the reason.
-    pub fn record(self, record: &mut Record) -> Reason {
-        record.set_detail(self.to_string());
-        Reason::Loop
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::datapath::identity::Peer;
+    use crate::telemetry::Metrics;
 
     fn hello(number: u8) -> Vec<u8> {
         let mut hello = vec![22, 3, 1, 0, 38, 1, 0, 0, 34, 3, 3];
@@ -85,8 +77,11 @@ mod tests {
 
     #[test]
     fn three_tunnels_with_one_random_are_let_through_and_nothing_is_kept() {
+        let peer = Peer::unauthenticated(([192, 0, 2, 1], 1).into(), Arc::default(), None);
+        let mut record = Record::new(&Arc::new(Metrics::new()), &peer.source, "echo.app:80");
+        let mut register = |bytes: &[u8]| register(bytes, &mut record);
         let mut held: Vec<_> = (0..3).map(|_| register(&hello(1)).unwrap()).collect();
-        assert_eq!(register(&hello(1)).unwrap_err(), ForwardingLoop);
+        assert_eq!(register(&hello(1)).unwrap_err(), Reason::Loop);
         assert!(register(&hello(2)).unwrap().is_some(), "another random");
         assert!(register(b"no hello").unwrap().is_none());
         held.pop();
