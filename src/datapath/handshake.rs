@@ -53,7 +53,7 @@ pub struct HandshakeError {
     /// Explanation of the failure.
     pub detail: String,
     /// Socket to close once the peer has read its alert.
-    pub alerted: Option<AlertedSocket>,
+    pub alerted: Option<Box<AlertedSocket>>,
 }
 
 /// Socket that an alert may have been sent on, with the resources that it holds.
@@ -139,11 +139,11 @@ pub async fn run(
     Err(HandshakeError {
         refusal,
         detail,
-        alerted: Some(AlertedSocket {
+        alerted: Some(Box::new(AlertedSocket {
             socket,
             slot,
             resources,
-        }),
+        })),
     })
 }
 
@@ -174,11 +174,12 @@ pub async fn run_local(
         Some(cause) => (data_path.tls.refusal(cause), explain_error(cause)),
         None => (HandshakeRefusal::Other, error.to_string()),
     };
-    let alerted = socket.into_inner().map(|socket| AlertedSocket {
+    let alerted = |socket| AlertedSocket {
         socket,
         slot,
         resources,
-    });
+    };
+    let alerted = socket.into_inner().map(alerted).map(Box::new);
     Err(HandshakeError {
         refusal,
         detail,
