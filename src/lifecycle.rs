@@ -4,7 +4,6 @@
 //! the drain, the second ends it immediately.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -14,9 +13,10 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tokio_util::task::TaskTracker;
 
 /// Phase of the process. Phases only advance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Serving.
+    #[default]
     Running,
     /// Readiness fails; everything else continues, so that load balancers can react.
     Lag,
@@ -34,10 +34,10 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 const TASK_CLOSE_GRACE: Duration = Duration::from_millis(400);
 
 /// Handle to the process lifecycle; cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Lifecycle {
-    phase: Arc<watch::Sender<Phase>>,
-    stops: Arc<watch::Sender<u32>>,
+    phase: watch::Sender<Phase>,
+    stops: watch::Sender<u32>,
     root_scope: DrainScope,
     tasks: TaskTracker,
 }
@@ -99,16 +99,6 @@ impl DrainScope {
 }
 
 impl Lifecycle {
-    /// Creates the lifecycle of a running process.
-    pub fn new() -> Self {
-        Self {
-            phase: Arc::new(watch::Sender::new(Phase::Running)),
-            stops: Arc::new(watch::Sender::new(0)),
-            root_scope: DrainScope::default(),
-            tasks: TaskTracker::new(),
-        }
-    }
-
     /// Requests a stop; a second call skips the waiting.
     pub fn stop(&self) {
         self.stops
@@ -182,12 +172,6 @@ impl Lifecycle {
     }
 }
 
-impl Default for Lifecycle {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// Waits until `phases` reaches `phase`. Never returns if the sender is gone.
 pub async fn wait_for_phase(phases: &mut watch::Receiver<Phase>, phase: Phase) {
     if phases.wait_for(|&now| now >= phase).await.is_err() {
@@ -206,7 +190,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_drain_ends_as_soon_as_the_last_task_has() {
-        let life = Lifecycle::new();
+        let life = Lifecycle::default();
         life.spawn(sleep(Duration::from_secs(8)));
         life.stop();
         let start = Instant::now();
@@ -216,7 +200,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_deadline_counts_from_the_end_of_the_lag() {
-        let life = Lifecycle::new();
+        let life = Lifecycle::default();
         let mut phases = life.phases();
         life.spawn(std::future::pending::<()>());
         life.stop();
@@ -238,7 +222,7 @@ mod tests {
                 self.0.spawn_closing(std::future::pending::<()>());
             }
         }
-        let life = Lifecycle::new();
+        let life = Lifecycle::default();
         let next = Next(life.clone());
         life.spawn_closing(async move {
             let _next = next;
@@ -253,7 +237,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_part_drains_by_itself_and_with_the_process() {
-        let life = Lifecycle::new();
+        let life = Lifecycle::default();
         let (one, other) = (life.drain_scope(), life.drain_scope());
         one.drain();
         assert!(one.is_draining() && !other.is_draining());
@@ -268,7 +252,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_second_stop_is_now() {
-        let life = Lifecycle::new();
+        let life = Lifecycle::default();
         life.spawn(std::future::pending::<()>());
         life.stop();
         life.stop();

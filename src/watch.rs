@@ -9,10 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
@@ -22,21 +23,12 @@ use tracing::warn;
 #[derive(Debug)]
 pub struct FileWatcher {
     files: Vec<PathBuf>,
-    watched: BTreeSet<PathBuf>,
+    /// Wanted directories that cannot be watched, which are logged once.
     unwatchable: BTreeSet<PathBuf>,
-    /// Entries of watched directories that matter. Other entries of `/tmp`, for example, change
-    /// often.
-    relevant_paths: Arc<Mutex<RelevantPaths>>,
+    /// Entries for which an event counts. Other entries of `/tmp`, for example, change often.
+    relevant: Arc<Mutex<NamesByDirectory>>,
     watcher: RecommendedWatcher,
     events: watch::Receiver<u64>,
-}
-
-/// Paths for which an event counts.
-#[derive(Debug, Default)]
-struct RelevantPaths {
-    entries: BTreeSet<PathBuf>,
-    /// Directories for which events of every entry count.
-    directories: BTreeSet<PathBuf>,
 }
 
 /// Names of entries by the directory that contains them; [`ALL_ENTRIES`] is all entries.
@@ -62,18 +54,17 @@ impl FileWatcher {
     /// The system provides no watcher, or the working directory is gone.
     pub fn new(files: &[PathBuf]) -> notify::Result<Self> {
         let (sender, events) = watch::channel(0_u64);
-        let steps = Arc::new(Mutex::new(RelevantPaths::default()));
-        let relevant = Arc::clone(&steps);
+        let relevant = Arc::new(Mutex::new(NamesByDirectory::new()));
+        let names = Arc::clone(&relevant);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-            if event.map_or(true, |event| is_relevant(&event, &relevant)) {
+            if event.map_or(true, |event| is_relevant(&event, &names.lock())) {
                 sender.send_modify(|count| *count = count.wrapping_add(1));
             }
         })?;
         let mut watch = Self {
             files: Vec::new(),
-            watched: BTreeSet::new(),
             unwatchable: BTreeSet::new(),
-            relevant_paths: steps,
+            relevant,
             watcher,
             events,
         };
@@ -117,65 +108,41 @@ impl FileWatcher {
     }
 
     fn update_watches_once(&mut self, wanted: &NamesByDirectory) {
-        let mut steps = RelevantPaths::default();
-        for (directory, names) in wanted {
-            for name in names {
-                if name == ALL_ENTRIES {
-                    steps.directories.insert(directory.clone())
-                } else {
-                    steps.entries.insert(directory.join(name))
-                };
-            }
-        }
-        *self
-            .relevant_paths
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = steps;
-        let gone = self
-            .watched
-            .iter()
-            .filter(|path| !wanted.contains_key(*path));
-        for directory in gone {
+        let before = std::mem::replace(&mut *self.relevant.lock(), wanted.clone());
+        for directory in before.keys().filter(|one| !wanted.contains_key(*one)) {
+            // Fails for a directory that could not be watched.
             let _ = self.watcher.unwatch(directory);
+            self.unwatchable.remove(directory);
         }
-        self.watched.clear();
-        let mut unwatchable = BTreeSet::new();
         for directory in wanted.keys() {
             // Watching a path twice is harmless. It is necessary if another directory replaced
             // this one under the same name.
-            match self.watcher.watch(directory, RecursiveMode::NonRecursive) {
-                Ok(()) => {
-                    self.watched.insert(directory.clone());
-                }
-                Err(error) => {
-                    if !self.unwatchable.contains(directory) {
-                        let directory = directory.display();
-                        warn!(
-                            %directory, %error,
-                            "cannot watch directory; its changes are not detected"
-                        );
-                    }
-                    unwatchable.insert(directory.clone());
-                }
+            let watched = self.watcher.watch(directory, RecursiveMode::NonRecursive);
+            let Err(error) = watched else {
+                self.unwatchable.remove(directory);
+                continue;
+            };
+            if self.unwatchable.insert(directory.clone()) {
+                let directory = directory.display();
+                warn!(%directory, %error, "cannot watch directory; its changes are not detected");
             }
         }
-        self.unwatchable = unwatchable;
     }
 }
 
 /// Returns true if an event affects a watched path. An event without paths means that events were
 /// lost.
-fn is_relevant(event: &Event, steps: &Mutex<RelevantPaths>) -> bool {
+fn is_relevant(event: &Event, names: &NamesByDirectory) -> bool {
     // Reading a file causes an access event too: reacting to it would loop forever.
     if event.kind.is_access() {
         return false;
     }
-    let steps = steps.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_step = |path: &PathBuf| {
-        let directory = path.parent();
-        steps.entries.contains(path) || directory.is_some_and(|one| steps.directories.contains(one))
+    let is_watched = |path: &PathBuf| {
+        let names = path.parent().and_then(|directory| names.get(directory));
+        let is_name = |name: &OsString| name == ALL_ENTRIES || Some(&**name) == path.file_name();
+        names.is_some_and(|names| names.iter().any(is_name))
     };
-    event.paths.is_empty() || event.paths.iter().any(is_step)
+    event.paths.is_empty() || event.paths.iter().any(is_watched)
 }
 
 /// Returns every directory that path resolution of `files` visits, as a real path, with the names

@@ -109,7 +109,7 @@ impl Running {
             publisher.reader(),
             InboundTls::new(tls),
             metrics,
-            Lifecycle::new(),
+            Lifecycle::default(),
             Admission::new(1024),
             BUFFERS,
             dial::DenyList::new(vec![loopback], addresses.clone()),

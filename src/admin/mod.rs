@@ -32,13 +32,13 @@ use serde::Deserialize;
 use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::snapshot::{EndpointSet, Publisher, Reader};
-use crate::status::{RemoteGatewayStatus, Status};
+use crate::status::{DescriptorUsage, RemoteGatewayStatus, Status};
 use crate::telemetry::{LogHandle, Metrics};
 
 use scrape::Scrapes;
 
 pub use explain::ExplainHandler;
-pub use rows::{DescriptorUsage, HOLDERS_SHOWN, IssuerRow, ListenerRow, ListenerState};
+pub use rows::{HOLDERS_SHOWN, IssuerRow, ListenerRow, ListenerState};
 pub use server::{Limits, serve};
 
 /// Function that returns state of the running gateway.

@@ -59,15 +59,3 @@ pub struct IssuerRow {
     /// Number of handshakes refused because of the issuer.
     pub refused: u64,
 }
-
-/// Usage of the descriptor pool.
-#[derive(Clone, Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DescriptorUsage {
-    /// Number of descriptors in use.
-    pub used: usize,
-    /// Maximum number of descriptors.
-    pub max: usize,
-    /// Clusters, identities and source addresses with the most descriptors, and their numbers.
-    pub holders: Vec<(String, usize)>,
-}

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -62,44 +62,33 @@ fn start_issuance(
 
 /// Certificates shared by their two writers. A task of the control path receives new certificates
 /// and checks expiry. The thread that reads files may block on one of them.
-#[derive(Clone)]
-pub(super) struct SharedCertificates(Arc<Mutex<Certificates>>);
+pub(super) type SharedCertificates = Arc<Mutex<Certificates>>;
 
-impl SharedCertificates {
-    /// Starts the task of the control path.
-    pub(super) fn new(
-        certificates: Certificates,
-        source: &Source,
-        config: &Config,
-        back: Arc<Notify>,
-    ) -> Self {
-        let news = start_issuance(source, config, back);
-        let replaced = Arc::clone(&certificates.replaced);
-        let shared = Self(Arc::new(Mutex::new(certificates)));
-        tokio::spawn(shared.clone().run(news, replaced));
-        shared
-    }
+/// Starts the task of the control path.
+pub(super) fn share(
+    certificates: Certificates,
+    source: &Source,
+    config: &Config,
+    back: Arc<Notify>,
+) -> SharedCertificates {
+    let news = start_issuance(source, config, back);
+    let replaced = Arc::clone(&certificates.replaced);
+    let shared = Arc::new(Mutex::new(certificates));
+    tokio::spawn(run(Arc::clone(&shared), news, replaced));
+    shared
+}
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Certificates> {
-        self.0.lock()
-    }
-
-    /// Logs the trusted roots without a revocation list, given the certificate and the trust in
-    /// use. A reload replaces both under one lock. Returns the next expiry.
-    fn check_trust(&self) -> Option<SystemTime> {
-        let mut certificates = self.lock();
-        certificates.report_roots_without_crl();
-        certificates.next_expiry()
-    }
-
-    async fn run(self, mut news: mpsc::Receiver<CertificateEvent>, replaced: Arc<Notify>) {
-        loop {
-            let end = self.check_trust();
-            tokio::select! {
-                Some(news) = news.recv() => self.lock().handle_news(news),
-                () = wait_until(end) => self.lock().check_expiry(),
-                () = replaced.notified() => {}
-            }
+async fn run(
+    shared: SharedCertificates,
+    mut news: mpsc::Receiver<CertificateEvent>,
+    replaced: Arc<Notify>,
+) {
+    loop {
+        let end = shared.lock().check_trust();
+        tokio::select! {
+            Some(news) = news.recv() => shared.lock().handle_news(news),
+            () = wait_until(end) => shared.lock().check_expiry(),
+            () = replaced.notified() => {}
         }
     }
 }
@@ -197,8 +186,11 @@ impl Certificates {
         new
     }
 
-    /// Returns the next expiry of the certificate in use or of a revocation list.
-    fn next_expiry(&self) -> Option<SystemTime> {
+    /// Logs the trusted roots without a revocation list, given the certificate and the trust in
+    /// use. A reload replaces both under one lock. Returns the next expiry of the certificate or of
+    /// a revocation list.
+    fn check_trust(&mut self) -> Option<SystemTime> {
+        self.report_roots_without_crl();
         let crls = self.trust.crls.as_ref();
         let stale = crls.and_then(|crls| crls.next_stale(self.stale_checked_at));
         self.own_expiry().into_iter().chain(stale).min()
@@ -210,10 +202,22 @@ impl Certificates {
     }
 
     fn handle_news(&mut self, news: CertificateEvent) {
-        match news {
-            CertificateEvent::Issued(material) => self.issued(material),
-            CertificateEvent::Restored(material) => self.restored(material),
-            CertificateEvent::Failed(error) => self.failed(error),
+        let (material, is_restored) = match news {
+            CertificateEvent::Issued(material) => (material, false),
+            CertificateEvent::Restored(material) => (material, true),
+            CertificateEvent::Failed(error) => return self.failed(error),
+        };
+        match tls::listener_server_config(&material, &self.trust) {
+            Ok(served) => {
+                if is_restored {
+                    info!("serving with the certificate on disk");
+                } else {
+                    self.data_path.metrics.certificate_fetched(true);
+                }
+                self.replace(material, served);
+            }
+            Err(error) if is_restored => warn!(%error, "the certificate on disk is not used"),
+            Err(error) => self.failed(error.to_string()),
         }
     }
 
@@ -222,36 +226,12 @@ impl Certificates {
         if self.report_stale_crls() {
             self.data_path.tls.request_recheck();
         }
-        if self
-            .own_expiry()
-            .is_some_and(|end| end <= SystemTime::now())
-        {
+        let end = self.own_expiry();
+        if end.is_some_and(|end| end <= SystemTime::now()) {
             self.has_expired = true;
             error!(identity = self.identity, "own certificate has expired");
             self.status.pending(CERTIFICATES);
             self.update_status();
-        }
-    }
-
-    fn issued(&mut self, material: Arc<IdentityMaterial>) {
-        let served = tls::listener_server_config(&material, &self.trust);
-        match served {
-            Ok(served) => {
-                self.data_path.metrics.certificate_fetched(true);
-                self.replace(material, served);
-            }
-            Err(error) => self.failed(error.to_string()),
-        }
-    }
-
-    /// Uses a certificate from the disk cache until the authority has answered.
-    fn restored(&mut self, material: Arc<IdentityMaterial>) {
-        match tls::listener_server_config(&material, &self.trust) {
-            Ok(served) => {
-                info!("serving with the certificate on disk");
-                self.replace(material, served);
-            }
-            Err(error) => warn!(%error, "the certificate on disk is not used"),
         }
     }
 

@@ -63,15 +63,11 @@ fn unavailable_addresses(report: &Report, severity: &str) -> ClosedListeners {
                  add local NETWORK dev lo`"
             ),
         };
-        let list = if binding.is_of_object {
-            &mut closed.of_objects
-        } else {
-            &mut closed.own
-        };
-        list.push(format!(
+        let message = format!(
             "{}: {severity}: the binding of {} cannot listen on {}: {error}; {how}",
             binding.line, binding.service, binding.listen
-        ));
+        );
+        closed.push(binding.is_of_object, message);
     }
     closed
 }

@@ -6,14 +6,13 @@
 use std::net::SocketAddr;
 
 use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
-use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change, HBONE_PORT};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
     BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot, Subset, SubsetPart,
 };
 
-use super::inputs::{exposure_table, name_table};
+use super::inputs::{deny_list, exposure_table, name_table};
 use super::{names, routes, traffic, transit};
 
 /// Returns the warnings, one line each. Missing services are reported only if the mesh is in a
@@ -188,12 +187,6 @@ fn check_gateways(config: &Config) -> Vec<String> {
         ))
     });
     denied.collect()
-}
-
-/// Returns the addresses that are never dialled.
-fn deny_list(config: &Config) -> DenyList {
-    let own = config.listeners.iter().map(|listener| listener.bind);
-    DenyList::new(config.dial.allow.clone(), own.collect())
 }
 
 /// Returns warnings about bindings without a gateway. The addresses of hostnames are known only at

@@ -6,14 +6,13 @@ use tokio::time::Instant;
 
 use crate::admin::ExplainHandler;
 use crate::config::{self, Config, Discovery};
-use crate::datapath::dial::DenyList;
 use crate::datapath::listener::{Listener, ListenerRules};
 use crate::explain::{self, Answer, ConfigPositions, ExplainState, Question};
 use crate::lifecycle::DrainScope;
 use crate::snapshot::{Snapshot, builder};
 
 use super::Inputs;
-use super::inputs;
+use super::inputs::{self, deny_list};
 use super::state::App;
 
 /// Answers for a gateway that starts with these files and has no load.
@@ -30,15 +29,13 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
         ));
     }
     let snapshot = builder::build(&Snapshot::default(), inputs.change());
-    let own = config.listeners.iter().map(|listener| listener.bind);
-    let deny = DenyList::new(config.dial.allow.clone(), own.collect());
     let bindings = config.bindings.iter().map(|binding| {
         let listener = config::Listener::from(binding);
         Arc::new(Listener::new(&listener, DrainScope::default()))
     });
     let world = ExplainState {
         snapshot: &snapshot,
-        deny: &deny,
+        deny: &deny_list(config),
         listeners: &listeners(config),
         bindings: &bindings.collect::<Vec<_>>(),
         places: &places(config),

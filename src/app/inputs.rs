@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Context;
 
@@ -11,6 +10,7 @@ use crate::config::{
     PolicyMode, ServiceSubset, Source, parse_identity,
 };
 use crate::datapath::binding::audience;
+use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
@@ -82,29 +82,24 @@ impl Inputs {
         inputs.context("not every file could be read")
     }
 
-    /// Returns the network whose endpoints are local.
-    pub fn network(&self) -> Arc<str> {
-        self.config.gateway.network.as_str().into()
-    }
-
     /// Returns the first change of the snapshot after the start.
     pub(super) fn change(&self) -> Change {
         Change {
-            mesh: Some((self.mesh.clone(), self.network())),
+            mesh: Some((
+                self.mesh.clone(),
+                self.config.gateway.network.as_str().into(),
+            )),
             trust: Some(trust::set(&self.config, &self.trust)),
             exposure: Some(exposure_table(&self.config)),
             names: Some(name_table(&self.config)),
             policies: self.received_policies(),
             enforcement: Some(enforcement(&self.config)),
             scope: Some(self.scope.clone()),
-            exports: None,
-            answers: Vec::new(),
             has_passthrough: Some(self.config.listeners.iter().any(Listener::is_tls)),
-            listeners: false,
             position: Some(traffic::position(&self.config, None)),
             traffic: Some(traffic::traffic_rules(&self.config)),
             networks: Some(traffic::networks(&self.config)),
-            overrides: None,
+            ..Change::default()
         }
     }
 
@@ -262,16 +257,15 @@ impl Report {
     /// Reads the roots and tokens of the connections to control planes, each file once.
     fn check_control_planes(&mut self, path: &Path, examined: &Examined) {
         let authority = match &examined.identity {
-            Some(Identity::IstioCa(ca)) => channel::check_files(&ca.plane),
-            _ => Vec::new(),
+            Some(Identity::IstioCa(ca)) => Some(&ca.plane),
+            _ => None,
         };
         let source = match &examined.discovery {
-            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => {
-                channel::check_files(plane)
-            }
-            _ => Vec::new(),
+            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => Some(plane),
+            _ => None,
         };
-        let wrong = authority.into_iter().chain(source);
+        let planes = authority.into_iter().chain(source);
+        let wrong = planes.flat_map(channel::check_files);
         for (file, error) in wrong.filter(|(file, _)| !examined.is_absent(file)) {
             let place = examined.place_of(&file, path);
             let line = format!("{place}: error: {error}; write the path of a file with one");
@@ -474,6 +468,12 @@ fn service_limits(limits: config::ServiceLimits) -> ServiceLimits {
         idle_timeout: limits.idle_timeout,
         max_duration: limits.max_duration,
     }
+}
+
+/// Returns the addresses that are never dialled.
+pub(super) fn deny_list(config: &Config) -> DenyList {
+    let own = config.listeners.iter().map(|listener| listener.bind);
+    DenyList::new(config.dial.allow.clone(), own.collect())
 }
 
 /// Returns the exposure table of the configuration.

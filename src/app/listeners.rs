@@ -11,13 +11,12 @@ use anyhow::Context;
 use parking_lot::Mutex;
 use socket2::Socket;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::info;
 
 use crate::admin::{ListenerRow, ListenerState};
 use crate::config::{self, Config};
-use crate::datapath::accept::{self, AcceptedConnection, RegisteredListener, WorkerHandle};
+use crate::datapath::accept::{self, RegisteredListener, WorkerHandle};
 use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 use crate::lifecycle::DrainScope;
@@ -64,8 +63,7 @@ struct Open {
 
 /// Removed listener that is draining. It ends with its last connection.
 struct Removed {
-    config: config::Listener,
-    address: SocketAddr,
+    row: ListenerRow,
     listener: Weak<Listener>,
 }
 
@@ -83,6 +81,17 @@ pub(super) struct ClosedListeners {
     pub(super) own: Vec<String>,
     /// Bindings of objects.
     pub(super) of_objects: Vec<String>,
+}
+
+impl ClosedListeners {
+    pub(super) fn push(&mut self, is_of_object: bool, line: String) {
+        let list = if is_of_object {
+            &mut self.of_objects
+        } else {
+            &mut self.own
+        };
+        list.push(line);
+    }
 }
 
 /// Binds the addresses of all listeners without listening. A binding of an object stays closed if
@@ -247,19 +256,20 @@ impl Listeners {
                 listener.drain.close();
             }
         });
-        state.removed.push(Removed {
-            config: entry.config,
-            address: open.address,
-            listener,
-        });
+        let row = ListenerRow {
+            listener: entry.config,
+            address,
+            state: ListenerState::Draining,
+            error: None,
+        };
+        state.removed.push(Removed { row, listener });
     }
 
     /// Returns the rows of all listeners: those of the configuration, then those that are
     /// draining.
     pub(super) fn rows(&self) -> Vec<ListenerRow> {
         let mut state = self.state.lock();
-        let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
-        state.removed.retain(is_left);
+        state.forget_ended();
         let own = state.entries.iter().map(|entry| {
             let bind = entry.config.bind;
             let (address, state, error) = match &entry.socket {
@@ -277,17 +287,18 @@ impl Listeners {
                 error,
             }
         });
-        let removed = state.removed.iter().map(|removed| ListenerRow {
-            listener: removed.config.clone(),
-            address: removed.address,
-            state: ListenerState::Draining,
-            error: None,
-        });
+        let removed = state.removed.iter().map(|removed| removed.row.clone());
         own.chain(removed).collect()
     }
 }
 
 impl State {
+    /// Forgets the removed listeners without a connection.
+    fn forget_ended(&mut self) {
+        let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
+        self.removed.retain(is_left);
+    }
+
     fn closed(&self) -> ClosedListeners {
         let mut closed = ClosedListeners::default();
         for entry in &self.entries {
@@ -295,15 +306,11 @@ impl State {
                 continue;
             };
             let (line, name) = (&entry.config.line, &entry.config.name);
-            let list = if entry.config.is_of_object() {
-                &mut closed.of_objects
-            } else {
-                &mut closed.own
-            };
-            list.push(format!(
+            let message = format!(
                 "{line}: listener `{name}` is not open: {why}; it is tried again with the \
                  next change of a file"
-            ));
+            );
+            closed.push(entry.config.is_of_object(), message);
         }
         closed
     }
@@ -311,8 +318,7 @@ impl State {
     /// Listens on each bound address, if the data path has started. Returns the errors of the
     /// listeners of the configuration that fail.
     fn listen(&mut self, data_path: &Arc<DataPath>) -> Vec<String> {
-        self.removed
-            .retain(|removed| removed.listener.strong_count() > 0);
+        self.forget_ended();
         let Some(threads) = &self.threads else {
             return Vec::new();
         };
@@ -377,24 +383,18 @@ fn start_workers(data_path: &Arc<DataPath>, workers: usize) -> anyhow::Result<Da
         count => count,
     };
     let (workers, queues): (Vec<_>, Vec<_>) = (0..count).map(|_| WorkerHandle::new()).unzip();
-    let spawn = |(index, queue)| spawn_worker(data_path, index, queue);
+    let spawn = |(index, queue)| {
+        let data_path = Arc::clone(data_path);
+        let run = async move {
+            serve::run_worker(data_path, queue).await;
+            // The queue has ended, but connections may remain until the process ends.
+            std::future::pending::<()>().await;
+        };
+        spawn_thread(&format!("strait-worker-{index}"), run)
+    };
     let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
     let acceptors = handles?.into_iter().next().context("no worker")?;
     Ok(DataPathThreads { acceptors, workers })
-}
-
-fn spawn_worker(
-    data_path: &Arc<DataPath>,
-    index: usize,
-    queue: mpsc::Receiver<AcceptedConnection>,
-) -> anyhow::Result<Handle> {
-    let data_path = Arc::clone(data_path);
-    let run = async move {
-        serve::run_worker(data_path, queue).await;
-        // The queue has ended, but connections may remain until the process ends.
-        std::future::pending::<()>().await;
-    };
-    spawn_thread(&format!("strait-worker-{index}"), run)
 }
 
 #[cfg(test)]

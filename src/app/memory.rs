@@ -148,20 +148,14 @@ impl Cgroup {
         })
     }
 
-    /// Returns this group and its ancestors up to the mount. In a container, only the mount
-    /// itself may be visible.
-    fn ancestors(&self) -> impl Iterator<Item = &Path> {
-        self.own
-            .ancestors()
-            .take_while(|group| group.starts_with(&self.mount))
-    }
-
     /// Returns the limits of this group and of its ancestors, each with the use of that group. If
     /// a group does not report its use, that of its nearest descendant counts.
     fn measure(&self, resident: impl Fn() -> u64) -> Vec<Memory> {
         let mut used = None;
         let mut measured = Vec::new();
-        for group in self.ancestors() {
+        // In a container, only the mount itself may be visible.
+        let groups = self.own.ancestors();
+        for group in groups.take_while(|group| group.starts_with(&self.mount)) {
             used = self.used(group).or(used);
             let limits = self.limits.iter().map(|file| group.join(file));
             let limit = limits.filter_map(|file| read(&file)?.trim().parse().ok());

@@ -21,6 +21,7 @@ mod traffic;
 mod transit;
 mod trust;
 
+use std::mem;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
@@ -49,7 +50,7 @@ use crate::xds::stream::{self, ControlPlaneKind, Feed};
 use certificates::{CERTIFICATES, Certificates, SharedCertificates};
 use listeners::Listeners;
 use memory::Memory;
-use reload::{Fingerprints, InitialState};
+use reload::{Fingerprints, Reloader};
 use server::{Sockets, bind, runtime, spawn_thread};
 use state::App;
 
@@ -111,7 +112,7 @@ struct ReadinessServer {
 impl ReadinessServer {
     fn open(config: &Config) -> anyhow::Result<Self> {
         let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
-        let lifecycle = Lifecycle::new();
+        let lifecycle = Lifecycle::default();
         let socket = bind("readiness.bind", config.readiness.bind)?;
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
@@ -147,7 +148,7 @@ impl App {
     /// data path waits for the certificate that the receiver announces.
     fn start(
         source: &Source,
-        inputs: Inputs,
+        mut inputs: Inputs,
         seen: Fingerprints,
         front: ReadinessServer,
         log: LogHandle,
@@ -164,7 +165,7 @@ impl App {
         if let Discovery::File { .. } = inputs.config.discovery {
             status.clear_pending(DISCOVERY);
         }
-        status.set_conflicts(inputs.conflicts);
+        status.set_conflicts(mem::take(&mut inputs.conflicts));
         let entries = listeners::bind_all(inputs.config.all_listeners())?;
         let sockets = Sockets::bind(&inputs.config)?;
         let configured = inputs.config.limits.buffers;
@@ -192,9 +193,9 @@ impl App {
             reconnected: Arc::default(),
         };
         sockets.serve(&app, &log)?;
-        let closed = app.listeners.closed();
         let (first, certificate) = oneshot::channel();
-        let certificates = app.certificates(source, inputs.material, inputs.trust, first)?;
+        let (material, trust) = (inputs.material.take(), mem::take(&mut inputs.trust));
+        let certificates = app.certificates(source, material, trust, first)?;
         inputs.warnings.iter().for_each(|one| warn!("{one}"));
         let budget = Arc::clone(&app.data_path.budget);
         tokio::spawn(async move { budget.run().await });
@@ -202,14 +203,7 @@ impl App {
         tokio::spawn(memory::watch(Arc::clone(&app.data_path), configured));
         app.start_discovery(source)?;
         app.start_dns()?;
-        let read = InitialState {
-            own_config: inputs.own_config,
-            mesh_files: inputs.mesh_files,
-            warnings: inputs.warnings,
-            skipped_objects: [inputs.skipped_objects, closed.of_objects].concat(),
-            seen,
-        };
-        let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);
+        let reloader = Reloader::new(source.clone(), &app, inputs, seen, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
         Ok((app, certificate))
     }
@@ -237,7 +231,7 @@ impl App {
             Arc::clone(&self.publisher),
         ));
         let back = Arc::clone(&self.reconnected);
-        Ok(SharedCertificates::new(certificates, source, &config, back))
+        Ok(certificates::share(certificates, source, &config, back))
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:
@@ -366,13 +360,11 @@ impl Signals {
 pub fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    match setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: maximum,
-            maximum,
-        },
-    ) {
+    let current_max = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    match setrlimit(Resource::Nofile, current_max) {
         Ok(()) => maximum.unwrap_or(u64::MAX),
         Err(error) => {
             warn!(%error, ?current, ?maximum, "cannot raise the limit of open files");

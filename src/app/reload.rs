@@ -3,7 +3,6 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::io::Read;
@@ -24,7 +23,7 @@ use crate::xds::{self, objects::object_files};
 use crate::yaml::FILE_BYTES_MAX;
 
 use super::certificates::SharedCertificates;
-use super::inputs::{self, Report};
+use super::inputs::{self, Inputs, Report};
 use super::listeners::ClosedListeners;
 use super::mesh_files::{Joined, MeshFiles};
 use super::state::App;
@@ -33,17 +32,6 @@ use super::{traffic, trust};
 /// Fingerprints of the files when they were last read. They are taken before the reading, so that
 /// a concurrent change is found afterwards.
 pub(super) type Fingerprints = BTreeMap<PathBuf, u64>;
-
-/// Result of the reading before the start.
-pub(super) struct InitialState {
-    /// Configuration without the entries of objects.
-    pub(super) own_config: Config,
-    pub(super) mesh_files: MeshFiles,
-    pub(super) warnings: Vec<String>,
-    /// Mistakes in objects that are skipped.
-    pub(super) skipped_objects: Vec<String>,
-    pub(super) seen: Fingerprints,
-}
 
 /// Watches the four kinds of files and applies their changes, one at a time. It has a dedicated
 /// thread, because a mount that hangs blocks it.
@@ -72,7 +60,8 @@ impl Reloader {
     pub(super) fn new(
         source: Source,
         app: &App,
-        read: InitialState,
+        inputs: Inputs,
+        seen: Fingerprints,
         certificates: SharedCertificates,
         log: LogHandle,
     ) -> Self {
@@ -87,15 +76,16 @@ impl Reloader {
             app: app.clone(),
             log,
             certificates,
-            seen: read.seen,
-            own_config: read.own_config,
-            mesh_files: read.mesh_files,
+            seen,
+            own_config: inputs.own_config,
+            mesh_files: inputs.mesh_files,
             failed: BTreeMap::new(),
             files_of_rejected: Vec::new(),
-            last_warnings: read.warnings.into_iter().collect(),
+            last_warnings: inputs.warnings.into_iter().collect(),
             passed_over: Vec::new(),
         };
-        reloader.record_skipped_objects(read.skipped_objects);
+        let closed = app.listeners.closed().of_objects;
+        reloader.record_skipped_objects([inputs.skipped_objects, closed].concat());
         reloader
     }
 
@@ -241,16 +231,15 @@ impl Reloader {
     /// Reloads a source. Returns the parts of the new state that are not in use, one line each.
     fn reload(&mut self, what: ReloadSource) -> anyhow::Result<Vec<String>> {
         match what {
-            ReloadSource::Config => return self.reload_config(),
+            ReloadSource::Config => self.reload_config(),
             ReloadSource::Mesh => self.reload_mesh(),
-            ReloadSource::Objects => return self.reload_objects(),
+            ReloadSource::Objects => self.reload_objects(),
             ReloadSource::Certificates => {
                 let reloaded = self.reload_certificates();
                 self.open_closed_bindings();
                 reloaded
             }
-        }?;
-        Ok(Vec::new())
+        }
     }
 
     fn reload_config(&mut self) -> anyhow::Result<Vec<String>> {
@@ -264,25 +253,20 @@ impl Reloader {
         let trust = report.load_trust(&old.file, &examined);
         let objects = report.load_objects(&examined.objects);
         report.note(&self.mesh_files.mesh_findings);
-        let restart_only = examined
-            .config
-            .as_ref()
-            .map(|new| old.restart_only_changes(new));
-        let new = examined
-            .config
-            .map(|new| without_restart_only(&old, new))
-            .zip(objects);
-        let new = new.map(|(own, (objects, object_findings))| {
+        let new = examined.config.zip(objects);
+        let new = new.map(|(new, (objects, object_findings))| {
+            let restart_only = old.restart_only_changes(&new);
+            let own = without_restart_only(&old, new);
             let mesh_files = MeshFiles {
                 objects,
                 object_findings,
                 ..self.mesh_files.clone()
             };
             let (new, joined) = report.join(&own, &mesh_files);
-            (own, new, mesh_files, joined)
+            (own, new, mesh_files, joined, restart_only)
         });
         report.to_result()?;
-        let ((own, new, mesh_files, joined), trust) =
+        let ((own, new, mesh_files, joined, restart_only), trust) =
             new.zip(trust).context("it could not be read")?;
         let mut certificates = self.certificates.lock();
         let served = certificates.server_config_with(&trust)?;
@@ -308,8 +292,7 @@ impl Reloader {
         self.mesh_files = mesh_files;
         let closed = self.publish(new, change);
         let mut left = closed.own;
-        let keys = restart_only.unwrap_or_default().into_iter();
-        left.extend(keys.map(|key| {
+        left.extend(restart_only.into_iter().map(|key| {
             format!("{file}: `{key}` needs a restart; the value of the start stays in use")
         }));
         self.files_of_rejected.clear();
@@ -336,9 +319,9 @@ impl Reloader {
         closed
     }
 
-    fn reload_mesh(&mut self) -> anyhow::Result<()> {
+    fn reload_mesh(&mut self) -> anyhow::Result<Vec<String>> {
         let Discovery::File { path } = &self.own_config.discovery else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let ((mesh, policies), mesh_findings) = xds::file::load(path)?;
         let mesh_files = MeshFiles {
@@ -349,7 +332,7 @@ impl Reloader {
         };
         let left = self.publish_files(mesh_files, Some(policies));
         self.record_skipped_objects(left);
-        Ok(())
+        Ok(Vec::new())
     }
 
     fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
@@ -420,7 +403,7 @@ impl Reloader {
         self.last_warnings = warnings.into_iter().collect();
     }
 
-    fn reload_certificates(&self) -> anyhow::Result<()> {
+    fn reload_certificates(&self) -> anyhow::Result<Vec<String>> {
         let config = self.app.config.load();
         let trust = PeerTrust::load(&config.trust)?;
         let set = trust::set(&config, &trust);
@@ -445,7 +428,7 @@ impl Reloader {
                 ..Change::default()
             });
         }
-        Ok(())
+        Ok(Vec::new())
     }
 }
 
@@ -526,21 +509,16 @@ fn read_limited(file: &Path) -> std::io::Result<Vec<u8>> {
 /// Returns a hash of the content that detects changes. It protects nothing, so a plain hash
 /// suffices.
 fn fingerprint(file: &Path) -> u64 {
-    let contents = file.metadata().and_then(|metadata| {
-        if metadata.is_file() {
-            read_limited(file)
-        } else if metadata.is_dir() {
-            let names = object_files(file)?.into_iter().map(PathBuf::into_os_string);
-            Ok(names
-                .collect::<Vec<_>>()
-                .join(OsStr::new("/"))
-                .into_encoded_bytes())
-        } else {
-            // Reading a pipe would take the data from the loader, or block.
-            Ok(Vec::new())
-        }
-    });
     let mut hasher = DefaultHasher::new();
-    contents.map_err(|error| error.kind()).hash(&mut hasher);
+    let hashed = file.metadata().and_then(|metadata| {
+        if metadata.is_file() {
+            read_limited(file)?.hash(&mut hasher);
+        } else if metadata.is_dir() {
+            object_files(file)?.hash(&mut hasher);
+        }
+        // Reading a pipe would take the data from the loader, or block.
+        Ok(())
+    });
+    hashed.map_err(|error| error.kind()).hash(&mut hasher);
     hasher.finish()
 }

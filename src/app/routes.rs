@@ -7,8 +7,10 @@ use crate::config::{Config, ListenerProtocol, SniRoute, TlsRouting};
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::Place;
-use crate::snapshot::{Caller, Snapshot};
+use crate::snapshot::{Caller, LookupResult, Snapshot};
 use crate::wire::{Authority, Host};
+
+use super::inputs::deny_list;
 
 /// Returns warnings about routes to services that are missing or that are gateways. Also warns of
 /// listeners with Istio's names if no service is exposed to anyone.
@@ -58,9 +60,8 @@ impl Gateways {
             Place::Address(_, ip) => Some(*ip),
             Place::Name(_) => None,
         });
-        let own = config.listeners.iter().map(|one| one.bind);
         Self {
-            deny: DenyList::new(Vec::new(), own.collect()),
+            deny: deny_list(config),
             networks: addresses.collect(),
         }
     }
@@ -68,11 +69,7 @@ impl Gateways {
     /// Returns a warning if an endpoint of the route's service is a gateway. If that gateway
     /// routes back, one ClientHello loops.
     fn reached_by(&self, snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
-        let authority = Authority {
-            host: Host::Name(route.to.host.as_str().into()),
-            port: route.to.port?,
-        };
-        let found = snapshot.find(Caller::UNKNOWN, &authority)?;
+        let found = find(snapshot, route)?;
         let endpoints = &found.service.passthrough_ports.get(&found.port)?.endpoints;
         let mut addresses = endpoints.iter().map(|endpoint| endpoint.address);
         let gateway = addresses.find(|address| self.has(*address))?;
@@ -90,22 +87,21 @@ impl Gateways {
     }
 }
 
+/// Finds the target of a route. Peers of the listener have no identity, and see only the names that
+/// are visible to everyone.
+fn find<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Option<LookupResult<'a>> {
+    let authority = Authority {
+        host: Host::Name(route.to.host.as_str().into()),
+        port: route.to.port?,
+    };
+    snapshot.find(Caller::UNKNOWN, &authority)
+}
+
 fn check_target(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
-    let host = route.to.host.as_str();
-    let authority_at = |port| Authority {
-        host: Host::Name(host.into()),
-        port,
-    };
-    // Peers of the listener have no identity, and see only the names that are visible to
-    // everyone.
-    let found = |port| {
-        snapshot
-            .find(Caller::UNKNOWN, &authority_at(port))
-            .is_some()
-    };
-    if route.to.port.is_some_and(found) {
+    if find(snapshot, route).is_some() {
         return None;
     }
+    let host = route.to.host.as_str();
     Some(match snapshot.service_by_name(host) {
         Some(_) => format!(
             "{} is not a port of the service; write one that it has",

@@ -10,7 +10,7 @@ use axum::Router;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tracing::error;
 
-use crate::admin::{self, AdminState, DescriptorUsage, HOLDERS_SHOWN, IssuerRow, Limits, Source};
+use crate::admin::{self, AdminState, HOLDERS_SHOWN, IssuerRow, Limits, Source};
 use crate::config::Config;
 use crate::datapath::{DataPath, accept};
 use crate::lifecycle::Lifecycle;
@@ -67,19 +67,13 @@ impl Sockets {
                 let data_path = Arc::clone(data_path);
                 Arc::new(move |address| data_path.deny.denies(address))
             },
-            holders: descriptor_usage(data_path),
-            issuers: issuers(data_path),
-            remote_gateways: remote_gateways(data_path),
-            bindings: bindings(app),
-            peer_tunnels: {
-                let data_path = Arc::clone(data_path);
-                Arc::new(move || data_path.admission.pool.tunnels())
-            },
+            holders: source(app, |app| app.data_path.admission.pool.usage(HOLDERS_SHOWN)),
+            issuers: source(app, |app| issuers(&app.data_path)),
+            remote_gateways: source(app, |app| remote_gateways(&app.data_path)),
+            bindings: source(app, bindings),
+            peer_tunnels: source(app, |app| app.data_path.admission.pool.tunnels()),
             explain: explain::for_gateway(app),
-            listeners: {
-                let listeners = Arc::clone(&app.listeners);
-                Arc::new(move || listeners.rows())
-            },
+            listeners: source(app, |app| app.listeners.rows()),
         };
         let router = admin::admin_router(state);
         let lifecycle = &data_path.lifecycle;
@@ -137,81 +131,56 @@ pub(super) fn spawn(
     Ok(())
 }
 
-/// Returns the source of the descriptor usage of the running gateway.
-fn descriptor_usage(data_path: &Arc<DataPath>) -> Source<DescriptorUsage> {
-    let data_path = Arc::clone(data_path);
-    Arc::new(move || {
-        let usage = data_path.admission.pool.usage(HOLDERS_SHOWN);
-        let holders = usage.holders.iter();
-        DescriptorUsage {
-            used: usage.used,
-            max: usage.max,
-            holders: holders
-                .map(|(name, held)| (name.to_string(), *held))
-                .collect(),
-        }
-    })
+/// Returns the source of a part of the gateway's state.
+fn source<T>(app: &App, read: impl Fn(&App) -> T + Send + Sync + 'static) -> Source<T> {
+    let app = app.clone();
+    Arc::new(move || read(&app))
 }
 
-/// Returns the source of the gateways of other networks: those that tunnels have used, and those
-/// that the mesh and the configuration name besides.
-fn remote_gateways(data_path: &Arc<DataPath>) -> Source<Vec<RemoteGatewayStatus>> {
-    let data_path = Arc::clone(data_path);
-    Arc::new(move || {
-        let mut rows = data_path.outer.status();
-        let keys = rows.iter();
-        let used: HashSet<_> = keys
-            .map(|row| (row.address, Arc::clone(&row.network)))
-            .collect();
-        let snapshot = data_path.reader.snapshot();
-        let known = snapshot.remote_gateways();
-        let unused = known.filter(|(address, of)| {
-            let key = (*address, Arc::clone(&of.network));
-            !used.contains(&key)
-        });
-        rows.extend(
-            unused.map(|(address, of)| {
-                RemoteGatewayStatus::unused(address, &of.network, &of.cluster)
-            }),
-        );
-        rows.sort_by_key(|row| row.address);
-        rows
-    })
+/// Returns the gateways of other networks: those that tunnels have used, and those that the mesh
+/// and the configuration name besides.
+fn remote_gateways(data_path: &DataPath) -> Vec<RemoteGatewayStatus> {
+    let mut rows = data_path.outer.status();
+    let keys = rows.iter();
+    let used: HashSet<_> = keys
+        .map(|row| (row.address, Arc::clone(&row.network)))
+        .collect();
+    let snapshot = data_path.reader.snapshot();
+    let known = snapshot.remote_gateways();
+    let unused = known.filter(|(address, of)| !used.contains(&(*address, Arc::clone(&of.network))));
+    let rows_of_unused =
+        unused.map(|(address, of)| RemoteGatewayStatus::unused(address, &of.network, &of.cluster));
+    rows.extend(rows_of_unused);
+    rows.sort_by_key(|row| row.address);
+    rows
 }
 
-/// Returns the source of the gateways of bindings.
-fn bindings(app: &App) -> Source<Vec<(Arc<str>, Arc<EndpointSet>)>> {
-    let (listeners, data_path) = (Arc::clone(&app.listeners), Arc::clone(&app.data_path));
-    Arc::new(move || {
-        let snapshot = data_path.reader.snapshot();
-        let listeners = listeners.bindings().into_iter();
-        let endpoints = listeners.filter_map(|listener| {
-            let set = listener.binding()?.endpoints.load(&snapshot);
-            Some((Arc::clone(listener.rules().name()), set))
-        });
-        endpoints.collect()
-    })
+/// Returns the gateways of bindings, by the names of their listeners.
+fn bindings(app: &App) -> Vec<(Arc<str>, Arc<EndpointSet>)> {
+    let snapshot = app.data_path.reader.snapshot();
+    let listeners = app.listeners.bindings().into_iter();
+    let endpoints = listeners.filter_map(|listener| {
+        let set = listener.binding()?.endpoints.load(&snapshot);
+        Some((Arc::clone(listener.rules().name()), set))
+    });
+    endpoints.collect()
 }
 
-/// Returns the source of the issuers that the running gateway has seen, with their current
-/// clusters.
-fn issuers(data_path: &Arc<DataPath>) -> Source<Vec<IssuerRow>> {
-    let data_path = Arc::clone(data_path);
-    Arc::new(move || {
-        let seen = data_path.tls.issuers().into_iter();
-        let snapshot = data_path.reader.load();
-        seen.map(|seen| IssuerRow {
-            spki: seen.issuer.spki.to_string(),
-            subject: seen.issuer.subject.to_string(),
-            cluster: snapshot
-                .trust
-                .issuer_cluster(&seen.issuer.spki)
-                .map(ToOwned::to_owned),
-            accepted: seen.accepted,
-            refused: seen.refused,
-        })
-        .collect()
+/// Returns the issuers that the gateway has seen, with their current clusters.
+fn issuers(data_path: &DataPath) -> Vec<IssuerRow> {
+    let seen = data_path.tls.issuers().into_iter();
+    let snapshot = data_path.reader.load();
+    seen.map(|seen| IssuerRow {
+        spki: seen.issuer.spki.to_string(),
+        subject: seen.issuer.subject.to_string(),
+        cluster: snapshot
+            .trust
+            .issuer_cluster(&seen.issuer.spki)
+            .map(ToOwned::to_owned),
+        accepted: seen.accepted,
+        refused: seen.refused,
     })
+    .collect()
 }
 
 /// Runs a future on a thread and a runtime of its own, and returns the handle of the runtime.

@@ -4,7 +4,6 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -20,7 +19,7 @@ use crate::telemetry::{AcceptError, connection_refused};
 
 use super::DataPath;
 use super::limits::admission::HandshakeSlot;
-use super::limits::pool::{Descriptor, LimitReached, ListenerReserve};
+use super::limits::pool::{Descriptor, ListenerReserve};
 use super::listener::Listener;
 
 /// A connection accepted from a downstream.
@@ -51,37 +50,12 @@ pub struct ConnectionResources {
 #[derive(Clone, Debug)]
 pub struct WorkerHandle {
     queue: mpsc::Sender<AcceptedConnection>,
-    load: WorkerLoad,
+    load: LoadGuard,
 }
 
-/// Load of a worker: the number of its connections and tunnels.
+/// One connection or tunnel in the load of a worker. The load is the number of clones.
 #[derive(Clone, Debug, Default)]
-pub struct WorkerLoad(Arc<AtomicUsize>);
-
-/// One connection or tunnel in the load of a worker, removed on drop.
-#[derive(Debug)]
-pub struct LoadGuard(WorkerLoad);
-
-impl WorkerLoad {
-    /// Counts one more connection or tunnel.
-    pub fn add(&self) -> LoadGuard {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        LoadGuard(self.clone())
-    }
-}
-
-impl LoadGuard {
-    /// Counts one more tunnel of the same connection.
-    pub fn add_tunnel(&self) -> Self {
-        self.0.add()
-    }
-}
-
-impl Drop for LoadGuard {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+pub struct LoadGuard(Arc<()>);
 
 /// Limit of accepted sockets that wait for a worker. A worker with a full queue is overloaded.
 const QUEUE_MAX: usize = 1024;
@@ -97,13 +71,8 @@ impl WorkerHandle {
     /// Creates the handle of a worker and the queue that its runtime reads.
     pub fn new() -> (Self, mpsc::Receiver<AcceptedConnection>) {
         let (queue, receiver) = mpsc::channel(QUEUE_MAX);
-        (
-            Self {
-                queue,
-                load: WorkerLoad::default(),
-            },
-            receiver,
-        )
+        let load = LoadGuard::default();
+        (Self { queue, load }, receiver)
     }
 }
 
@@ -286,21 +255,24 @@ fn dispatch(
 ) {
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     if !listener.rules().admits(address.ip()) {
-        return reject(data_path, &stream, "not_in_sources", None);
+        return reject(data_path, &stream, "not_in_sources");
     }
     let least = workers
         .iter()
-        .min_by_key(|worker| worker.load.0.load(Ordering::Relaxed));
+        .min_by_key(|worker| Arc::strong_count(&worker.load.0));
     let Some(worker) = least else { return };
     let descriptor = match share.source(address.ip()).connection() {
         Ok(descriptor) => descriptor,
-        Err(full) => return reject(data_path, &stream, full.label(), Some((address, full))),
+        Err(full) => {
+            connection_refused(&data_path.metrics, address, full.label(), &full);
+            return reject(data_path, &stream, full.label());
+        }
     };
     let Some(handshake) = data_path.admission.acquire_handshake(address.ip()) else {
-        return reject(data_path, &stream, "source", None);
+        return reject(data_path, &stream, "source");
     };
     let held = ConnectionResources {
-        load: worker.load.add(),
+        load: worker.load.clone(),
         descriptor,
     };
     let accepted = AcceptedConnection {
@@ -311,63 +283,37 @@ fn dispatch(
         listener: Arc::clone(listener),
     };
     if let Err(full) = worker.queue.try_send(accepted) {
-        reject(data_path, &full.into_inner().stream, "worker", None);
+        reject(data_path, &full.into_inner().stream, "worker");
     }
 }
 
 /// Closes a rejected connection by RST, so that no socket stays in TIME_WAIT.
-fn reject(
-    data_path: &DataPath,
-    stream: &TcpStream,
-    limit: &'static str,
-    why: Option<(SocketAddr, LimitReached)>,
-) {
+fn reject(data_path: &DataPath, stream: &TcpStream, limit: &'static str) {
     data_path.metrics.connection_shed(limit);
-    if let Some((address, full)) = why {
-        connection_refused(&data_path.metrics, address, limit, &full);
-    }
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
-}
-
-/// TCP keepalive settings, by which the kernel detects a dead peer.
-#[derive(Debug)]
-pub struct TcpKeepaliveSettings {
-    /// Idle time before the first probe.
-    pub time: Duration,
-    /// Interval between probes.
-    pub interval: Duration,
-    /// Number of unanswered probes that end the connection.
-    pub retries: u32,
 }
 
 /// Keepalive of HBONE listeners: 180 s, 180 s, 9 as in ztunnel. HTTP/2 PINGs detect a dead peer
 /// first; TCP probes are the fallback.
-const HBONE_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
-    time: Duration::from_secs(180),
-    interval: Duration::from_secs(180),
-    retries: 9,
-};
+const HBONE_KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(180))
+    .with_interval(Duration::from_secs(180))
+    .with_retries(9);
 
 /// Keepalive of TLS passthrough listeners and bindings, which have no PING. It detects a dead peer
 /// within a minute.
-const TUNNEL_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
-    time: Duration::from_secs(30),
-    interval: Duration::from_secs(10),
-    retries: 3,
-};
+const TUNNEL_KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(30))
+    .with_interval(Duration::from_secs(10))
+    .with_retries(3);
 
 /// Sets the options of data-path sockets: no Nagle delay, and keepalive.
 ///
 /// # Errors
 /// Fails if the connection is already dead.
-pub fn set_options(socket: SockRef<'_>, keepalive: &TcpKeepaliveSettings) -> io::Result<()> {
+pub fn set_options(socket: SockRef<'_>, keepalive: &TcpKeepalive) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(
-        &TcpKeepalive::new()
-            .with_time(keepalive.time)
-            .with_interval(keepalive.interval)
-            .with_retries(keepalive.retries),
-    )
+    socket.set_tcp_keepalive(keepalive)
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ pub fn reevaluate(
 /// Returns the verdict of the policies on a tunnel to the endpoint, by a peer and the first peer
 /// behind it, if one is known. `by_waypoint` is true if the endpoint belongs to a waypoint. Returns
 /// `None` if enforcement is off, for an unknown peer and for a waypoint, which are not evaluated.
-/// Counts nothing.
+/// Source and port are known only for a plain TCP endpoint. Counts nothing.
 pub fn evaluate(
     snapshot: &Snapshot,
     (peer, first_peer): (&Peer, Option<&FirstPeer>),
@@ -107,18 +107,9 @@ pub fn evaluate(
 ) -> Option<PolicyVerdict> {
     // Only the endpoint of a passthrough tunnel learns the identity of the peer
     // (docs/wire-contract.md 1.9).
-    let looks =
-        snapshot.enforcement != Enforcement::Off && !peer.is_unauthenticated() && !by_waypoint;
-    looks.then(|| evaluate_policies(snapshot, (peer, first_peer), endpoint))
-}
-
-/// Evaluates the policies of the snapshot. Source and port are known only for a plain TCP
-/// endpoint.
-fn evaluate_policies(
-    snapshot: &Snapshot,
-    (peer, first_peer): (&Peer, Option<&FirstPeer>),
-    endpoint: &Endpoint,
-) -> PolicyVerdict {
+    if snapshot.enforcement == Enforcement::Off || peer.is_unauthenticated() || by_waypoint {
+        return None;
+    }
     let is_plain = endpoint.protocol == Protocol::Tcp;
     let of_peer = || PeerIdentity {
         principal: &peer.source.principal,
@@ -132,7 +123,7 @@ fn evaluate_policies(
         port: is_plain.then(|| endpoint.address.port()),
     };
     let workload = workload(snapshot, endpoint);
-    snapshot.policies.evaluate(workload, &attributes)
+    Some(snapshot.policies.evaluate(workload, &attributes))
 }
 
 /// Returns the workload of the endpoint. Its selection by policies may have changed since the

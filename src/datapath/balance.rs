@@ -87,29 +87,21 @@ pub fn pick(permit: Permit, tried: &[Arc<Endpoint>], links: &LinkFactors) -> Res
     })
 }
 
-/// Returns the drop category if a drop overload of the control plane rejects this tunnel. Each
-/// category drops its part of the tunnels that the categories before it leave.
-pub fn draw_drop_category(route: &Route) -> Option<&Arc<str>> {
-    draw_category(route.drops())
-}
-
-/// Returns the probability that [`draw_drop_category`] rejects a tunnel.
-pub fn drop_probability(route: &Route) -> f64 {
-    combined_drop_probability(route.drops())
-}
-
-fn combined_drop_probability(drops: &[(Arc<str>, u32)]) -> f64 {
-    let left = |(_, parts): &(Arc<str>, u32)| f64::from(PARTS_PER_MILLION.saturating_sub(*parts));
-    1.0 - drops
-        .iter()
-        .map(|one| left(one) / f64::from(PARTS_PER_MILLION))
-        .product::<f64>()
-}
-
-fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
+/// Draws whether a drop overload of the control plane rejects a tunnel, and returns its category.
+/// Each category drops its part of the tunnels that the categories before it leave.
+pub fn draw_drop_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
     let mut drops = drops.iter();
     let is_drawn = |(_, parts): &&(Arc<str>, u32)| fastrand::u32(..PARTS_PER_MILLION) < *parts;
     drops.find(is_drawn).map(|(category, _)| category)
+}
+
+/// Returns the probability that [`draw_drop_category`] rejects a tunnel.
+pub fn drop_probability(drops: &[(Arc<str>, u32)]) -> f64 {
+    let left = |(_, parts): &(Arc<str>, u32)| f64::from(PARTS_PER_MILLION.saturating_sub(*parts));
+    let left = drops
+        .iter()
+        .map(|one| left(one) / f64::from(PARTS_PER_MILLION));
+    1.0 - left.product::<f64>()
 }
 
 /// Returns the best endpoint of the set that is not in `tried`, if one is left.
@@ -166,22 +158,16 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
     let others = set.endpoints.iter().map(|other| &other.state);
     let others = others.filter(|other| !Arc::ptr_eq(other, &endpoint.state));
     let ejected = others.clone().filter(|other| other.is_ejected(now)).count();
-    (ejected + 1) * 2 <= others.count() + 1 && eject(endpoint, metrics)
-}
-
-/// Ejects an endpoint. Returns true if this call has ejected it.
-fn eject(endpoint: &Endpoint, metrics: &Metrics) -> bool {
-    let now = Instant::now();
-    let is_new = !endpoint.state.is_ejected(now);
-    if is_new {
-        let time = endpoint.state.eject(now);
-        metrics.endpoint_ejected();
-        info!(
-            endpoint = %endpoint.uid(), address = %endpoint.address, ?time,
-            "endpoint ejected after a failure"
-        );
+    if (ejected + 1) * 2 > others.count() + 1 || endpoint.state.is_ejected(now) {
+        return false;
     }
-    is_new
+    let time = endpoint.state.eject(now);
+    metrics.endpoint_ejected();
+    info!(
+        endpoint = %endpoint.uid(), address = %endpoint.address, ?time,
+        "endpoint ejected after a failure"
+    );
+    true
 }
 
 /// Returns the index in the set of the less loaded one of two eligible endpoints drawn by weight.
@@ -397,19 +383,19 @@ mod tests {
         let drops = drops.map(|(category, parts)| (Arc::from(category), parts));
         let mut counts = [0_u32; 3];
         for _ in 0..DRAWS {
-            if let Some(category) = draw_category(&drops) {
+            if let Some(category) = draw_drop_category(&drops) {
                 counts["abc".find(&**category).expect("a category")] += 1;
             }
         }
         let shares = counts.map(|count| f64::from(count) / f64::from(DRAWS));
         assert_shares(&shares, &[0.2, 0.4, 0.0]);
-        assert!(
-            (combined_drop_probability(&drops) - 0.6).abs() < 1e-9
-                && combined_drop_probability(&[]) == 0.0
-        );
-        assert_eq!(draw_category(&[]), None);
+        assert!((drop_probability(&drops) - 0.6).abs() < 1e-9 && drop_probability(&[]) == 0.0);
+        assert_eq!(draw_drop_category(&[]), None);
         let all = [(Arc::from("all"), PARTS_PER_MILLION)];
-        assert_eq!(draw_category(&all).map(|category| &**category), Some("all"));
+        assert_eq!(
+            draw_drop_category(&all).map(|category| &**category),
+            Some("all")
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,6 @@
 //! Stage 0 for local clients: a binding, by which they use a service of other clusters.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::config::{self, Inner};
 use crate::outer::ExpectedWorkloads;
@@ -13,7 +12,8 @@ use super::limits::clients::ClientLimits;
 /// Service, gateways, workloads and limits of a binding. Two are equal if their configuration is.
 #[derive(Debug)]
 pub struct Binding {
-    config: config::Binding,
+    /// Configuration.
+    pub config: config::Binding,
     /// `HOST:PORT` of the service, as gateways and workloads know it.
     pub authority: Box<str>,
     /// Labels of the service in logs and metrics.
@@ -62,11 +62,6 @@ impl Binding {
         }
     }
 
-    /// Returns the configuration of the binding.
-    pub fn config(&self) -> &config::Binding {
-        &self.config
-    }
-
     /// Returns whether clients speak mutual TLS.
     pub fn requires_identity(&self) -> bool {
         !self.audiences.is_empty()
@@ -87,11 +82,6 @@ impl Binding {
     /// Returns whether the tunnel ends at a workload whose identity is verified.
     pub fn is_inner_hbone(&self) -> bool {
         self.config.inner == Inner::Hbone
-    }
-
-    /// Returns the time without a byte after which a connection is reset.
-    pub fn idle(&self) -> Duration {
-        self.config.idle
     }
 
     /// Returns whether another version of the binding permits the same tunnels.

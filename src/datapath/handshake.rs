@@ -1,5 +1,6 @@
 //! Stage 2: the outer TLS handshake, with one deadline.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +13,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
+use crate::telemetry::handshake_refused;
 use crate::tls::record::RecordLayer;
 use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 
 use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
-use super::io::linger::ALERT_DEADLINE;
+use super::io::linger::{self, ALERT_DEADLINE};
 use super::io::shared_socket::SharedSocket;
 use super::limits::admission::{EVICTED_DETAIL, HandshakeSlot};
 
@@ -51,7 +53,7 @@ pub struct HandshakeError {
     /// Explanation of the failure.
     pub detail: String,
     /// Socket to close once the peer has read its alert.
-    pub alerted: Option<AlertedSocket>,
+    pub alerted: Option<Box<AlertedSocket>>,
 }
 
 /// Socket that an alert may have been sent on, with the resources that it holds.
@@ -73,6 +75,21 @@ impl HandshakeError {
             detail: detail.to_string(),
             alerted: None,
         }
+    }
+
+    /// Counts and logs the refusal. Closes the socket once the peer has read its alert.
+    pub async fn close(self, data_path: &DataPath, address: SocketAddr) {
+        handshake_refused(&data_path.metrics, address, self.refusal, &self.detail);
+        if let Some(alerted) = self.alerted {
+            linger::disable_reset_on_close(&alerted.socket);
+            linger::close_gracefully(alerted.socket).await;
+        }
+    }
+}
+
+impl From<HandshakeRefusal> for HandshakeError {
+    fn from(refusal: HandshakeRefusal) -> Self {
+        Self::new(refusal, &refusal)
     }
 }
 
@@ -122,11 +139,11 @@ pub async fn run(
     Err(HandshakeError {
         refusal,
         detail,
-        alerted: Some(AlertedSocket {
+        alerted: Some(Box::new(AlertedSocket {
             socket,
             slot,
             resources,
-        }),
+        })),
     })
 }
 
@@ -157,11 +174,12 @@ pub async fn run_local(
         Some(cause) => (data_path.tls.refusal(cause), explain_error(cause)),
         None => (HandshakeRefusal::Other, error.to_string()),
     };
-    let alerted = socket.into_inner().map(|socket| AlertedSocket {
+    let alerted = |socket| AlertedSocket {
         socket,
         slot,
         resources,
-    });
+    };
+    let alerted = socket.into_inner().map(alerted).map(Box::new);
     Err(HandshakeError {
         refusal,
         detail,

@@ -9,10 +9,11 @@ use rustls::pki_types::CertificateDer;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, PeerCluster, Snapshot};
 use crate::telemetry::Source;
-use crate::tls::{Chain, Identity, InboundTls, Issuer, leaf_identity};
+use crate::tls::{Chain, Identity, Issuer, leaf_identity};
 use crate::wire::SpkiHash;
 
 use super::DataPath;
+use super::handshake::HandshakeError;
 use super::limits::pool::{Descriptor, Holders};
 use super::listener::Listener;
 
@@ -160,52 +161,36 @@ impl Peer {
     }
 }
 
-/// Authenticates the peer of a connection, which is then counted for its identity.
+/// Authenticates the peer of a connection by its chain, from which the strict parser of the
+/// verifier reads its identity. The connection is then counted for that identity.
 ///
 /// # Errors
-/// As [`run`], or the peer already has its share of connections. Returns a detail for the operator
-/// too.
+/// The certificate is not one that the verifier accepts, or has just lost trust, or the peer
+/// already has its share of connections.
 pub fn admit(
     data_path: &DataPath,
     certificates: &[CertificateDer<'_>],
     (address, listener): (SocketAddr, Arc<Listener>),
     descriptor: &mut Descriptor,
-) -> Result<Peer, (HandshakeRefusal, String)> {
+) -> Result<Peer, HandshakeError> {
     let snapshot = data_path.reader.load();
-    let mut peer = run(certificates, address, listener, &data_path.tls, &snapshot)
-        .map_err(|refusal| (refusal, refusal.to_string()))?;
+    let leaf = certificates
+        .first()
+        .ok_or(HandshakeRefusal::NoCertificate)?;
+    let identity = leaf_identity(leaf)?;
+    let chain = data_path.tls.register_chain(certificates)?;
+    let issuer = Some(Arc::clone(chain.issuer()));
+    let peer = Peer::authenticated(identity, issuer, address, listener, &snapshot)?;
     let source = &peer.source;
     let holders = descriptor.holders();
     let holders = holders.for_identity(&source.counted_cluster, &source.principal);
     descriptor.move_to(&holders).map_err(|full| {
         let detail = format!("{full}: {}", source.principal);
-        (HandshakeRefusal::OverShare, detail)
+        HandshakeError::new(HandshakeRefusal::OverShare, &detail)
     })?;
-    peer.holders = Some(holders);
-    Ok(peer)
-}
-
-/// Reads the identity of the peer from its certificate, by the same strict parser as the verifier.
-/// `certificates` are its chain.
-///
-/// # Errors
-/// Fails if the certificate is not one that the verifier accepts, or has just lost trust.
-pub fn run(
-    certificates: &[CertificateDer<'_>],
-    address: SocketAddr,
-    listener: Arc<Listener>,
-    tls: &InboundTls,
-    snapshot: &Snapshot,
-) -> Result<Peer, HandshakeRefusal> {
-    let leaf = certificates
-        .first()
-        .ok_or(HandshakeRefusal::NoCertificate)?;
-    let identity = leaf_identity(leaf)?;
-    let chain = tls.register_chain(certificates)?;
-    let issuer = Some(Arc::clone(chain.issuer()));
-    let peer = Peer::authenticated(identity, issuer, address, listener, snapshot)?;
     Ok(Peer {
         not_after: chain.not_after(),
+        holders: Some(holders),
         chain: Some(chain),
         ..peer
     })

@@ -1,11 +1,11 @@
 //! Open listeners: their rules, which change with the configuration, and their drain.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
+use derive_more::Display;
 use ipnet::IpNet;
 
 use crate::config::{self, ListenerProtocol, TlsRouting};
@@ -72,10 +72,13 @@ struct Routes {
 }
 
 /// Pattern that matches a server name.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Display)]
 enum Pattern<'a> {
+    #[display("{_0:?}")]
     Exact(&'a str),
+    #[display("\"*.{_0}\"")]
     Below(&'a str),
+    #[display("\"*\"")]
     Any,
 }
 
@@ -126,19 +129,9 @@ impl Listener {
         self.rules.store(Arc::new(rules));
     }
 
-    /// Returns true for the listener of a binding.
-    pub fn is_binding(&self) -> bool {
-        self.rules().binding.is_some()
-    }
-
     /// Returns the binding whose clients connect to the listener, if it has one.
     pub fn binding(&self) -> Option<Arc<Binding>> {
         self.rules.load().binding.clone()
-    }
-
-    /// Returns true for a TLS passthrough listener.
-    pub fn is_passthrough(&self) -> bool {
-        self.rules().is_passthrough()
     }
 }
 
@@ -153,29 +146,27 @@ impl ListenerRules {
 
     /// Creates the rules that the configuration describes.
     pub fn new(listener: &config::Listener) -> Self {
-        let routing = match &listener.protocol {
-            ListenerProtocol::Hbone { .. } | ListenerProtocol::Binding(_) => None,
-            ListenerProtocol::Tls(TlsRouting::Istio { .. }) => Some(Routing::Istio),
-            ListenerProtocol::Tls(TlsRouting::Routes { routes }) => {
-                Some(Routing::Routes(Routes::new(routes)))
-            }
-        };
-        let (route_by, transit) = match &listener.protocol {
-            ListenerProtocol::Hbone { route_by, transit } => (*route_by, *transit),
-            ListenerProtocol::Tls(_) | ListenerProtocol::Binding(_) => (RouteBy::Sni, Transit::Off),
-        };
-        let binding = match &listener.protocol {
-            ListenerProtocol::Binding(binding) => Some(Arc::new(Binding::new(binding))),
-            ListenerProtocol::Hbone { .. } | ListenerProtocol::Tls(_) => None,
-        };
-        Self {
+        let mut rules = Self {
             name: listener.name.as_str().into(),
             sources: listener.sources.clone(),
-            routing,
-            route_by,
-            transit,
-            binding,
+            routing: None,
+            route_by: RouteBy::Sni,
+            transit: Transit::Off,
+            binding: None,
+        };
+        match &listener.protocol {
+            ListenerProtocol::Hbone { route_by, transit } => {
+                (rules.route_by, rules.transit) = (*route_by, *transit);
+            }
+            ListenerProtocol::Tls(TlsRouting::Istio { .. }) => rules.routing = Some(Routing::Istio),
+            ListenerProtocol::Tls(TlsRouting::Routes { routes }) => {
+                rules.routing = Some(Routing::Routes(Routes::new(routes)));
+            }
+            ListenerProtocol::Binding(binding) => {
+                rules.binding = Some(Arc::new(Binding::new(binding)));
+            }
         }
+        rules
     }
 
     /// Returns the name for the log.
@@ -238,14 +229,13 @@ impl ListenerRules {
     fn resolve(&self, name: Option<&str>, offers_istio: bool) -> Result<ListenerTarget, Reason> {
         match &self.routing {
             Some(Routing::Istio) => resolve_istio_name(name, offers_istio),
-            Some(Routing::Routes(routes)) => Ok(ListenerTarget {
-                authority: routes
-                    .longest_match(name)
-                    .ok_or(Reason::UnknownSni)?
-                    .1
-                    .clone(),
-                granted_by_listener: true,
-            }),
+            Some(Routing::Routes(routes)) => {
+                let (_, authority) = routes.longest_match(name).ok_or(Reason::UnknownSni)?;
+                Ok(ListenerTarget {
+                    authority: authority.clone(),
+                    granted_by_listener: true,
+                })
+            }
             None => Err(Reason::UnknownSni),
         }
     }
@@ -336,16 +326,6 @@ impl Routes {
             exact.or_else(|| above().find_map(below))
         });
         by_name.or_else(|| Some((Pattern::Any, self.any.as_ref()?)))
-    }
-}
-
-impl fmt::Display for Pattern<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exact(name) => write!(f, "{name:?}"),
-            Self::Below(name) => write!(f, "\"*.{name}\""),
-            Self::Any => f.write_str("\"*\""),
-        }
     }
 }
 

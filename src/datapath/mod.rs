@@ -1,21 +1,4 @@
-//! Data path: the stages that forward every byte, in travel order.
-//!
-//! | stage | file | from | to |
-//! |---|---|---|---|
-//! | 0 | `listener`, `binding` | an entry of `listeners` or `bindings` | rules for its clients |
-//! | 1 | `accept` | a listening socket | [`AcceptedConnection`](accept::AcceptedConnection) |
-//! | 2 | `handshake` | `AcceptedConnection` | [`Session`](handshake::Session) |
-//! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
-//! | 4 | `http2` | HTTP/2 over the `Session` | [`Target`](http2::tunnel::Target) |
-//! | 2 to 4 | `client_hello`, `passthrough` | `AcceptedConnection` by a TLS listener | `Target` |
-//! | 5 | `first_peer` | `Peer` × headers of `Target` | [`FirstPeer`](first_peer::FirstPeer) |
-//! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
-//! | 6 | `transit` | `Peer` × `Route` | [`Transit`](crate::wire::Transit) |
-//! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
-//! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
-//! | 8 | `authorize` | `Peer` × `Pick` | [`Authorized`](authorize::Authorized) |
-//! | 9 | `dial` | `Authorized` | [`Upstream`](dial::Upstream) |
-//! | 10 | `copy`, `forward` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
+//! Data path: the stages that forward every byte. ARCHITECTURE.md lists them with their outputs.
 //!
 //! [`serve`] runs stages 2 and 3 of an HBONE listener, and [`forward`] all later ones. Stages 2 to
 //! 4 of a TLS listener run in [`passthrough`]. Connections of a binding go from stage 1 to

@@ -58,21 +58,19 @@ impl Permit {
             (false, false) => Waypoint::None,
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
-        let via_gateway = route.via_gateway;
-        let mut route = *self.route;
-        let first_peer = route.first_peer.take();
-        let (requested, matched_by) = route.into_match();
+        let via_gateway = route.is_via_gateway();
+        let route = *self.route;
         Grant {
             endpoint,
             waypoint,
             service,
             port,
-            authority: requested,
-            matched_by,
+            authority: route.authority,
+            matched_by: route.matched_by,
             granted: self.granted_by_listener,
             via_gateway,
             limits: self.limits,
-            first_peer,
+            first_peer: route.first_peer,
         }
     }
 }
@@ -124,6 +122,13 @@ impl Grant {
         self.limits.as_deref_mut()
     }
 
+    fn service_port(&self) -> ServicePort<'_> {
+        ServicePort {
+            host: &self.service.hostname,
+            port: self.port,
+        }
+    }
+
     /// Applies the limits of the current exposure.
     pub fn update_limits(&mut self, snapshot: &Snapshot, peer: &Peer) {
         if self.limits.is_none() && !snapshot.exposure.has_limits() {
@@ -133,12 +138,8 @@ impl Grant {
         if self.granted && rules.still_grants(name, &self.authority, true) == Ok(true) {
             return;
         }
-        let of = ServicePort {
-            host: &self.service.hostname,
-            port: self.port,
-        };
         let callers = callers(peer, self.first_peer());
-        let requested = &self.authority;
+        let (requested, of) = (&self.authority, self.service_port());
         let entries = snapshot.limiting_entries(callers, requested, of, &self.matched_by);
         TunnelLimits::update(&mut self.limits, &entries);
     }
@@ -159,10 +160,7 @@ pub fn limiting_entries<'a>(
     peer: &Peer,
     route: &Route,
 ) -> Vec<&'a Exposure> {
-    let of = ServicePort {
-        host: &route.service().hostname,
-        port: route.port(),
-    };
+    let of = route.service_port();
     let callers = callers(peer, route.first_peer());
     snapshot.limiting_entries(callers, route.requested(), of, route.matched_by())
 }
@@ -217,10 +215,7 @@ pub fn check(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Result<(), Reas
 /// # Errors
 /// Those of [`run`].
 pub fn check_caller(snapshot: &Snapshot, caller: Caller<'_>, route: &Route) -> Result<(), Reason> {
-    let of = ServicePort {
-        host: &route.service().hostname,
-        port: route.port(),
-    };
+    let of = route.service_port();
     evaluate(snapshot, caller, route.requested(), of, route.matched_by())
 }
 
@@ -261,24 +256,11 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
             Err(_) => return Err("the listener no longer routes the server name to this target"),
         }
     }
-    let (requested, host, matched_by) = (
-        &grant.authority,
-        &*grant.service.hostname,
-        &grant.matched_by,
-    );
-    let of = ServicePort {
-        host,
-        port: grant.port,
-    };
-    let is_current_service = snapshot.may_answer(host, &grant.service.namespace);
-    if !is_current_service
-        || !snapshot.still_leads_to(
-            peer.policy_source(),
-            requested,
-            &grant.service,
-            grant.port,
-            matched_by,
-        )
+    let (requested, matched_by) = (&grant.authority, &grant.matched_by);
+    let (of, service) = (grant.service_port(), &grant.service);
+    let caller = peer.policy_source();
+    if !snapshot.may_answer(of.host, &service.namespace)
+        || !snapshot.still_leads_to(caller, requested, service, of.port, matched_by)
     {
         return Err("the name no longer refers to the service");
     }
@@ -303,7 +285,7 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, grant: &Grant) -> Result<
     }
     match grant.waypoint {
         Waypoint::Bypassed(origin)
-            if !route::may_bypass_waypoints(snapshot, peer, host, matched_by, origin) =>
+            if !route::may_bypass_waypoints(snapshot, peer, of.host, matched_by, origin) =>
         {
             Err("the peer's x-istio-source is no longer trusted")
         }

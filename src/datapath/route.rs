@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::reason::Reason;
 use crate::snapshot::mesh::{self, Waypoint};
-use crate::snapshot::{EndpointSet, LookupResult, MatchedBy, Service, Snapshot};
+use crate::snapshot::{EndpointSet, LookupResult, MatchedBy, Service, ServicePort, Snapshot};
 use crate::wire::{Authority, Transit};
 
 use super::first_peer::FirstPeer;
@@ -16,17 +16,15 @@ use super::listener::reason_if_unknown;
 /// waypoints.
 #[derive(Debug)]
 pub struct Route {
-    authority: Authority,
+    pub(super) authority: Authority,
     service: Arc<Service>,
     port: u16,
-    matched_by: MatchedBy,
+    pub(super) matched_by: MatchedBy,
     pub(super) endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
     passthrough: bool,
     origin: Origin,
     pub(super) forwarded: Option<Box<Forwarded>>,
-    /// True if the tunnel came through a gateway of another network.
-    pub(super) via_gateway: bool,
     /// Permission to leave the network; `Off` before policy evaluation.
     pub(super) transit: Transit,
     /// First peer of a tunnel that a trusted gateway has forwarded.
@@ -46,7 +44,6 @@ impl Route {
             passthrough: false,
             origin: target.origin,
             forwarded: target.forwarded,
-            via_gateway: target.via_gateway,
             transit: Transit::Off,
             first_peer: None,
         }
@@ -55,11 +52,6 @@ impl Route {
     /// Returns the authority that the peer requested.
     pub fn requested(&self) -> &Authority {
         &self.authority
-    }
-
-    /// Returns the requested authority and the kind of its match with the service.
-    pub fn into_match(self) -> (Authority, MatchedBy) {
-        (self.authority, self.matched_by)
     }
 
     /// Returns how the requested authority matched the service.
@@ -75,6 +67,14 @@ impl Route {
     /// Returns the port of the service.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Returns the hostname of the service and its port.
+    pub fn service_port(&self) -> ServicePort<'_> {
+        ServicePort {
+            host: &self.service.hostname,
+            port: self.port,
+        }
     }
 
     /// Returns the endpoints to dial.

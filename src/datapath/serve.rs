@@ -8,13 +8,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::interval;
 
-use crate::telemetry::handshake_refused;
-
 use super::accept::AcceptedConnection;
 use super::forward::{self, connection};
 use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
-use super::io::linger;
 use super::{DataPath, handshake, identity, passthrough};
 
 /// Period of a timer that keeps tokio's driver from being woken. Arming the earliest timer of a
@@ -33,10 +30,10 @@ pub async fn run_worker(data_path: Arc<DataPath>, mut queue: mpsc::Receiver<Acce
         };
         let Some(accepted) = accepted else { return };
         let shared = Arc::clone(&data_path);
-        if accepted.listener.is_binding() {
+        if accepted.listener.binding().is_some() {
             let served = forward::binding::run(shared, accepted);
             data_path.lifecycle.spawn(served);
-        } else if accepted.listener.is_passthrough() {
+        } else if accepted.listener.rules().is_passthrough() {
             data_path
                 .lifecycle
                 .spawn(passthrough::run(shared, accepted));
@@ -56,15 +53,7 @@ async fn serve_hbone(data_path: Arc<DataPath>, accepted: AcceptedConnection) {
         connection::run(&data_path, session, peer).await
     };
     if let Err(refused) = served.await {
-        handshake_refused(
-            &data_path.metrics,
-            address,
-            refused.refusal,
-            &refused.detail,
-        );
-        if let Some(alerted) = refused.alerted {
-            linger::close_gracefully(alerted.socket).await;
-        }
+        refused.close(&data_path, address).await;
     }
 }
 
@@ -77,8 +66,7 @@ async fn authenticate(
     let mut session = handshake::run(data_path, accepted).await?;
     let (certificates, resources) = (&session.peer_certificates, &mut session.resources);
     let from = (address, listener);
-    let peer = identity::admit(data_path, certificates, from, &mut resources.descriptor)
-        .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
+    let peer = identity::admit(data_path, certificates, from, &mut resources.descriptor)?;
     Ok((session, Arc::new(peer)))
 }
 

@@ -1,7 +1,7 @@
 //! Part of stage 6: permission of a tunnel to leave the network, and the explanation of a route
 //! without endpoints.
 
-use crate::snapshot::{ServicePort, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::wire::{HOPS_MAX, Transit, Via};
 
 use super::first_peer::FirstPeer;
@@ -12,15 +12,12 @@ use super::route::Route;
 /// Evaluates the permission of a tunnel to leave the network. Of those of a gateway and of the
 /// first peer behind it, the smaller one applies.
 pub fn evaluate(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Transit {
-    let of = ServicePort {
-        host: &route.service().hostname,
-        port: route.port(),
-    };
+    let of = route.service_port();
     let of_caller = |caller| snapshot.transit(caller, route.requested(), of, route.matched_by());
     let of_peer = of_caller(peer.policy_source());
     let first_peer = route.first_peer().map(|first| of_caller(first.caller()));
     let granted = first_peer.map_or(of_peer, |of_first| of_first.min(of_peer));
-    limit(snapshot, peer, granted, route.via_gateway)
+    limit(snapshot, peer, granted, route.is_via_gateway())
 }
 
 /// Limits a grant by the listener, and for tunnels that came through a gateway. Such a tunnel
@@ -46,6 +43,12 @@ impl Route {
     /// Returns the headers for gateways of other networks.
     pub fn forwarded(&self) -> Option<&Forwarded> {
         self.forwarded.as_deref()
+    }
+
+    /// Returns true if the tunnel came through a gateway of another network.
+    pub fn is_via_gateway(&self) -> bool {
+        self.forwarded()
+            .is_some_and(|headers| headers.via.is_some())
     }
 
     /// Returns the first peer, if a trusted gateway has sent its identity.
@@ -105,24 +108,16 @@ impl Route {
                 "no endpoint is in this network, and the tunnel has passed {HOPS_MAX} gateways"
             ));
         }
-        if let Some(networks) = self.unreached_networks() {
-            return Some(networks);
+        let networks = &self.service().other_networks;
+        if self.transit == Transit::Off && !networks.is_empty() {
+            let networks = networks.join(", ");
+            return Some(format!(
+                "no endpoint is in this network, and transit is off; others in: {networks}"
+            ));
         }
         let left_out = self.endpoints().left_out();
         let left_out: Vec<_> = left_out.iter().map(ToString::to_string).collect();
         let why = || format!("no endpoint is left: {}", left_out.join("; "));
         (!left_out.is_empty()).then(why)
-    }
-
-    /// Returns a detail for the log if other networks have instances and the tunnel must stay.
-    fn unreached_networks(&self) -> Option<String> {
-        let networks = &self.service().other_networks;
-        let is_off = self.transit == Transit::Off && !networks.is_empty();
-        is_off.then(|| {
-            format!(
-                "no endpoint is in this network, and transit is off; others in: {}",
-                networks.join(", ")
-            )
-        })
     }
 }

@@ -130,7 +130,7 @@ fn evaluate(
 
 /// Describes the service of a binding and its clients. `refused` is an address that is none.
 fn lookup(binding: &Binding, refused: Option<IpAddr>) -> LookupRow {
-    let config = binding.config();
+    let config = &binding.config;
     let clients = config.clients.iter().map(ToString::to_string);
     let clients = clients.collect::<Vec<_>>().join(", ");
     LookupRow {
@@ -158,7 +158,7 @@ fn select<'a>(
     let all = state.bindings.iter();
     let all = all.filter_map(|listener| Some((&**listener, listener.binding()?)));
     let (mut found, others): (Vec<_>, Vec<_>) = all.partition(|(_, binding)| {
-        let config = binding.config();
+        let config = &binding.config;
         let is_named = |name: &str| name.eq_ignore_ascii_case(wanted);
         is_named(&binding.authority)
             || is_named(&config.service.host)
@@ -167,7 +167,7 @@ fn select<'a>(
     });
     let list = |bindings: &[(&Listener, Arc<Binding>)]| {
         let each = bindings.iter();
-        let each = each.map(|(_, of)| format!("{} ({})", of.config().listen, of.authority));
+        let each = each.map(|(_, of)| format!("{} ({})", of.config.listen, of.authority));
         each.collect::<Vec<_>>().join(", ")
     };
     if found.len() > 1 {

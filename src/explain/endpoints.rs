@@ -90,7 +90,7 @@ pub(super) fn run(
     }
     answer.transit = why::transit(route);
     note_reduced_links((state, peer), &all, answer);
-    answer.dropped = balance::drop_probability(route);
+    answer.dropped = balance::drop_probability(route.drops());
     if answer.dropped > 0.0 {
         let dropped = Err(Reason::DropOverload);
         outcomes.retain(|_| answer.dropped < 1.0);

@@ -29,7 +29,7 @@ use crate::datapath::listener::{Listener, ListenerRules};
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::snapshot::{Enforcement, ServicePort, Snapshot};
+use crate::snapshot::{Enforcement, Snapshot};
 use crate::status::ReducedLink;
 use crate::tls::{Identity, Issuer};
 use crate::wire::sni::{self, RouteBy};
@@ -203,7 +203,6 @@ impl Explainer<'_> {
             authority: wanted.authority.clone(),
             origin: Origin::Workload,
             forwarded: None,
-            via_gateway: false,
         };
         let route = route::resolve_passthrough(self.state.snapshot, &peer, target);
         let (mut lookup, permit) =
@@ -285,10 +284,7 @@ impl Explainer<'_> {
         let (mut lookup, permit) = self.resolve_and_evaluate(&peer, authority, origin);
         let route_by = permit.as_ref().ok().map(|permit| {
             let route = permit.route();
-            let of = ServicePort {
-                host: &route.service().hostname,
-                port: route.port(),
-            };
+            let of = route.service_port();
             let own = self
                 .state
                 .snapshot
@@ -376,9 +372,6 @@ impl Explainer<'_> {
         let target = Target {
             authority: authority.clone(),
             origin,
-            via_gateway: self
-                .forwarded
-                .is_some_and(|forwarded| forwarded.via.is_some()),
             forwarded: self.forwarded.cloned().map(Box::new),
         };
         let route = route::resolve(self.state.snapshot, peer, target);

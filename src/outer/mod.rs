@@ -66,7 +66,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    fn new(reason: Reason, detail: impl Into<String>) -> Self {
+    /// Creates a failure.
+    pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self { reason, detail }
     }

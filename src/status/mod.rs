@@ -39,6 +39,18 @@ labelled! {
     }
 }
 
+/// Usage of the descriptor pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DescriptorUsage {
+    /// Number of descriptors in use.
+    pub used: usize,
+    /// Maximum number of descriptors.
+    pub max: usize,
+    /// Clusters, identities and source addresses with the most descriptors, and their numbers.
+    pub holders: Vec<(String, usize)>,
+}
+
 /// Result of the last reload of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reload {

@@ -70,7 +70,7 @@ pub(super) fn fixture() -> Fixture {
         publisher: Arc::clone(&publisher),
         status: Arc::new(Status::new(&["certificates", "mesh"])),
         metrics: Arc::new(Metrics::new()),
-        lifecycle: Lifecycle::new(),
+        lifecycle: Lifecycle::default(),
         log,
         config: Arc::new(ArcSwap::from_pointee(config())),
         deny_list: Arc::new(|address| address.ip().is_loopback().then_some("a loopback address")),

@@ -89,10 +89,7 @@ pub async fn run<C: AsyncRead + AsyncWrite + Unpin>(
     if gone && !upload.done && (end_unread || upload.ended) {
         // Bytes that a client sent before its FIN are delivered even if it reset the connection
         // afterwards. Without FIN this fails when everything has been read.
-        let rest = poll_fn(|cx| match upload.poll_upload(cx, client, tunnel, record) {
-            Ok(poll) => poll.map(Ok),
-            Err(reason) => Poll::Ready(Err(reason)),
-        });
+        let rest = poll_fn(|cx| upload.poll_upload(cx, client, tunnel, record));
         if let Ok(Err(reason)) = Box::pin(timeout_at(deadline, rest)).await {
             ended = Err(reason);
         }
@@ -132,15 +129,16 @@ impl<'a> Direction<'a> {
         client: &mut (impl AsyncRead + Unpin),
         tunnel: &mut Stream,
         record: &mut Record,
-    ) -> Result<Poll<()>, Reason> {
+    ) -> Poll<Result<(), Reason>> {
         let lost = |_: io::Error| Reason::UpstreamReset;
+        let gone = |error: io::Error| downstream_reason(error.kind());
         for _ in 0..OPERATIONS_PER_TURN {
             if self.done {
-                return Ok(Poll::Ready(()));
+                return Poll::Ready(Ok(()));
             }
             if !self.pending.is_empty() {
                 if !self.send(cx, tunnel, record).map_err(lost)? {
-                    return Ok(Poll::Pending);
+                    return Poll::Pending;
                 }
             } else if self.ended {
                 tunnel.shut_down().map_err(lost)?;
@@ -148,10 +146,7 @@ impl<'a> Direction<'a> {
             } else {
                 let mut buffer = Buffer::borrow();
                 let mut room = ReadBuf::new(buffer.bytes());
-                let Poll::Ready(read) = Pin::new(&mut *client).poll_read(cx, &mut room) else {
-                    return Ok(Poll::Pending);
-                };
-                read.map_err(|error| downstream_reason(error.kind()))?;
+                ready!(Pin::new(&mut *client).poll_read(cx, &mut room)).map_err(gone)?;
                 let read = room.filled();
                 self.ended = read.is_empty();
                 if !self.ended {
@@ -162,7 +157,7 @@ impl<'a> Direction<'a> {
             }
         }
         cx.waker().wake_by_ref();
-        Ok(Poll::Pending)
+        Poll::Pending
     }
 
     fn write(&self, tunnel: &mut Stream, bytes: &[u8]) -> io::Result<usize> {
@@ -195,18 +190,15 @@ impl<'a> Direction<'a> {
         tunnel: &mut Stream,
         client: &mut (impl AsyncWrite + Unpin),
         record: &mut Record,
-    ) -> Result<Poll<()>, Reason> {
+    ) -> Poll<Result<(), Reason>> {
         for _ in 0..OPERATIONS_PER_TURN {
-            match self.download_once(cx, tunnel, client, record) {
-                Poll::Ready(moved) => moved?,
-                Poll::Pending => return Ok(Poll::Pending),
-            }
+            ready!(self.download_once(cx, tunnel, client, record))?;
             if self.done {
-                return Ok(Poll::Ready(()));
+                return Poll::Ready(Ok(()));
             }
         }
         cx.waker().wake_by_ref();
-        Ok(Poll::Pending)
+        Poll::Pending
     }
 
     /// Performs one read or write.

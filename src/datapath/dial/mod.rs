@@ -5,25 +5,27 @@ pub mod remote;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
-use socket2::SockRef;
+use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{EndpointSet, InFlight};
 
 use super::DataPath;
-use super::accept::{TcpKeepaliveSettings, set_options};
+use super::accept::set_options;
 use super::authorize::Authorized;
 use super::balance::{FailedTry, Pick};
 use super::identity::Peer;
 use super::io::endpoint::EndpointStream;
-use super::limits::pool::{LimitReached, TunnelDescriptor};
+use super::limits::pool::{Holders, LimitReached, TunnelDescriptor};
 use super::policy::Grant;
 
 /// A connection to an endpoint.
@@ -58,11 +60,10 @@ pub const TOTAL_DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Keepalive of upstream connections. It detects a dead endpoint within 30 s: no PING of ours runs
 /// inside the tunnel.
-const UPSTREAM_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
-    time: Duration::from_secs(10),
-    interval: Duration::from_secs(10),
-    retries: 2,
-};
+const UPSTREAM_KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(10))
+    .with_interval(Duration::from_secs(10))
+    .with_retries(2);
 
 /// Connects to the picked endpoint by `deadline`, and within [`DIAL_TIMEOUT`].
 ///
@@ -78,7 +79,7 @@ pub async fn run(
     let address = pick.endpoint().address;
     let started = Instant::now();
     let holders = peer.holders.as_ref();
-    let connected = match holders.map_or(Err(LimitReached::Share), |holders| holders.upstream()) {
+    let connected = match holders.map_or(Err(LimitReached::Share), Holders::upstream) {
         Ok(descriptor) => {
             let connected = match remote::target(pick.endpoint()) {
                 None => {
@@ -86,17 +87,14 @@ pub async fn run(
                     connected.map(EndpointStream::Tcp)
                 }
                 Some(target) => {
-                    let opened =
-                        Box::pin(remote::open(&pick, &target, (data_path, peer), deadline));
-                    let opened = opened.await;
-                    opened
-                        .map(|stream| EndpointStream::outer(stream, data_path.budget.account()))
-                        .map_err(|failure| (failure.reason, failure.detail))
+                    let open = remote::open(&pick, &target, (data_path, peer), deadline);
+                    let opened = Box::pin(open).await;
+                    opened.map(|stream| EndpointStream::outer(stream, data_path.budget.account()))
                 }
             };
             connected.map(|stream| (stream, descriptor))
         }
-        Err(full) => Err((full.reason(), full.to_string())),
+        Err(full) => Err(Failure::new(full.reason(), full.to_string())),
     };
     match connected {
         Ok((stream, descriptor)) => {
@@ -105,7 +103,7 @@ pub async fn run(
             data_path.metrics.dial_succeeded(time);
             Ok(Upstream::new(pick, stream, descriptor))
         }
-        Err((reason, detail)) => Err(pick.failed(reason, detail)),
+        Err(Failure { reason, detail }) => Err(pick.failed(reason, detail)),
     }
 }
 
@@ -113,16 +111,14 @@ async fn connect(
     address: SocketAddr,
     deny: &DenyList,
     deadline: Instant,
-) -> Result<TcpStream, (Reason, String)> {
+) -> Result<TcpStream, Failure> {
     if let Some(why) = deny.explain(address) {
-        return Err((Reason::DialDenied, why));
+        return Err(Failure::new(Reason::DialDenied, why));
     }
     let end = deadline.min(Instant::now() + DIAL_TIMEOUT);
     let Ok(stream) = timeout_at(end, TcpStream::connect(address)).await else {
-        return Err((
-            Reason::DialTimeout,
-            format!("{address} did not answer in time"),
-        ));
+        let detail = format!("{address} did not answer in time");
+        return Err(Failure::new(Reason::DialTimeout, detail));
     };
     stream
         .and_then(|stream| {
@@ -132,7 +128,7 @@ async fn connect(
             SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
             Ok(stream)
         })
-        .map_err(|error| (reason_of(&error), format!("{address}: {error}")))
+        .map_err(|error| Failure::new(reason_of(&error), format!("{address}: {error}")))
 }
 
 fn reason_of(error: &io::Error) -> Reason {
@@ -295,26 +291,24 @@ const LOCAL_ADDRESS_TTL: Duration = Duration::from_secs(10);
 const LOCAL_ADDRESSES_MAX: usize = 8192;
 
 impl LocalAddressCache {
-    /// Returns true if `ip` belongs to this host, by a valid cached answer or by a new one of
-    /// `ask`.
+    /// Returns true if `ip` belongs to this host, by a valid cached answer or by a new
+    /// `lookup`.
     ///
-    /// A failed `ask` is never cached. It counts as true, unless there is no route to `ip`.
+    /// A failed `lookup` is never cached. It counts as true, unless there is no route to `ip`.
     fn is_local(
         &self,
         ip: IpAddr,
         now: Instant,
         lookup: impl FnOnce(IpAddr) -> io::Result<bool>,
     ) -> bool {
-        // Each critical section is one step, so the map behind a poisoned lock is consistent.
-        let answers = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((since, answer)) = answers().get(&ip).copied()
+        if let Some((since, answer)) = self.0.lock().get(&ip).copied()
             && now.saturating_duration_since(since) < LOCAL_ADDRESS_TTL
         {
             return answer;
         }
         match lookup(ip) {
             Ok(answer) => {
-                let mut answers = answers();
+                let mut answers = self.0.lock();
                 if answers.len() >= LOCAL_ADDRESSES_MAX {
                     answers.clear();
                 }
@@ -473,6 +467,6 @@ mod tests {
             let ip = IpAddr::V4(Ipv4Addr::from_bits(ip));
             assert!(!answers.is_local(ip, Instant::now(), |_| Ok(false)));
         }
-        assert!(answers.0.lock().expect("whole").len() <= LOCAL_ADDRESSES_MAX);
+        assert!(answers.0.lock().len() <= LOCAL_ADDRESSES_MAX);
     }
 }

@@ -85,13 +85,12 @@ pub(super) async fn open(
     (data_path, peer): (&DataPath, &Peer),
     deadline: Instant,
 ) -> Result<Stream, Failure> {
-    let fail = |reason, detail| Failure { reason, detail };
     if peer.is_unauthenticated() {
         let what = "endpoints of other networks are reached only from HBONE listeners";
-        return Err(fail(Reason::DialDenied, what.to_owned()));
+        return Err(Failure::new(Reason::DialDenied, what));
     }
     let request = request(data_path, peer, pick);
-    let request = request.map_err(|detail| fail(Reason::GatewayLoop, detail))?;
+    let request = request.map_err(|detail| Failure::new(Reason::GatewayLoop, detail))?;
     let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
     send(data_path, endpoints, endpoint, target, &request, deadline).await
 }
@@ -135,10 +134,7 @@ pub async fn open_bound(
     authority: &str,
     deadline: Instant,
 ) -> Result<Stream, Failure> {
-    let fail = |reason, detail: &str| Failure {
-        reason,
-        detail: detail.to_owned(),
-    };
+    let fail = |reason, detail: &str| Failure::new(reason, detail);
     let target = target(endpoint);
     let target = target.ok_or_else(|| fail(Reason::NoEndpoint, "the endpoint has no gateway"))?;
     let own = data_path.outer.own_hash(&data_path.reader.load());
@@ -161,8 +157,7 @@ async fn send(
 ) -> Result<Stream, Failure> {
     let mut addresses = target.addresses();
     if let Some(detail) = addresses.find_map(|address| data_path.deny.explain(address)) {
-        let reason = Reason::DialDenied;
-        return Err(Failure { reason, detail });
+        return Err(Failure::new(Reason::DialDenied, detail));
     }
     let open = data_path.outer.open(target, request, deadline);
     let refresh = async {

@@ -28,7 +28,7 @@ use crate::datapath::{DataPath, balance};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Endpoint, EndpointSet, InFlight, Snapshot};
-use crate::telemetry::{ConnectionGuard, Record, handshake_refused};
+use crate::telemetry::{ConnectionGuard, Record};
 
 use super::establish::{destination, remote_network};
 use super::open::revoke_delay;
@@ -105,16 +105,7 @@ async fn establish(
     } = match Box::pin(verify_client(&data_path, accepted, &binding)).await {
         Ok(session) => session,
         Err(refused) => {
-            handshake_refused(
-                &data_path.metrics,
-                address,
-                refused.refusal,
-                &refused.detail,
-            );
-            if let Some(alerted) = refused.alerted {
-                linger::disable_reset_on_close(&alerted.socket);
-                linger::close_gracefully(alerted.socket).await;
-            }
+            refused.close(&data_path, address).await;
             return None;
         }
     };
@@ -161,8 +152,7 @@ async fn verify_client(
         let (stream, mut resources) = handshake::run_local(data_path, accepted).await?;
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let descriptor = &mut resources.descriptor;
-        let peer = identity::admit(data_path, certificates, (address, listener), descriptor)
-            .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
+        let peer = identity::admit(data_path, certificates, (address, listener), descriptor)?;
         return Ok(Session {
             peer,
             socket: stream.get_ref().0.clone(),
@@ -238,7 +228,7 @@ impl Client {
         };
         let mut stop = Box::pin(wait_for_stop(data_path, &self.peer, revocation));
         let stop = poll_fn(|cx| account.poll_gated(cx, |cx| stop.as_mut().poll(cx)));
-        let idle = self.binding.idle();
+        let idle = self.binding.config.idle;
         let (record, socket) = (&mut self.record, &self.socket);
         let copy = async {
             match &mut self.tls {

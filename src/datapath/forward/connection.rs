@@ -391,7 +391,7 @@ impl ConnectionDriver<'_> {
             tunnel: NewTunnel::new(self.data_path, &self.peer, record),
             slots: Arc::clone(&self.slots),
             connect,
-            load: self.held.load.add_tunnel(),
+            load: self.held.load.clone(),
             slot: self.slots.try_take(),
         };
         let forward = hbone::run(Box::new(connect), request.target);

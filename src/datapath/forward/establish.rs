@@ -11,7 +11,7 @@ use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::datapath::{DataPath, authorize, balance};
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, ServicePort};
+use crate::snapshot::Endpoint;
 use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
 use crate::wire::ServiceLoad;
 use crate::wire::sni::RouteBy;
@@ -65,10 +65,7 @@ impl NewTunnel {
             }
         })?;
         record_service(&mut self.record, &route);
-        let of = ServicePort {
-            host: &route.service().hostname,
-            port: route.port(),
-        };
+        let of = route.service_port();
         let own = snapshot.route_by(route.requested(), of, route.matched_by());
         let route_by = own.unwrap_or_else(|| self.peer.listener.rules().route_by());
         let mut permit = policy::run(&snapshot, &self.peer, route)?;
@@ -177,7 +174,7 @@ async fn pick_and_dial(
     record: &mut Record,
     deadline: Instant,
 ) -> Result<Upstream, Reason> {
-    if let Some(category) = balance::draw_drop_category(permit.route()) {
+    if let Some(category) = balance::draw_drop_category(permit.route().drops()) {
         record.set_detail(format!(
             "dropped by drop_overloads of the control plane: {category:?}"
         ));

@@ -118,8 +118,7 @@ async fn establish(
     target: Result<ListenerTarget, Reason>,
 ) -> Result<(Upstream, Option<InFlight>), Reason> {
     tunnel.check_room()?;
-    let loop_entry = loop_detection::register(client_hello);
-    let loop_entry = loop_entry.map_err(|found| found.record(&mut tunnel.record))?;
+    let loop_entry = loop_detection::register(client_hello, &mut tunnel.record)?;
     let ListenerTarget {
         authority,
         granted_by_listener,
@@ -127,7 +126,6 @@ async fn establish(
     let target = Target {
         authority,
         origin: Origin::Workload,
-        via_gateway: false,
         forwarded: None,
     };
     let permit = tunnel.resolve_passthrough(target, granted_by_listener)?;

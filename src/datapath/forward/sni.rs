@@ -36,13 +36,11 @@ pub(super) async fn establish(
     let name = server_name(tunnel, stream).await?;
     let (origin, port) = (outer.route().origin(), outer.route().requested().port);
     let forwarded = outer.route().forwarded().cloned().map(Box::new);
-    let via_gateway = outer.route().via_gateway;
     drop(outer);
     let target = name.map(|name| sni::authority_of(&name, port));
     let target = target.map(|authority| Target {
         authority,
         origin,
-        via_gateway,
         forwarded,
     });
     let (permit, _) = tunnel.resolve(target.ok_or(Reason::UnknownSni))?;

@@ -125,8 +125,7 @@ impl TunnelCopy {
             && let Some(first) = slices.first()
         {
             self.flags.has_first_bytes = true;
-            let entered = loop_detection::register(first);
-            let entered = entered.map_err(|found| found.record(&mut self.open.record))?;
+            let entered = loop_detection::register(first, &mut self.open.record)?;
             self.loop_entry = entered.map(Box::new);
         }
         let count: usize = slices.iter().map(|slice| slice.len()).sum();

@@ -89,24 +89,14 @@ impl FrameHeader {
 
 /// Appends a RST_STREAM frame.
 pub fn push_reset(out: &mut Vec<u8>, stream: u32, code: ErrorCode) {
-    push(
-        out,
-        kind::RST_STREAM,
-        0,
-        stream,
-        &u32::from(code).to_be_bytes(),
-    );
+    let code = u32::from(code).to_be_bytes();
+    push(out, kind::RST_STREAM, 0, stream, &code);
 }
 
 /// Appends a WINDOW_UPDATE frame.
 pub fn push_window_update(out: &mut Vec<u8>, stream: u32, increment: u32) {
-    push(
-        out,
-        kind::WINDOW_UPDATE,
-        0,
-        stream,
-        &increment.to_be_bytes(),
-    );
+    let increment = increment.to_be_bytes();
+    push(out, kind::WINDOW_UPDATE, 0, stream, &increment);
 }
 
 /// Appends a GOAWAY frame without debug data.
@@ -130,11 +120,6 @@ pub fn push_settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
         out.extend_from_slice(&name.to_be_bytes());
         out.extend_from_slice(&value.to_be_bytes());
     }
-}
-
-/// Returns a size as the value of a setting.
-pub fn setting_value(bytes: usize) -> u32 {
-    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 /// Appends a frame.

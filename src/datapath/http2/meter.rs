@@ -62,9 +62,6 @@ impl Default for FrameMeter {
 
 impl FrameMeter {
     /// Charges for a received frame.
-    ///
-    /// # Errors
-    /// The credit is used up.
     pub fn received(&mut self, frame: FrameHeader) -> Result<(), CreditExhausted> {
         if frame.kind == kind::DATA {
             self.earn_bytes(frame.length as u64);
@@ -74,9 +71,6 @@ impl FrameMeter {
 
     /// Charges for a received TLS record with `length` bytes of application data, or none. A record
     /// that holds less than a frame header pays as much as a small frame.
-    ///
-    /// # Errors
-    /// The credit is used up.
     pub fn received_record(&mut self, length: usize) -> Result<(), CreditExhausted> {
         if length < HEADER_BYTES {
             self.charge(PRICE_CONTROL)
@@ -86,9 +80,6 @@ impl FrameMeter {
     }
 
     /// Charges for a received KeyUpdate (RFC 8446 section 4.6.3).
-    ///
-    /// # Errors
-    /// The credit is used up.
     pub fn received_key_update(&mut self) -> Result<(), CreditExhausted> {
         self.charge(PRICE_KEY_UPDATE)
     }

@@ -28,7 +28,7 @@ const GATHERED_MAX: usize = READ_RECORDS * RECORD_BYTES;
 /// Smallest rest of a record that an endpoint is read into.
 const READ_MIN: usize = 1024;
 
-/// Records that are not sent yet.
+/// Records that are not sent yet. A [`RecordError`] means that one could not be sealed.
 #[derive(Debug, Default)]
 pub struct Output {
     buffer: Option<Buffer>,
@@ -93,9 +93,6 @@ impl Output {
     }
 
     /// Appends plaintext. The caller bounds it: [`Output::control_room`].
-    ///
-    /// # Errors
-    /// A record could not be sealed.
     pub fn append(&mut self, mut bytes: &[u8], layer: &mut RecordLayer) -> Result<(), RecordError> {
         while !bytes.is_empty() {
             let room = self.open_record(1, layer)?;
@@ -116,9 +113,6 @@ impl Output {
     }
 
     /// Appends an empty DATA frame with END_STREAM.
-    ///
-    /// # Errors
-    /// A record could not be sealed.
     pub fn append_end(&mut self, stream: u32, layer: &mut RecordLayer) -> Result<(), RecordError> {
         let header = FrameHeader {
             length: 0,
@@ -223,9 +217,6 @@ impl Output {
     }
 
     /// Appends a KeyUpdate, and switches the sending key.
-    ///
-    /// # Errors
-    /// A record could not be sealed.
     pub fn update_key(&mut self, layer: &mut RecordLayer) -> Result<(), RecordError> {
         self.seal(layer)?;
         let mut record = [0; KEY_UPDATE_BYTES];
@@ -235,9 +226,6 @@ impl Output {
     }
 
     /// Appends an alert as the last record.
-    ///
-    /// # Errors
-    /// A record could not be sealed.
     pub fn append_alert(
         &mut self,
         alert: AlertDescription,

@@ -269,18 +269,15 @@ impl Server {
         let is_last = data.left == 0;
         if let Some(key) = data.key {
             let length = self.payload.len() + taken + data.left;
-            if is_last && self.payload.is_empty() {
+            if length > SMALL_DATA_BYTES || is_last && self.payload.is_empty() {
                 let bytes = at..at + taken;
                 self.events.push(Event::Data { key, bytes });
-            } else if length <= SMALL_DATA_BYTES {
+            } else {
                 self.payload.extend_from_slice(&input[..taken]);
                 if is_last {
                     let bytes = self.payload.as_slice().into();
                     self.events.push(Event::SmallData { key, bytes });
                 }
-            } else {
-                let bytes = at..at + taken;
-                self.events.push(Event::Data { key, bytes });
             }
         }
         if is_last {
@@ -296,13 +293,8 @@ impl Server {
         self.skip(data.padding);
         if data.ends
             && let Some(key) = data.key
+            && let Some(stream) = self.streams.get_mut(key)
         {
-            self.receive_end(key);
-        }
-    }
-
-    fn receive_end(&mut self, key: StreamKey) {
-        if let Some(stream) = self.streams.get_mut(key) {
             stream.received_end = true;
             self.events.push(Event::End(key));
         }
@@ -332,8 +324,12 @@ impl Server {
             kind::HEADERS => self.receive_headers(header, &payload),
             kind::CONTINUATION => self.receive_continuation(header, &payload),
             kind::SETTINGS => self.receive_settings(header, &payload),
+            kind::PING if header.has(flag::ACK) => {
+                self.receive_pong(&payload);
+                Ok(())
+            }
             kind::PING => {
-                self.receive_ping(header, &payload);
+                frame::push(&mut self.control, kind::PING, flag::ACK, 0, &payload);
                 Ok(())
             }
             kind::RST_STREAM => self.receive_reset(header.stream, &payload),
@@ -351,14 +347,6 @@ impl Server {
             self.payload = payload;
         }
         ended
-    }
-
-    fn receive_ping(&mut self, header: FrameHeader, payload: &[u8]) {
-        if header.has(flag::ACK) {
-            self.receive_pong(payload);
-        } else {
-            frame::push(&mut self.control, kind::PING, flag::ACK, 0, payload);
-        }
     }
 
     fn receive_settings(
@@ -443,15 +431,12 @@ impl Server {
             return Ok(());
         };
         stream.send_window += increment;
-        let (window, is_blocked) = (stream.send_window, stream.is_blocked);
         if increment == 0 {
             self.reject_stream(id, ErrorCode::PROTOCOL_ERROR);
-        } else if window > WINDOW_MAX {
+        } else if stream.send_window > WINDOW_MAX {
             self.reject_stream(id, ErrorCode::FLOW_CONTROL_ERROR);
-        } else if is_blocked && window > 0 {
-            if let Some(stream) = self.streams.get_mut(key) {
-                stream.is_blocked = false;
-            }
+        } else if stream.is_blocked && stream.send_window > 0 {
+            stream.is_blocked = false;
             self.events.push(Event::Writable(Some(key)));
         }
         Ok(())

@@ -192,10 +192,6 @@ impl HeaderList {
         if has_authority && parsed.is_err() && uri::Authority::try_from(&*authority).is_err() {
             return Err(RequestError::Malformed);
         }
-        let has_via = self
-            .forwarded
-            .as_ref()
-            .is_some_and(|headers| headers.via.is_some());
         let target = if self.fields > HEADER_FIELDS_MAX {
             Err(Reason::TooManyFields)
         } else if !is_connect {
@@ -205,7 +201,6 @@ impl HeaderList {
                 .map(|authority| Target {
                     authority,
                     origin: self.origin.unwrap_or(Origin::Workload),
-                    via_gateway: has_via,
                     forwarded: self.forwarded,
                 })
                 .map_err(|_| Reason::BadAuthority)

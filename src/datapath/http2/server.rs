@@ -162,17 +162,12 @@ impl Default for Server {
     /// Creates the state of a new connection, with SETTINGS to send.
     fn default() -> Self {
         let mut control = Vec::new();
+        let value = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let settings = [
             (setting::MAX_CONCURRENT_STREAMS, STREAMS_MAX),
             (setting::INITIAL_WINDOW_SIZE, STREAM_WINDOW_MIN),
-            (
-                setting::MAX_FRAME_SIZE,
-                frame::setting_value(FRAME_BYTES_MAX),
-            ),
-            (
-                setting::MAX_HEADER_LIST_SIZE,
-                frame::setting_value(HEADER_LIST_BYTES_MAX),
-            ),
+            (setting::MAX_FRAME_SIZE, value(FRAME_BYTES_MAX)),
+            (setting::MAX_HEADER_LIST_SIZE, value(HEADER_LIST_BYTES_MAX)),
         ];
         frame::push_settings(&mut control, &settings);
         let raised = i64::from(CONNECTION_WINDOW) - DEFAULT_WINDOW;

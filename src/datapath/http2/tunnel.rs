@@ -11,8 +11,6 @@ pub const REJECTED_TUNNEL_RESET: h2::Reason = h2::Reason::CONNECT_ERROR;
 pub struct Target {
     pub(crate) authority: Authority,
     pub(crate) origin: Origin,
-    /// True if the tunnel came through a gateway of another network.
-    pub(crate) via_gateway: bool,
     pub(crate) forwarded: Option<Box<Forwarded>>,
 }
 

@@ -16,7 +16,8 @@ use crate::snapshot::{Endpoint, Snapshot};
 
 use super::linger;
 
-/// Byte stream to an endpoint. A drop resets it, unless it was closed.
+/// Byte stream to an endpoint. A drop resets it, unless it was closed. An error other than
+/// [`io::ErrorKind::WouldBlock`] means that it has failed.
 #[derive(Debug)]
 pub enum EndpointStream {
     /// Socket with zero linger: every close that is not announced is an RST.
@@ -81,9 +82,6 @@ impl EndpointStream {
     }
 
     /// Polls whether a read succeeds.
-    ///
-    /// # Errors
-    /// The stream has failed.
     pub fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(cx),
@@ -92,9 +90,6 @@ impl EndpointStream {
     }
 
     /// Polls whether a write succeeds.
-    ///
-    /// # Errors
-    /// The stream has failed.
     pub fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_write_ready(cx),
@@ -111,10 +106,8 @@ impl EndpointStream {
             (Self::Tcp(stream), [slice]) => stream.try_write(slice),
             (Self::Tcp(stream), slices) => stream.try_write_vectored(slices),
             (Self::Outer(outer), slices) => {
-                let OuterStream {
-                    stream, account, ..
-                } = &mut **outer;
-                stream.try_write(slices, |bytes| account.share(bytes))
+                let account = &outer.account;
+                outer.stream.try_write(slices, |bytes| account.share(bytes))
             }
         }
     }
@@ -131,25 +124,18 @@ impl EndpointStream {
     }
 
     /// Writes some of `bytes`, and waits until that is possible.
-    ///
-    /// # Errors
-    /// The stream has failed.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.write(bytes).await,
             Self::Outer(outer) => {
-                let OuterStream {
-                    stream, account, ..
-                } = &mut **outer;
-                stream.write(bytes, |bytes| account.share(bytes)).await
+                let account = &outer.account;
+                let written = outer.stream.write(bytes, |bytes| account.share(bytes));
+                written.await
             }
         }
     }
 
     /// Sends the end of the stream.
-    ///
-    /// # Errors
-    /// The stream has failed.
     pub fn shut_down(&mut self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => SockRef::from(&*stream).shutdown(Shutdown::Write),

@@ -8,8 +8,9 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::pool::{DescriptorPool, source};
@@ -71,7 +72,7 @@ impl Admission {
         let source = source(address);
         let max = self.pool.handshakes_max().clamp(1, HANDSHAKES_MAX);
         let evicted = Arc::new(Notify::new());
-        let mut handshakes = lock(&self.handshakes);
+        let mut handshakes = self.handshakes.lock();
         let of_source = handshakes.by_source.get(&source).map_or(0, VecDeque::len);
         if of_source >= max.div_ceil(SOURCE_DIVISOR) && handshakes.all >= max / 2 {
             return None;
@@ -131,13 +132,8 @@ impl HandshakeSlot {
 
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
-        lock(&self.handshakes).remove(self.source, &self.evicted);
+        self.handshakes.lock().remove(self.source, &self.evicted);
     }
-}
-
-/// The counts are consistent at every unlock, so the state behind a poisoned lock is valid.
-fn lock(handshakes: &Mutex<Handshakes>) -> MutexGuard<'_, Handshakes> {
-    handshakes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -163,7 +159,7 @@ mod tests {
         drop(held);
         drop((take("2001:db8::1").expect("a place again"), other));
         assert!(
-            lock(&admission.handshakes).by_source.is_empty(),
+            admission.handshakes.lock().by_source.is_empty(),
             "nothing is kept of sources"
         );
     }
@@ -184,7 +180,7 @@ mod tests {
         let later = [take("192.0.2.2"), take("192.0.2.3")];
         assert!(evicted(&largest[0]) && evicted(&largest[1]) && !evicted(&largest[2]));
         assert!(!thin.iter().chain(&later).any(evicted));
-        assert_eq!(lock(&admission.handshakes).all, HANDSHAKES_MAX);
+        assert_eq!(admission.handshakes.lock().all, HANDSHAKES_MAX);
         drop((largest, thin, later));
 
         let spread = |index: usize| take(&format!("2001:db8:1:{index:x}::1"));
@@ -193,7 +189,7 @@ mod tests {
         assert!(gone[..100].iter().all(|&gone| gone), "the oldest of equals");
         assert!(!gone[100..].contains(&true));
         drop(all);
-        let handshakes = lock(&admission.handshakes);
+        let handshakes = admission.handshakes.lock();
         assert!(handshakes.all == 0 && handshakes.by_source.is_empty());
     }
 }

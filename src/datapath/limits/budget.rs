@@ -8,10 +8,11 @@
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -195,7 +196,7 @@ impl BufferBudget {
         if self.is_exhausted() {
             return;
         }
-        let listed = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let listed = self.accounts.lock();
         for account in listed.iter().filter_map(Weak::upgrade) {
             if account.paused.swap(false, Ordering::SeqCst) {
                 account.gate.open();
@@ -220,7 +221,7 @@ impl BufferBudget {
     }
 
     fn marks(&self) -> Vec<ProgressMark> {
-        let mut listed = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = self.accounts.lock();
         listed.retain(|account| account.strong_count() > 0);
         let alive = listed.iter().filter_map(Weak::upgrade);
         alive
@@ -261,7 +262,7 @@ impl BufferBudget {
     }
 
     fn register(&self, account: &Arc<BufferAccount>) {
-        let mut listed = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = self.accounts.lock();
         if listed.len() == listed.capacity() {
             listed.retain(|account| account.strong_count() > 0);
         }
@@ -528,7 +529,7 @@ mod tests {
             budget.account().charge(0);
         }
         assert_eq!(budget.held(), 0);
-        let listed = budget.accounts.lock().expect("no panic").len();
+        let listed = budget.accounts.lock().len();
         assert!(listed <= 8, "{listed} are listed");
         assert!(budget.marks().is_empty());
     }

@@ -1,6 +1,7 @@
 //! Numbers of open connections of the clients of one binding.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -80,13 +81,11 @@ impl Drop for ClientConnection {
     fn drop(&mut self) {
         let mut counts = self.counts.0.lock();
         counts.total -= 1;
-        let own = counts.by_client.get_mut(&self.client);
-        let left = own.map_or(0, |own| {
-            *own -= 1;
-            *own
-        });
-        if left == 0 {
-            counts.by_client.remove(&self.client);
+        if let Entry::Occupied(mut own) = counts.by_client.entry(self.client) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
         }
     }
 }

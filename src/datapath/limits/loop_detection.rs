@@ -6,8 +6,9 @@
 //! 8446 section 4.1.2). More than [`SAME_RANDOM_MAX`] tunnels with one random are therefore a loop.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
@@ -26,35 +27,31 @@ static RANDOMS: LazyLock<Mutex<HashMap<ClientRandom, u32>>> = LazyLock::new(Mute
 #[derive(Debug)]
 pub struct InFlight(ClientRandom);
 
-/// ClientHello with too many tunnels in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ForwardingLoop;
-
 /// Counts the ClientHello at the start of `bytes`, if there is one.
 ///
 /// # Errors
-/// [`SAME_RANDOM_MAX`] tunnels with its random are in flight.
-pub fn register(bytes: &[u8]) -> Result<Option<InFlight>, ForwardingLoop> {
+/// [`Reason::Loop`] if [`SAME_RANDOM_MAX`] tunnels with its random are in flight. The record of the
+/// tunnel gets the explanation.
+pub fn register(bytes: &[u8], record: &mut Record) -> Result<Option<InFlight>, Reason> {
     let Some(random) = client_random(bytes) else {
         return Ok(None);
     };
-    let mut randoms = randoms();
+    let mut randoms = RANDOMS.lock();
     let count = randoms.entry(random).or_default();
     if *count >= SAME_RANDOM_MAX {
-        return Err(ForwardingLoop);
+        record.set_detail(format!(
+            "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their \
+             endpoints; look for a route that leads back to a gateway"
+        ));
+        return Err(Reason::Loop);
     }
     *count += 1;
     Ok(Some(InFlight(random)))
 }
 
-/// Locks the table. Each critical section is a single step, so poisoning leaves it consistent.
-fn randoms() -> MutexGuard<'static, HashMap<ClientRandom, u32>> {
-    RANDOMS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut randoms = randoms();
+        let mut randoms = RANDOMS.lock();
         if let Some(count) = randoms.get_mut(&self.0) {
             *count -= 1;
             if *count == 0 {
@@ -64,28 +61,13 @@ impl Drop for InFlight {
     }
 }
 
-impl ForwardingLoop {
-    /// Adds the explanation to the tunnel's record, and returns the reason.
-    pub fn record(self, record: &mut Record) -> Reason {
-        record.set_detail(self.to_string());
-        Reason::Loop
-    }
-}
-
-impl fmt::Display for ForwardingLoop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{SAME_RANDOM_MAX} tunnels with the random of this ClientHello wait for their \
-             endpoints; \
-             look for a route that leads back to a gateway"
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::datapath::identity::Peer;
+    use crate::telemetry::Metrics;
 
     fn hello(number: u8) -> Vec<u8> {
         let mut hello = vec![22, 3, 1, 0, 38, 1, 0, 0, 34, 3, 3];
@@ -95,13 +77,16 @@ mod tests {
 
     #[test]
     fn three_tunnels_with_one_random_are_let_through_and_nothing_is_kept() {
+        let peer = Peer::unauthenticated(([192, 0, 2, 1], 1).into(), Arc::default(), None);
+        let mut record = Record::new(&Arc::new(Metrics::new()), &peer.source, "echo.app:80");
+        let mut register = |bytes: &[u8]| register(bytes, &mut record);
         let mut held: Vec<_> = (0..3).map(|_| register(&hello(1)).unwrap()).collect();
-        assert_eq!(register(&hello(1)).unwrap_err(), ForwardingLoop);
+        assert_eq!(register(&hello(1)).unwrap_err(), Reason::Loop);
         assert!(register(&hello(2)).unwrap().is_some(), "another random");
         assert!(register(b"no hello").unwrap().is_none());
         held.pop();
         assert!(register(&hello(1)).is_ok());
         drop(held);
-        assert!(!randoms().contains_key(&[1; 32]));
+        assert!(!RANDOMS.lock().contains_key(&[1; 32]));
     }
 }

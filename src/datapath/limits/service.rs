@@ -6,7 +6,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Exposure, ServiceLimits, TunnelPlace};
 
 /// Strictest limits of the entries that admit a tunnel, with its places in their counts.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TunnelLimits {
     limits: ServiceLimits,
     places: Vec<TunnelPlace>,
@@ -30,28 +30,23 @@ impl TunnelLimits {
             .iter()
             .filter_map(|entry| Some((entry, entry.limits.tunnels?)));
         let places = limited.map(|(entry, max)| entry.open.take(max));
-        let places: Option<Vec<_>> = places.collect();
-        let places = places.ok_or(Reason::TunnelLimit)?;
-        Ok((!entries.is_empty()).then(|| Box::new(Self::new(entries, places))))
+        let places: Option<_> = places.collect();
+        let limits = Self {
+            limits: strictest(entries),
+            places: places.ok_or(Reason::TunnelLimit)?,
+            ..Self::default()
+        };
+        Ok((!entries.is_empty()).then(|| Box::new(limits)))
     }
 
     /// Replaces the limits of an open tunnel by those of `entries`, whose counts may exceed their
     /// limits by it.
     pub fn update(limits: &mut Option<Box<Self>>, entries: &[&Exposure]) {
-        let Some(current) = limits else {
-            if !entries.is_empty() {
-                let limited = entries
-                    .iter()
-                    .filter(|entry| entry.limits.tunnels.is_some());
-                let places = limited.map(|entry| entry.open.add()).collect();
-                *limits = Some(Box::new(Self::new(entries, places)));
-            }
-            return;
-        };
         if entries.is_empty() {
             *limits = None;
             return;
         }
+        let current = limits.get_or_insert_default();
         current.limits = strictest(entries);
         let mut earlier = std::mem::take(&mut current.places);
         for entry in entries.iter().filter(|one| one.limits.tunnels.is_some()) {
@@ -60,15 +55,6 @@ impl TunnelLimits {
                 Some(at) => earlier.swap_remove(at),
                 None => entry.open.add(),
             });
-        }
-    }
-
-    fn new(entries: &[&Exposure], places: Vec<TunnelPlace>) -> Self {
-        Self {
-            limits: strictest(entries),
-            places,
-            bytes: 0,
-            unchanged_since: None,
         }
     }
 

@@ -24,7 +24,7 @@ use crate::tls::record::{HEADER_BYTES, PLAINTEXT_MAX, RecordLayer, TRAILER_BYTES
 use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
 use crate::tools::dev;
 
-use super::accept::{ConnectionResources, WorkerLoad};
+use super::accept::{ConnectionResources, LoadGuard};
 use super::forward::connection;
 use super::handshake::{HandshakeError, Transport};
 use super::identity::Peer;
@@ -72,7 +72,7 @@ pub(crate) fn data_path_of(reader: Reader, deny: dial::DenyList) -> Arc<DataPath
         reader,
         InboundTls::new(tls),
         metrics,
-        Lifecycle::new(),
+        Lifecycle::default(),
         Admission::new(1024),
         BUFFERS,
         deny,
@@ -124,7 +124,7 @@ fn serve_by(
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
         let held = ConnectionResources {
-            load: WorkerLoad::default().add(),
+            load: LoadGuard::default(),
             descriptor: descriptor(&data_path),
         };
         let transport = Box::new(Transport {

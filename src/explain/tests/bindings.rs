@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 use super::*;
 use crate::config;
-use crate::datapath::accept::{AcceptedConnection, ConnectionResources, WorkerLoad};
+use crate::datapath::accept::{AcceptedConnection, ConnectionResources, LoadGuard};
 use crate::datapath::forward::binding;
 use crate::datapath::limits::clients::ClientConnection;
 use crate::datapath::tests::{data_path_of, descriptor, tcp_pair};
@@ -227,7 +227,7 @@ impl Generated {
                 .acquire_handshake(self.address)
                 .expect("a slot"),
             resources: ConnectionResources {
-                load: WorkerLoad::default().add(),
+                load: LoadGuard::default(),
                 descriptor: descriptor(&gateway),
             },
             listener: Arc::clone(&self.listener),

@@ -114,7 +114,6 @@ impl Generated {
         Target {
             authority: Authority::parse(to).expect("an authority"),
             origin: self.question.origin().expect("an origin"),
-            via_gateway: self.question.via.is_some(),
             forwarded: self.question.forwarded().expect("gateways").map(Box::new),
         }
     }

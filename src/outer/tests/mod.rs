@@ -83,7 +83,7 @@ impl World {
             }),
             ..Change::default()
         });
-        let lifecycle = Lifecycle::new();
+        let lifecycle = Lifecycle::default();
         let pool = Pool::new(Arc::clone(&tls), publisher.reader(), lifecycle.clone());
         Self {
             authority,

@@ -132,7 +132,7 @@ async fn bytes_of_an_inner_connection_that_wait_for_the_socket_are_charged() {
     let mut carrier = Carrier {
         tunnel: Some(tunnel),
         charge: move |bytes| Charge::new(&counted, bytes),
-        tasks: Lifecycle::new(),
+        tasks: Lifecycle::default(),
     };
     let bytes = vec![7; 64 * 1024];
     while let Ok(written) = timeout(BLOCKED, carrier.write(&bytes)).await {
@@ -146,7 +146,7 @@ async fn bytes_of_an_inner_connection_that_wait_for_the_socket_are_charged() {
 async fn a_drain_waits_for_the_delivery_of_an_inner_connection() {
     let world = World::new();
     let gateway = world.west(Script::new(Answer::Echo)).await;
-    let lifecycle = Lifecycle::new();
+    let lifecycle = Lifecycle::default();
     let mut carrier = Carrier {
         tunnel: Some(world.open(&gateway).await.expect("a tunnel")),
         charge: |_| (),
@@ -177,7 +177,7 @@ async fn left_after_drain(lifecycle: &Lifecycle) -> usize {
 async fn the_delivery_of_an_inner_connection_to_a_silent_gateway_ends_with_the_drain() {
     let world = World::new();
     let (_gateway, tunnel) = silenced(&world).await;
-    let lifecycle = Lifecycle::new();
+    let lifecycle = Lifecycle::default();
     let mut carrier = Carrier {
         tunnel: Some(tunnel),
         charge: |_| (),
@@ -194,7 +194,7 @@ async fn the_delivery_of_an_inner_connection_to_a_silent_gateway_ends_with_the_d
 async fn the_driver_of_an_inner_connection_to_a_silent_workload_ends_with_the_drain() {
     let world = World::new();
     let (workload, stop) = world.stoppable().await;
-    let lifecycle = Lifecycle::new();
+    let lifecycle = Lifecycle::default();
     let mut stream = open_inner(&world, &workload, &lifecycle).await;
     stop.send_replace(Stop::Silence);
     fill(&mut stream).await;
@@ -339,7 +339,7 @@ async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
 async fn an_open_connection_is_checked_against_the_workloads_of_now() {
     let world = World::new();
     let workload = world.west(Script::new(Answer::Echo)).await;
-    let stream = open_inner(&world, &workload, &Lifecycle::new()).await;
+    let stream = open_inner(&world, &workload, &Lifecycle::default()).await;
     let list = |names: &[&str]| names.iter().map(|&name| name.into()).collect();
     let (other, foreign) = (
         "spiffe://west.local/ns/a/sa/b",

@@ -63,7 +63,7 @@ impl World {
             publisher.reader(),
             InboundTls::new(tls().clone()),
             metrics,
-            Lifecycle::new(),
+            Lifecycle::default(),
             Admission::new(1024),
             BUFFERS,
             dial::DenyList::new(vec![loopback], Vec::new()),

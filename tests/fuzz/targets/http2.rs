@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use strait::datapath::accept::{ConnectionResources, WorkerLoad};
+use strait::datapath::accept::{ConnectionResources, LoadGuard};
 use strait::datapath::forward::connection;
 use strait::datapath::handshake::Transport;
 use strait::snapshot::ExposureTable;
@@ -130,7 +130,7 @@ impl World {
                 listener,
             );
             let held = ConnectionResources {
-                load: WorkerLoad::default().add(),
+                load: LoadGuard::default(),
                 descriptor,
             };
             let transport = Box::new(Transport {

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-use crate::datapath::accept::{ConnectionResources, WorkerLoad};
+use crate::datapath::accept::{ConnectionResources, LoadGuard};
 use crate::datapath::dial::DenyList;
 use crate::datapath::forward::establish::NewTunnel;
 use crate::datapath::forward::passthrough::{self, ConnectionGuards, PassthroughConnection};
@@ -54,7 +54,7 @@ async fn acceptance_13_a_connection_through_15012_survives_hours_of_silence() {
         }),
         guards: ConnectionGuards {
             resources: ConnectionResources {
-                load: WorkerLoad::default().add(),
+                load: LoadGuard::default(),
                 descriptor,
             },
             counted: data_path.metrics.connection_opened(),

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::rig::mesh;
 use crate::config::{Log, LogFormat};
 use crate::datapath::DataPath;
-use crate::datapath::accept::{ConnectionResources, WorkerLoad};
+use crate::datapath::accept::{ConnectionResources, LoadGuard};
 use crate::datapath::dial::DenyList;
 use crate::datapath::forward::connection::serve_stream;
 use crate::datapath::handshake::Transport;
@@ -138,7 +138,7 @@ impl Echo {
 
 async fn serve(data_path: Arc<DataPath>, socket: Panicking) {
     let held = ConnectionResources {
-        load: WorkerLoad::default().add(),
+        load: LoadGuard::default(),
         descriptor: descriptor(&data_path),
     };
     let peer = Arc::new(Peer {

@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::task::yield_now;
 
 use super::wire::{Frame, GatewayEnd, HEADERS, PeerEnd, SETTINGS, link};
-use crate::datapath::accept::WorkerLoad;
+use crate::datapath::accept::LoadGuard;
 use crate::datapath::dial::{DenyList, Upstream};
 use crate::datapath::forward::connection::close;
 use crate::datapath::forward::establish::NewTunnel;
@@ -267,7 +267,6 @@ impl Rig {
         let target = Target {
             authority: Authority::parse("echo.app:80").expect("an authority"),
             origin: Origin::Workload,
-            via_gateway: false,
             forwarded: None,
         };
         let snapshot = data_path.reader.load();
@@ -286,7 +285,7 @@ impl Rig {
             record,
         };
         let upstream = Upstream::new(pick.into_pick(), EndpointStream::Tcp(near), descriptor);
-        let load = WorkerLoad::default().add();
+        let load = LoadGuard::default();
         let open = tunnel.open(upstream, Some(StreamGuards { load, slot }));
         (open, far)
     }

@@ -11,11 +11,7 @@ mod table;
 mod tests;
 
 pub use error::HpackError;
-use table::{DynamicTable, Name};
-
-/// Limit of the dynamic table in bytes: SETTINGS_HEADER_TABLE_SIZE, of which we advertise the
-/// default (RFC 9113 section 6.5.2).
-const TABLE_BYTES_MAX: usize = 4096;
+use table::{DynamicTable, Name, TABLE_BYTES_MAX};
 
 /// Index of `:status: 200` in the static table, the first of the `:status` entries.
 const STATUS_INDEX: u8 = 8;
@@ -25,7 +21,7 @@ const INDEXED_STATUSES: [u16; 7] = [200, 204, 206, 304, 400, 404, 500];
 /// Decoder of the header blocks of one connection, with its dynamic table.
 ///
 /// It allocates nothing until the first entry is inserted. After an error it must not be used.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Decoder {
     table: DynamicTable,
 }
@@ -35,15 +31,6 @@ pub struct Decoder {
 struct Scratch {
     name: Vec<u8>,
     value: Vec<u8>,
-}
-
-impl Default for Decoder {
-    /// Returns a decoder with an empty table.
-    fn default() -> Self {
-        Self {
-            table: DynamicTable::new(TABLE_BYTES_MAX),
-        }
-    }
 }
 
 impl Decoder {

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use super::error::HpackError;
 
+/// Limit of the dynamic table in bytes: SETTINGS_HEADER_TABLE_SIZE, of which we advertise the
+/// default (RFC 9113 section 6.5.2).
+pub(super) const TABLE_BYTES_MAX: usize = 4096;
 /// Size of an entry in excess of its octets (RFC 7541 section 4.1).
 const ENTRY_OVERHEAD_BYTES: usize = 32;
 
@@ -44,15 +47,17 @@ pub(super) struct DynamicTable {
     size_max: usize,
 }
 
-impl DynamicTable {
-    pub(super) fn new(size_max: usize) -> Self {
+impl Default for DynamicTable {
+    fn default() -> Self {
         Self {
             entries: VecDeque::new(),
             size: 0,
-            size_max,
+            size_max: TABLE_BYTES_MAX,
         }
     }
+}
 
+impl DynamicTable {
     #[cfg(test)]
     pub(super) fn size(&self) -> usize {
         self.size

@@ -207,7 +207,7 @@ fn valid_limits_are_accepted() {
         ("0081 07 00", 1),
         ("0082 fffb 00", 1),
     ] {
-        let got = decode_first(&hex(block)).unwrap_or_else(|error| panic!("{block}: {error}"));
+        let got = decode_first(&hex(block)).unwrap_or_else(|error| panic!("{block}: {error:?}"));
         assert_eq!(got.len(), fields, "{block}");
     }
 }

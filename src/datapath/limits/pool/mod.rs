@@ -9,14 +9,17 @@
 //! pool, whichever is lower.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
+use derive_more::Display;
+use parking_lot::Mutex;
+use thiserror::Error;
 
 use crate::reason::Reason;
+use crate::status::DescriptorUsage;
 
 /// Memory estimate of one descriptor: an idle tunnel takes 1 KiB, a connection while it opens up
 /// to 11 KiB. Measured usage replaces the
@@ -59,13 +62,16 @@ pub struct DescriptorPool {
 }
 
 /// Holder that descriptors are counted for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Display, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// All identities of one cluster.
+    #[display("cluster {_0}")]
     Cluster(Arc<str>),
     /// One SPIFFE identity.
+    #[display("identity {_0}")]
     Identity(Arc<str>),
     /// One IPv4 address, or one IPv6 /64.
+    #[display("source {_0}{}", if _0.is_ipv6() { "/64" } else { "" })]
     Source(IpAddr),
 }
 
@@ -111,13 +117,18 @@ pub struct TunnelDescriptor(Descriptor);
 pub struct PipeEnd(Arc<DescriptorPool>);
 
 /// Reason for which no descriptor is available.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LimitReached {
     /// The holder has used up its share.
+    #[error(
+        "the source has used its share of the descriptors; see `strait status` for the holders"
+    )]
     Share,
     /// The process has reached its limit of open files.
+    #[error("no descriptor is left; raise the limit of open files")]
     Files,
     /// The process has no memory for more.
+    #[error("memory is three quarters full; raise the memory limit")]
     Memory,
 }
 
@@ -178,16 +189,21 @@ impl DescriptorPool {
     }
 
     /// Returns the size and use of the pool, with the `most` largest holders.
-    pub fn usage(&self, most: usize) -> Usage {
-        let live: Vec<_> = self.holders().values().filter_map(Weak::upgrade).collect();
+    pub fn usage(&self, most: usize) -> DescriptorUsage {
+        let live: Vec<_> = self
+            .holders
+            .lock()
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
         let mut holders: Vec<_> = live
             .iter()
-            .map(|count| (count.name.clone(), count.held.load(Ordering::Relaxed)))
+            .map(|count| (count.name.to_string(), count.held.load(Ordering::Relaxed)))
             .filter(|&(_, held)| held > 0)
             .collect();
-        holders.sort_by(|a, b| (b.1, a.0.to_string()).cmp(&(a.1, b.0.to_string())));
+        holders.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
         holders.truncate(most);
-        Usage {
+        DescriptorUsage {
             used: self.used.load(Ordering::Relaxed),
             max: self.max(),
             holders,
@@ -196,7 +212,12 @@ impl DescriptorPool {
 
     /// Returns the identities with open tunnels, and the number of these.
     pub fn tunnels(&self) -> Vec<(Arc<str>, usize)> {
-        let live: Vec<_> = self.holders().values().filter_map(Weak::upgrade).collect();
+        let live: Vec<_> = self
+            .holders
+            .lock()
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
         let of_identity = |count: &Arc<HolderCount>| match &count.name {
             Holder::Identity(name) => {
                 let open = count.tunnels.load(Ordering::Relaxed);
@@ -228,7 +249,7 @@ impl DescriptorPool {
     }
 
     fn count_of(self: &Arc<Self>, name: Holder) -> Arc<HolderCount> {
-        let mut holders = self.holders();
+        let mut holders = self.holders.lock();
         if let Some(count) = holders.get(&name).and_then(Weak::upgrade) {
             return count;
         }
@@ -241,27 +262,11 @@ impl DescriptorPool {
         holders.insert(name, Arc::downgrade(&count));
         count
     }
-
-    /// Locks the map. It is consistent at every unlock, so poisoning is harmless.
-    fn holders(&self) -> MutexGuard<'_, HashMap<Holder, Weak<HolderCount>>> {
-        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Usage of the pool, with its largest holders.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Number of descriptors in use.
-    pub used: usize,
-    /// Limit of descriptors in use.
-    pub max: usize,
-    /// Largest holders with their descriptors, in descending order.
-    pub holders: Vec<(Holder, usize)>,
 }
 
 impl Drop for HolderCount {
     fn drop(&mut self) {
-        let mut holders = self.pool.holders();
+        let mut holders = self.pool.holders.lock();
         // Another thread may have replaced the entry after the last reference was dropped.
         if holders
             .get(&self.name)
@@ -454,30 +459,6 @@ impl LimitReached {
             Self::Share => Reason::OverShare,
             Self::Files => Reason::Overloaded,
             Self::Memory => Reason::MemoryFull,
-        }
-    }
-}
-
-impl fmt::Display for LimitReached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Share => {
-                "the source has used its share of the descriptors; see `strait status` for the \
-                 holders"
-            }
-            Self::Files => "no descriptor is left; raise the limit of open files",
-            Self::Memory => "memory is three quarters full; raise the memory limit",
-        })
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cluster(name) => write!(f, "cluster {name}"),
-            Self::Identity(name) => write!(f, "identity {name}"),
-            Self::Source(IpAddr::V4(ip)) => write!(f, "source {ip}"),
-            Self::Source(IpAddr::V6(ip)) => write!(f, "source {ip}/64"),
         }
     }
 }

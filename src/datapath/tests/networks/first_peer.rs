@@ -58,17 +58,15 @@ fn snapshot(audiences: &[(&str, &str)], trust: TrustSet) -> Snapshot {
 }
 
 fn permit(snapshot: &Snapshot, peer: &Peer, source: Option<&str>) -> Result<Permit, Reason> {
-    let forwarded = source.map(|source| {
-        Box::new(Forwarded {
-            source: Some(source.as_bytes().into()),
-            ..Forwarded::default()
-        })
-    });
+    let forwarded = Forwarded {
+        via: Some((*b"0123456789abcdef").into()),
+        source: source.map(|source| source.as_bytes().into()),
+        ..Forwarded::default()
+    };
     let target = Target {
         authority: Authority::parse("echo.app:80").expect("an authority"),
         origin: Origin::Workload,
-        via_gateway: true,
-        forwarded,
+        forwarded: Some(Box::new(forwarded)),
     };
     policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?)
 }

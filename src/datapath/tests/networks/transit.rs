@@ -43,11 +43,14 @@ fn permit(
     to: &str,
     via_gateway: bool,
 ) -> Result<policy::Permit, Reason> {
+    let forwarded = Forwarded {
+        via: Some((*b"0123456789abcdef").into()),
+        ..Forwarded::default()
+    };
     let target = Target {
         authority: Authority::parse(to).expect("an authority"),
         origin: Origin::Workload,
-        via_gateway,
-        forwarded: None,
+        forwarded: via_gateway.then(|| Box::new(forwarded)),
     };
     policy::run(snapshot, peer, route::resolve(snapshot, peer, target)?)
 }
@@ -108,7 +111,6 @@ fn a_tunnel_at_the_limit_of_gateways_has_the_endpoints_of_this_network() {
         let target = Target {
             authority: Authority::parse("echo.app:80").expect("an authority"),
             origin: Origin::Workload,
-            via_gateway: true,
             forwarded: Some(Box::new(forwarded)),
         };
         let route = route::resolve(&snapshot, &peer, target).expect("a route");

@@ -233,7 +233,6 @@ impl Simulation {
         let target = tunnel::Target {
             authority: authority.expect("an authority"),
             origin: Origin::Workload,
-            via_gateway: false,
             forwarded: None,
         };
         let snapshot = self.data_path.reader.load();
