@@ -331,41 +331,36 @@ async fn keep_alive(pings: &mut PingPong, state: &State, on_idle: &impl Fn()) ->
             on_idle();
         }
         let since = Instant::now();
-        let mut pong = std::pin::pin!(pings.ping(Ping::opaque()));
-        let answer = match wait_for_pong(pong.as_mut(), state, PROBE_DEADLINE).await {
-            Some(answer) => answer,
-            None => {
-                state.is_suspect.send_replace(true);
-                match wait_for_pong(pong, state, PING_DEADLINE - PROBE_DEADLINE).await {
-                    Some(answer) => answer,
-                    None => return "PING not acknowledged".to_owned(),
-                }
-            }
-        };
-        if let Err(error) = answer {
-            return error.to_string();
+        match wait_for_pong(pings.ping(Ping::opaque()), state).await {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return error.to_string(),
+            None => return "PING not acknowledged".to_owned(),
         }
         state.is_suspect.send_replace(false);
         state.record_rtt(since);
     }
 }
 
-/// Waits for the answer to a PING. Returns `None` after silence of the gateway for `limit`. With
-/// tunnels, other bytes end the silence: on a slow link, megabytes of DATA may precede the answer.
-async fn wait_for_pong<T>(
-    mut pong: Pin<&mut impl Future<Output = T>>,
-    state: &State,
-    limit: Duration,
-) -> Option<T> {
-    loop {
-        let reads = state.reads.load(Ordering::Relaxed);
-        if let Ok(answer) = timeout(limit, pong.as_mut()).await {
+/// Waits for the answer to a PING. Marks the connection as suspect after silence of the gateway for
+/// [`PROBE_DEADLINE`], and returns `None` after [`PING_DEADLINE`].
+///
+/// With tunnels, other bytes end the silence: on a slow link, megabytes of DATA may precede the
+/// answer. They are looked for once per [`PROBE_DEADLINE`], so the silence may last as much longer.
+async fn wait_for_pong<T>(pong: impl Future<Output = T>, state: &State) -> Option<T> {
+    let mut pong = std::pin::pin!(pong);
+    let (mut reads, mut since) = (state.reads.load(Ordering::Relaxed), Instant::now());
+    while since.elapsed() < PING_DEADLINE {
+        if let Ok(answer) = timeout(PROBE_DEADLINE, pong.as_mut()).await {
             return Some(answer);
         }
-        if state.streams() == 0 || state.reads.load(Ordering::Relaxed) == reads {
-            return None;
+        let before = std::mem::replace(&mut reads, state.reads.load(Ordering::Relaxed));
+        if reads != before && state.streams() > 0 {
+            since = Instant::now();
+        } else {
+            state.is_suspect.send_replace(true);
         }
     }
+    None
 }
 
 /// Retires the connection once a drain has begun and it has no tunnels. Never returns.
