@@ -169,6 +169,12 @@ impl Pool {
         self.gateway(target).simulate_attempt(is_running);
     }
 
+    /// Starts an attempt to connect that panics.
+    #[cfg(test)]
+    pub(super) fn simulate_panic(&self, target: &Target) {
+        self.gateway(target).simulate_panic(&self.0.context);
+    }
+
     /// Forgets failures of a gateway, as after a successful attempt.
     #[cfg(test)]
     pub(crate) fn simulate_connection(&self, target: &Target) {
