@@ -172,7 +172,8 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
 /// Ejects an endpoint. Returns true if this call has ejected it.
 fn eject(endpoint: &Endpoint, metrics: &Metrics) -> bool {
     let now = Instant::now();
-    let is_new = !endpoint.state.is_ejected(now);
+    // A suspension is no judgement of the endpoint, and this failure is one.
+    let is_new = !endpoint.state.is_ejected(now) || endpoint.state.is_suspended(now);
     if is_new {
         let time = endpoint.state.eject(now);
         metrics.endpoint_ejected();
