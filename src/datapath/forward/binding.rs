@@ -49,16 +49,16 @@ struct Client {
     _guards: (ConnectionResources, ConnectionGuard),
 }
 
-/// Open tunnel to the service.
+/// Open tunnel to the service through a gateway.
 #[derive(Debug)]
-struct Upstream {
+struct GatewayTunnel {
     stream: Stream,
     endpoint: Arc<Endpoint>,
     _held: (InFlight, TunnelDescriptor),
 }
 
 /// Accepted connection of a client that may use the binding as far as its certificate decides.
-struct Session {
+struct VerifiedClient {
     peer: Peer,
     socket: SharedSocket,
     tls: Option<Box<TlsStream<SharedSocket>>>,
@@ -69,7 +69,7 @@ struct Session {
 #[derive(Debug)]
 struct Connection {
     client: Client,
-    upstream: Upstream,
+    upstream: GatewayTunnel,
     _counted: ClientConnection,
 }
 
@@ -97,7 +97,7 @@ async fn establish(
 ) -> Option<Box<Connection>> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     let binding = listener.binding()?;
-    let Session {
+    let VerifiedClient {
         peer,
         socket,
         tls,
@@ -155,7 +155,7 @@ async fn verify_client(
     data_path: &DataPath,
     accepted: AcceptedConnection,
     binding: &Binding,
-) -> Result<Session, HandshakeError> {
+) -> Result<VerifiedClient, HandshakeError> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     if binding.requires_identity() {
         let (stream, mut resources) = handshake::run_local(data_path, accepted).await?;
@@ -163,7 +163,7 @@ async fn verify_client(
         let descriptor = &mut resources.descriptor;
         let peer = identity::admit(data_path, certificates, (address, listener), descriptor)
             .map_err(|(refusal, detail)| HandshakeError::new(refusal, &detail))?;
-        return Ok(Session {
+        return Ok(VerifiedClient {
             peer,
             socket: stream.get_ref().0.clone(),
             tls: Some(Box::new(stream)),
@@ -178,7 +178,7 @@ async fn verify_client(
         holders: Some(resources.descriptor.holders().clone()),
         ..Peer::unauthenticated(address, listener, None)
     };
-    Ok(Session {
+    Ok(VerifiedClient {
         peer,
         socket: SharedSocket::new(socket),
         tls: None,
@@ -188,7 +188,7 @@ async fn verify_client(
 
 impl Client {
     /// Opens the tunnel, unless the client resets its connection or the drain ends before.
-    async fn open(&mut self) -> Result<Upstream, Reason> {
+    async fn open(&mut self) -> Result<GatewayTunnel, Reason> {
         let snapshot = self.data_path.reader.load();
         let caller = self.peer.policy_source();
         if !self.binding.admits(caller, &snapshot) {
@@ -220,8 +220,8 @@ impl Client {
 
     /// Copies until the connection ends by itself, the drain deadline passes, the binding changes,
     /// or memory runs short.
-    async fn copy(&mut self, upstream: &mut Upstream) -> CopyOutcome {
-        let Upstream {
+    async fn copy(&mut self, upstream: &mut GatewayTunnel) -> CopyOutcome {
+        let GatewayTunnel {
             stream, endpoint, ..
         } = upstream;
         let account = &self.account;
@@ -271,7 +271,7 @@ impl Connection {
         let Self {
             _counted,
             upstream:
-                Upstream {
+                GatewayTunnel {
                     stream,
                     endpoint,
                     _held,
@@ -313,7 +313,7 @@ async fn pick_and_open(
     peer: &Peer,
     (binding, account): (&Binding, &Arc<BufferAccount>),
     record: &mut Record,
-) -> Result<Upstream, Reason> {
+) -> Result<GatewayTunnel, Reason> {
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let endpoints = binding.endpoints.load(&data_path.reader.load());
     // No gateway is before this one, so a loop ends the way through the picked gateway alone.
@@ -348,7 +348,7 @@ async fn pick_and_open(
                 let time = started.elapsed();
                 endpoint.state.record_dial(time);
                 data_path.metrics.dial_succeeded(time);
-                return Ok(Upstream {
+                return Ok(GatewayTunnel {
                     stream,
                     endpoint,
                     _held: (in_flight, descriptor),
@@ -357,10 +357,7 @@ async fn pick_and_open(
             Err(failure) => failure,
         };
         reason = failure.reason;
-        record.set_detail(failure.detail);
-        if !tries.retry_after(reason, &endpoints, endpoint) {
-            break;
-        }
+        tries.next(failure, &endpoints, endpoint, record)?;
     }
     Err(reason)
 }

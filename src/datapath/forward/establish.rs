@@ -10,6 +10,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::datapath::{DataPath, authorize, balance};
+use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, ServicePort};
 use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
@@ -203,20 +204,21 @@ async fn pick_and_dial(
         let tried = &tries.tried;
         let try_end =
             dial::remote::deadline_of_try(data_path, endpoints, endpoint, tried, deadline);
-        let authorized = match authorize::run(data_path, peer, pick) {
-            Ok(authorized) => authorized,
-            Err(denied) => {
-                reason = denied.reason;
-                permit = tries.next(denied, record)?;
-                continue;
+        // In place of nested matches, which would keep the first result while the second waits.
+        let failed = 'failed: {
+            let authorized = match authorize::run(data_path, peer, pick) {
+                Ok(authorized) => authorized,
+                Err(denied) => break 'failed denied,
+            };
+            match dial::run(data_path, peer, authorized, try_end).await {
+                Ok(upstream) => return Ok(upstream),
+                Err(failed) => failed,
             }
         };
-        let failed = match dial::run(data_path, peer, authorized, try_end).await {
-            Ok(upstream) => return Ok(upstream),
-            Err(failed) => failed,
-        };
-        reason = failed.reason;
-        permit = tries.next(failed, record)?;
+        let detail = failed.detail;
+        (reason, permit) = (failed.reason, failed.permit);
+        let (endpoints, failure) = (permit.route().endpoints(), Failure { reason, detail });
+        tries.next(failure, endpoints, failed.endpoint, record)?;
     }
     Err(reason)
 }
