@@ -208,10 +208,13 @@ impl Client {
             _ = reset => return Err(Reason::DownstreamReset),
             () = drain.closing() => return Err(Reason::DrainDeadline),
         };
-        if self.peer.lost_trust().is_some() {
+        let (endpoint, servers) = (&upstream.endpoint, upstream.stream.servers());
+        let snapshot = self.data_path.reader.load();
+        let target = (&*self.binding, &**endpoint);
+        if let Some(why) = revocation(&snapshot, &self.peer, target, &servers) {
+            self.record.set_detail(why);
             return Err(Reason::Revoked);
         }
-        let endpoint = &upstream.endpoint;
         let remote = remote_network(endpoint);
         let destination = destination(endpoint);
         self.record.set_open(destination, endpoint.labels(), remote);
@@ -420,13 +423,16 @@ async fn wait_for_stop(
 }
 
 /// Returns the change that revokes an open connection, if there is one: of the configuration, or of
-/// the records and trust by which the gateway and the workload were verified.
+/// the records and trust by which the client, the gateway and the workload were verified.
 fn revocation(
     snapshot: &Snapshot,
     peer: &Peer,
     (binding, endpoint): (&Binding, &Endpoint),
     servers: &Servers,
 ) -> Option<String> {
+    if let Some(refusal) = peer.lost_trust() {
+        return Some(refusal.description().to_owned());
+    }
     if !peer.is_admitted() {
         let what = "the binding's `clients` no longer contain the client's address";
         return Some(what.to_owned());

@@ -136,15 +136,34 @@ impl NewTunnel {
                 _ => reason,
             }
         };
-        tokio::select! {
+        let mut upstream = tokio::select! {
             // A stream that has ended while its task waited for the worker needs no endpoint.
             biased;
-            reason = cancelled => Err(reason),
+            reason = cancelled => return Err(reason),
             upstream = pick_and_dial(data_path, peer, permit, record, deadline) => {
-                upstream.map_err(classify)
+                upstream.map_err(classify)?
             }
-            () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
+            () = peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
+        };
+        self.check_still_permitted(&mut upstream)?;
+        Ok(upstream)
+    }
+
+    /// Checks a tunnel that has waited for its endpoint against the rights of now. Like an open
+    /// one, it keeps its route as long as these permit it.
+    fn check_still_permitted(&mut self, upstream: &mut Upstream) -> Result<(), Reason> {
+        let snapshot = self.data_path.reader.load();
+        if snapshot.generation == self.generation && self.peer.lost_trust().is_none() {
+            return Ok(());
         }
+        let Upstream { stream, grant, .. } = upstream;
+        let permitted = authorize::reevaluate(&snapshot, &self.data_path, &self.peer, grant)
+            .and_then(|()| stream.check_gateway(grant.endpoint(), &snapshot));
+        self.generation = snapshot.generation;
+        permitted.map_err(|why| {
+            self.record.set_detail(why);
+            Reason::Revoked
+        })
     }
 
     /// Returns the tunnel to the endpoint that was dialled.
