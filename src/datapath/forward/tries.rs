@@ -13,9 +13,9 @@ use crate::telemetry::Record;
 /// the scope are left out. Gateways that are busy or have no endpoint count too.
 ///
 /// Policies usually apply to a whole service and reject at each of its endpoints, and the gateways
-/// of one network usually expose the same services, of the same endpoints. More tries would only be work that a peer can
-/// cause. Policies that apply to some endpoints, such as a canary, are likely to leave others.
-/// Other networks have policies of their own, so they are still tried.
+/// of one network usually expose the same services, of the same endpoints. More tries would only be
+/// work that a peer can cause. Policies that apply to some endpoints, such as a canary, are likely
+/// to leave others. Other networks have policies of their own, so they are still tried.
 pub const REJECTIONS_MAX: usize = 3;
 
 /// Endpoints that one tunnel has tried in vain.
