@@ -154,7 +154,6 @@ impl GatewayConnections {
     ) -> Result<Picked, Failure> {
         let tls = context.tls.outbound();
         let mut connections = self.connections.lock();
-        connections.open.retain(|one| !one.state.is_retired());
         connections.retire_unverified(&self.target, &context.reader.load());
         if let Some(slot) = connections.take(tls.as_ref()) {
             // A tunnel never waits for the replacement of a connection that still serves.
@@ -386,7 +385,7 @@ enum Picked {
 impl Connections {
     /// Adds a new connection. It replaces those that are aged, or take no tunnels at all.
     fn add(&mut self, new: Arc<Connection>) {
-        let tls = new.state.tls();
+        let tls = &new.state.tls;
         let is_used = |one: &Arc<Connection>| !one.state.is_aged(Some(tls)) && one.has_places();
         self.open.retain(is_used);
         self.open.push(new);
@@ -443,19 +442,16 @@ impl Connections {
         Ok(if is_useless { 0 } else { useful.min(room) })
     }
 
-    /// Retires connections whose certificate has expired, or no longer proves the gateway.
+    /// Forgets retired connections, and retires those whose certificate has expired or no longer
+    /// proves the gateway.
     fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {
         self.open.retain(|one| {
             let peer = &one.state.peer;
-            let is_verified = peer.not_after() > SystemTime::now()
-                && peer
-                    .server()
-                    .check_gateway(&target.gateway, snapshot)
-                    .is_ok();
-            if !is_verified {
+            let checked = || peer.server().check_gateway(&target.gateway, snapshot);
+            if peer.not_after() <= SystemTime::now() || checked().is_err() {
                 one.state.retire();
             }
-            is_verified
+            !one.state.is_retired()
         });
     }
 
