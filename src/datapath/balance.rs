@@ -158,7 +158,9 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
     let others = set.endpoints.iter().map(|other| &other.state);
     let others = others.filter(|other| !Arc::ptr_eq(other, &endpoint.state));
     let ejected = others.clone().filter(|other| other.is_ejected(now)).count();
-    if (ejected + 1) * 2 > others.count() + 1 || endpoint.state.is_ejected(now) {
+    // A suspension is no judgement of the endpoint, and this failure is one.
+    let is_old = endpoint.state.is_ejected(now) && !endpoint.state.is_suspended(now);
+    if (ejected + 1) * 2 > others.count() + 1 || is_old {
         return false;
     }
     let time = endpoint.state.eject(now);

@@ -30,7 +30,7 @@ use crate::snapshot::Reader;
 use crate::tls::{ALPN_H2, InboundTls, OutboundTls, explain_error, refusal_for_error};
 
 use super::rtt::MinRtt;
-use super::verify::Verified;
+use super::verify::{ServerIdentity, Verified};
 use super::{Failure, Target};
 
 /// Limit of our tunnels on one connection. Envoy accepts as many
@@ -103,7 +103,7 @@ pub(super) struct State {
     /// Least round trip time of the gateway, of all its connections.
     rtt: Arc<Mutex<MinRtt>>,
     /// Configuration of its handshake.
-    tls: Arc<OutboundTls>,
+    pub(super) tls: Arc<OutboundTls>,
     /// Gateway at the other end.
     pub(super) peer: Verified,
 }
@@ -144,23 +144,14 @@ pub(super) async fn open(
         counter.fetch_add(1, Ordering::Relaxed);
     };
     let stream = Socket::new(stream, Box::new(count));
-    let stream = handshake(stream, &own).await.map_err(|error| match error {
+    let check = |server: ServerIdentity<'_>| server.check_gateway(&target.gateway, &reader.load());
+    let opened = handshake(stream, &own, (tls, reader), check).await;
+    let (stream, verified) = opened.map_err(|error| match error {
         HandshakeError::Untrusted(detail) => {
             let detail = format!("{}: {detail}", target.address);
             Failure::new(Reason::GatewayUntrusted, detail)
         }
         HandshakeError::Failed(detail) => unreachable(detail),
-    })?;
-    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
-    let verified = Verified::new(certificates, tls, reader).and_then(|verified| {
-        let checked = verified
-            .server()
-            .check_gateway(&target.gateway, &reader.load());
-        checked.map(|()| verified)
-    });
-    let verified = verified.map_err(|detail| {
-        let detail = format!("{}: {detail}", target.address);
-        Failure::new(Reason::GatewayUntrusted, detail)
     })?;
     establish((stream, reads), own, (verified, rtt))
         .await
@@ -169,17 +160,19 @@ pub(super) async fn open(
 
 /// Failed TLS handshake.
 pub(super) enum HandshakeError {
-    /// The certificate of the server is not valid.
+    /// The certificate of the server is not valid, or not that of the wanted server.
     Untrusted(String),
     /// Any other failure.
     Failed(String),
 }
 
-/// Performs the TLS handshake for HTTP/2.
+/// Performs the TLS handshake for HTTP/2, and identifies the server, which `check` may reject.
 pub(super) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     own: &OutboundTls,
-) -> Result<TlsStream<S>, HandshakeError> {
+    (tls, reader): (&InboundTls, &Reader),
+    check: impl FnOnce(ServerIdentity<'_>) -> Result<(), String>,
+) -> Result<(TlsStream<S>, Verified), HandshakeError> {
     // The name is never sent, and verification uses SPIFFE identities.
     let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
     let connector = TlsConnector::from(Arc::clone(&own.config));
@@ -198,7 +191,10 @@ pub(super) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     if stream.get_ref().1.alpn_protocol() != Some(ALPN_H2) {
         return Err(HandshakeError::Failed("does not offer ALPN h2".to_owned()));
     }
-    Ok(stream)
+    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let verified = Verified::new(certificates, tls, reader);
+    let verified = verified.and_then(|verified| check(verified.server()).map(|()| verified));
+    Ok((stream, verified.map_err(HandshakeError::Untrusted)?))
 }
 
 /// Connects to the first address that answers. The next one is tried after [`ADDRESS_DELAY`], or
@@ -331,41 +327,36 @@ async fn keep_alive(pings: &mut PingPong, state: &State, on_idle: &impl Fn()) ->
             on_idle();
         }
         let since = Instant::now();
-        let mut pong = std::pin::pin!(pings.ping(Ping::opaque()));
-        let answer = match wait_for_pong(pong.as_mut(), state, PROBE_DEADLINE).await {
-            Some(answer) => answer,
-            None => {
-                state.is_suspect.send_replace(true);
-                match wait_for_pong(pong, state, PING_DEADLINE - PROBE_DEADLINE).await {
-                    Some(answer) => answer,
-                    None => return "PING not acknowledged".to_owned(),
-                }
-            }
-        };
-        if let Err(error) = answer {
-            return error.to_string();
+        match wait_for_pong(pings.ping(Ping::opaque()), state).await {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return error.to_string(),
+            None => return "PING not acknowledged".to_owned(),
         }
         state.is_suspect.send_replace(false);
         state.record_rtt(since);
     }
 }
 
-/// Waits for the answer to a PING. Returns `None` after silence of the gateway for `limit`. With
-/// tunnels, other bytes end the silence: on a slow link, megabytes of DATA may precede the answer.
-async fn wait_for_pong<T>(
-    mut pong: Pin<&mut impl Future<Output = T>>,
-    state: &State,
-    limit: Duration,
-) -> Option<T> {
-    loop {
-        let reads = state.reads.load(Ordering::Relaxed);
-        if let Ok(answer) = timeout(limit, pong.as_mut()).await {
+/// Waits for the answer to a PING. Marks the connection as suspect after silence of the gateway for
+/// [`PROBE_DEADLINE`], and returns `None` after [`PING_DEADLINE`].
+///
+/// With tunnels, other bytes end the silence: on a slow link, megabytes of DATA may precede the
+/// answer. They are looked for once per [`PROBE_DEADLINE`], so the silence may last as much longer.
+async fn wait_for_pong<T>(pong: impl Future<Output = T>, state: &State) -> Option<T> {
+    let mut pong = std::pin::pin!(pong);
+    let (mut reads, mut since) = (state.reads.load(Ordering::Relaxed), Instant::now());
+    while since.elapsed() < PING_DEADLINE {
+        if let Ok(answer) = timeout(PROBE_DEADLINE, pong.as_mut()).await {
             return Some(answer);
         }
-        if state.streams() == 0 || state.reads.load(Ordering::Relaxed) == reads {
-            return None;
+        let before = std::mem::replace(&mut reads, state.reads.load(Ordering::Relaxed));
+        if reads != before && state.streams() > 0 {
+            since = Instant::now();
+        } else {
+            state.is_suspect.send_replace(true);
         }
     }
+    None
 }
 
 /// Retires the connection once a drain has begun and it has no tunnels. Never returns.
@@ -384,15 +375,16 @@ impl State {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// Returns the time since a number of milliseconds after `epoch`.
+    fn time_since(&self, millis: &AtomicU64) -> Duration {
+        let millis = Duration::from_millis(millis.load(Ordering::Relaxed));
+        self.epoch.elapsed().saturating_sub(millis)
+    }
+
     fn record_rtt(&self, since: Instant) {
         let now = Instant::now();
         self.rtt.lock().record(now - since, now);
         self.answered();
-    }
-
-    /// Returns the configuration of its handshake.
-    pub(super) fn tls(&self) -> &Arc<OutboundTls> {
-        &self.tls
     }
 
     /// Returns the number of tunnels.
@@ -407,10 +399,7 @@ impl State {
 
     /// Sends a PING if the gateway has been silent.
     pub(super) fn probe_if_quiet(&self) {
-        let silent = self
-            .now_ms()
-            .saturating_sub(self.answered_ms.load(Ordering::Relaxed));
-        if Duration::from_millis(silent) >= QUIET {
+        if self.time_since(&self.answered_ms) >= QUIET {
             self.probe.notify_one();
         }
     }
@@ -429,7 +418,7 @@ impl State {
 
     /// Returns true if new tunnels must not use the connection.
     pub(super) fn is_unusable(&self) -> bool {
-        self.is_retired.load(Ordering::SeqCst) || *self.is_suspect.borrow()
+        self.is_retired() || *self.is_suspect.borrow()
     }
 
     /// Returns true if no tunnel will ever use the connection again.
@@ -446,10 +435,7 @@ impl State {
 
     /// Retires the connection if it has had no tunnel for this time.
     fn retire_if_idle(&self, time: Duration) -> bool {
-        let idle = self
-            .now_ms()
-            .saturating_sub(self.emptied_ms.load(Ordering::Relaxed));
-        if self.is_retired() || self.streams() > 0 || Duration::from_millis(idle) < time {
+        if self.is_retired() || self.streams() > 0 || self.time_since(&self.emptied_ms) < time {
             return false;
         }
         // A tunnel that comes meanwhile is counted before it looks whether this is retired.

@@ -100,6 +100,9 @@ pub(super) struct Context {
     pub(super) lifecycle: Lifecycle,
 }
 
+/// Result of an attempt to connect.
+type Opened = Result<(Arc<Connection>, connection::Driver), Failure>;
+
 /// Tunnel that waits for a connection.
 struct Waiter<'a>(&'a GatewayConnections);
 
@@ -151,7 +154,6 @@ impl GatewayConnections {
     ) -> Result<Picked, Failure> {
         let tls = context.tls.outbound();
         let mut connections = self.connections.lock();
-        connections.open.retain(|one| !one.state.is_retired());
         connections.retire_unverified(&self.target, &context.reader.load());
         if let Some(slot) = connections.take(tls.as_ref()) {
             // A tunnel never waits for the replacement of a connection that still serves.
@@ -178,28 +180,40 @@ impl GatewayConnections {
 
     /// Starts a task that opens a connection. A tunnel that no longer waits does not stop it.
     fn connect(self: &Arc<Self>, connections: &mut Connections, context: &Context) {
+        let (gateway, inputs) = (Arc::clone(self), context.clone());
+        self.attempt(connections, context, async move {
+            let of = (&gateway.target, Arc::clone(&gateway.rtt));
+            connection::open(of, &inputs.tls, &inputs.reader).await
+        });
+    }
+
+    /// Counts an attempt to connect until it has succeeded, failed, panicked or taken too long.
+    fn attempt(
+        self: &Arc<Self>,
+        connections: &mut Connections,
+        context: &Context,
+        open: impl Future<Output = Opened> + Send + 'static,
+    ) {
         connections.attempts += 1;
         let (gateway, context, started) = (Arc::clone(self), context.clone(), Instant::now());
         tokio::spawn(async move {
-            let of = (&gateway.target, Arc::clone(&gateway.rtt));
-            let opened = connection::open(of, &context.tls, &context.reader);
-            let opened = timeout(CONNECT_DEADLINE, opened).await;
-            let opened = opened.unwrap_or_else(|_| {
-                let address = gateway.target.address;
-                let detail = format!("{address}: no HBONE connection within 5 s");
+            // A task of its own, whose panic ends the attempt and not this task.
+            let open = tokio::spawn(timeout(CONNECT_DEADLINE, open));
+            let fail = |why: &str| {
+                let detail = format!("{}: {why}", gateway.target.address);
                 Err(Failure::new(Reason::GatewayUnreachable, detail))
-            });
+            };
+            let opened = match open.await {
+                Ok(Ok(opened)) => opened,
+                Ok(Err(_)) => fail("no HBONE connection within 5 s"),
+                Err(panicked) => fail(&panicked.to_string()),
+            };
             gateway.finish(opened, started, &context);
         });
     }
 
     /// Adds a new connection, which replaces those that are aged.
-    fn finish(
-        self: &Arc<Self>,
-        opened: Result<(Arc<Connection>, connection::Driver), Failure>,
-        started: Instant,
-        context: &Context,
-    ) {
+    fn finish(self: &Arc<Self>, opened: Opened, started: Instant, context: &Context) {
         let mut connections = self.connections.lock();
         connections.attempts -= 1;
         let (connection, driver) = match opened {
@@ -278,6 +292,13 @@ impl GatewayConnections {
     #[cfg(test)]
     pub(super) fn simulate_attempt(&self, is_running: bool) {
         self.connections.lock().attempts = usize::from(is_running);
+    }
+
+    /// Starts an attempt to connect that panics.
+    #[cfg(test)]
+    pub(super) fn simulate_panic(self: &Arc<Self>, context: &Context) {
+        let mut connections = self.connections.lock();
+        self.attempt(&mut connections, context, async { panic!("simulated") });
     }
 
     /// Forgets failures, as after a successful attempt.
@@ -364,7 +385,7 @@ enum Picked {
 impl Connections {
     /// Adds a new connection. It replaces those that are aged, or take no tunnels at all.
     fn add(&mut self, new: Arc<Connection>) {
-        let tls = new.state.tls();
+        let tls = &new.state.tls;
         let is_used = |one: &Arc<Connection>| !one.state.is_aged(Some(tls)) && one.has_places();
         self.open.retain(is_used);
         self.open.push(new);
@@ -421,19 +442,16 @@ impl Connections {
         Ok(if is_useless { 0 } else { useful.min(room) })
     }
 
-    /// Retires connections whose certificate has expired, or no longer proves the gateway.
+    /// Forgets retired connections, and retires those whose certificate has expired or no longer
+    /// proves the gateway.
     fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {
         self.open.retain(|one| {
             let peer = &one.state.peer;
-            let is_verified = peer.not_after() > SystemTime::now()
-                && peer
-                    .server()
-                    .check_gateway(&target.gateway, snapshot)
-                    .is_ok();
-            if !is_verified {
+            let checked = || peer.server().check_gateway(&target.gateway, snapshot);
+            if peer.not_after() <= SystemTime::now() || checked().is_err() {
                 one.state.retire();
             }
-            is_verified
+            !one.state.is_retired()
         });
     }
 

@@ -3,7 +3,7 @@
 //! It is not shared: a shared one would send all tunnels to the workload that the gateway has
 //! picked for the first.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -25,7 +25,7 @@ use crate::tls::InboundTls;
 
 use super::connection::{HEADER_LIST_MAX, HandshakeError, State, handshake};
 use super::stream::{Held, Servers};
-use super::verify::{ExpectedWorkloads, Verified};
+use super::verify::{ExpectedWorkloads, ServerIdentity, Verified};
 use super::{Failure, Stream};
 
 /// Flow-control window of the stream, which the connection shares with it. Bytes that wait for a
@@ -99,22 +99,18 @@ pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     target: &InnerTarget<'_>,
     (tls, reader): (&InboundTls, &Reader),
 ) -> Result<((SendRequest<Bytes>, Http2<S>), Verified), Failure> {
-    let untrusted = |detail| Failure::new(Reason::WorkloadUntrusted, detail);
     let own = tls.outbound();
     let own = own.ok_or_else(|| unreachable("this gateway has no certificate yet"))?;
-    let stream = handshake(carrier, &own)
-        .await
-        .map_err(|error| match error {
-            HandshakeError::Untrusted(detail) => untrusted(format!("the workload: {detail}")),
-            HandshakeError::Failed(detail) => unreachable(detail),
-        })?;
-    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
-    let verified = Verified::new(certificates, tls, reader).and_then(|verified| {
-        let server = verified.server();
-        let checked = server.check_workload(target.workloads, (target.cluster, &reader.load()));
-        checked.map(|()| verified)
-    });
-    let verified = verified.map_err(|detail| untrusted(format!("the workload: {detail}")))?;
+    let check = |server: ServerIdentity<'_>| {
+        server.check_workload(target.workloads, (target.cluster, &reader.load()))
+    };
+    let opened = handshake(carrier, &own, (tls, reader), check).await;
+    let (stream, verified) = opened.map_err(|error| match error {
+        HandshakeError::Untrusted(detail) => {
+            Failure::new(Reason::WorkloadUntrusted, format!("the workload: {detail}"))
+        }
+        HandshakeError::Failed(detail) => unreachable(detail),
+    })?;
     let mut settings = Builder::new();
     settings
         .enable_push(false)
@@ -212,13 +208,7 @@ where
         let Some(stream) = tunnel else {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         };
-        loop {
-            match stream.try_write(&[IoSlice::new(bytes)], &*charge) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                written => return Poll::Ready(written),
-            }
-            ready!(stream.poll_write_ready(cx))?;
-        }
+        stream.poll_write(cx, bytes, &*charge)
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

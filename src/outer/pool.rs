@@ -135,6 +135,10 @@ impl Pool {
         gateways.get_or_insert(target, &self.0.context.reader)
     }
 
+    fn known(&self, target: &Target) -> Option<Arc<GatewayConnections>> {
+        self.0.gateways.lock().by_target.get(target).cloned()
+    }
+
     fn all(&self) -> Vec<Arc<GatewayConnections>> {
         let gateways = self.0.gateways.lock();
         gateways.by_target.values().cloned().collect()
@@ -142,14 +146,12 @@ impl Pool {
 
     /// Returns true if connections to the gateway have failed and it is ejected.
     pub fn is_ejected(&self, target: &Target) -> bool {
-        let known = self.0.gateways.lock().by_target.get(target).cloned();
-        known.is_some_and(|gateway| gateway.is_ejected())
+        self.known(target).is_some_and(|known| known.is_ejected())
     }
 
     /// Returns true if the last attempt to connect to a gateway has failed.
     pub fn has_failed(&self, target: &Target) -> bool {
-        let known = self.0.gateways.lock().by_target.get(target).cloned();
-        known.is_some_and(|gateway| gateway.has_failed())
+        self.known(target).is_some_and(|known| known.has_failed())
     }
 
     /// Ejects a gateway for all services.
@@ -167,6 +169,12 @@ impl Pool {
     #[cfg(test)]
     pub(crate) fn simulate_attempt(&self, target: &Target, is_running: bool) {
         self.gateway(target).simulate_attempt(is_running);
+    }
+
+    /// Starts an attempt to connect that panics.
+    #[cfg(test)]
+    pub(super) fn simulate_panic(&self, target: &Target) {
+        self.gateway(target).simulate_panic(&self.0.context);
     }
 
     /// Forgets failures of a gateway, as after a successful attempt.

@@ -300,12 +300,22 @@ impl Stream {
         bytes: &[u8],
         charge: impl Fn(usize) -> C,
     ) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_write(cx, bytes, &charge)).await
+    }
+
+    /// Polls [`Stream::write`].
+    pub(super) fn poll_write<C: Send + 'static>(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+        charge: impl Fn(usize) -> C,
+    ) -> Poll<io::Result<usize>> {
         loop {
             match self.try_write(&[IoSlice::new(bytes)], &charge) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                written => return written,
+                written => return Poll::Ready(written),
             }
-            poll_fn(|cx| self.poll_write_ready(cx)).await?;
+            ready!(self.poll_write_ready(cx))?;
         }
     }
 

@@ -38,8 +38,9 @@ pub struct EndpointState {
     consecutive_ejections: AtomicU16,
     /// Mean dial time, in units of [`DIAL_UNIT_MICROS`]; 0 before the first dial.
     mean_dial: AtomicU16,
-    /// Milliseconds after `epoch` until which the endpoint is ejected.
-    ejected_until_ms: AtomicU64,
+    /// Twice the milliseconds after `epoch` until which the endpoint is ejected, and one more
+    /// unless it is only suspended.
+    ejected_until: AtomicU64,
     /// Capacity that a gateway of another network has advertised as free, in hundredths.
     free_capacity: Expiring,
     /// Factor of the weight by the round trip time of that gateway.
@@ -77,7 +78,7 @@ impl EndpointState {
             in_flight: AtomicU32::new(0),
             consecutive_ejections: AtomicU16::new(0),
             mean_dial: AtomicU16::new(0),
-            ejected_until_ms: AtomicU64::new(0),
+            ejected_until: AtomicU64::new(0),
             free_capacity: Expiring::default(),
             share: Expiring::default(),
             epoch: Instant::now(),
@@ -92,17 +93,23 @@ impl EndpointState {
     /// Returns whether the endpoint was ever ejected, a cheap precondition for
     /// [`Self::is_ejected`].
     pub fn was_ejected(&self) -> bool {
-        self.ejected_until_ms.load(Ordering::Relaxed) != 0
+        self.ejected_until.load(Ordering::Relaxed) != 0
     }
 
     /// Returns whether the endpoint is ejected at `now`.
     pub fn is_ejected(&self, now: Instant) -> bool {
-        self.millis(now) < self.ejected_until_ms.load(Ordering::Relaxed)
+        self.millis(now) < self.ejected_until.load(Ordering::Relaxed) >> 1
+    }
+
+    /// Returns whether the endpoint is ejected at `now` by [`Self::suspend`] alone.
+    pub fn is_suspended(&self, now: Instant) -> bool {
+        let until = self.ejected_until.load(Ordering::Relaxed);
+        until & 1 == 0 && self.millis(now) < until >> 1
     }
 
     /// Returns the remaining time of the ejection, if the endpoint is ejected at `now`.
     pub fn ejected_for(&self, now: Instant) -> Option<Duration> {
-        let until = self.ejected_until_ms.load(Ordering::Relaxed);
+        let until = self.ejected_until.load(Ordering::Relaxed) >> 1;
         let left = until.saturating_sub(self.millis(now));
         (left > 0).then_some(Duration::from_millis(left))
     }
@@ -118,17 +125,20 @@ impl EndpointState {
         let time = EJECTION_FIRST
             .saturating_mul(1 << strikes.min(16))
             .min(EJECTION_MAX);
-        self.ejected_until_ms
-            .store(self.millis(now + time), Ordering::Relaxed);
+        let until = self.millis(now + time) << 1 | 1;
+        self.ejected_until.store(until, Ordering::Relaxed);
         time
     }
 
-    /// Ejects the endpoint for a time, which does not make later ejections longer. Returns true if
-    /// it was not ejected.
+    /// Ejects the endpoint for a time, which does not make later ejections longer, unless it is
+    /// ejected. Returns true if it was not.
     pub fn suspend(&self, now: Instant, time: Duration) -> bool {
-        let until = self.millis(now + time);
-        let before = self.ejected_until_ms.fetch_max(until, Ordering::Relaxed);
-        before <= self.millis(now)
+        let suspend = |before| {
+            let is_over = before >> 1 <= self.millis(now);
+            is_over.then(|| self.millis(now + time) << 1)
+        };
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.ejected_until.fetch_update(set, fetch, suspend).is_ok()
     }
 
     /// Records the duration of a successful dial.

@@ -49,16 +49,16 @@ struct Client {
     _guards: (ConnectionResources, ConnectionGuard),
 }
 
-/// Open tunnel to the service.
+/// Open tunnel to the service through a gateway.
 #[derive(Debug)]
-struct Upstream {
+struct GatewayTunnel {
     stream: Stream,
     endpoint: Arc<Endpoint>,
     _held: (InFlight, TunnelDescriptor),
 }
 
 /// Accepted connection of a client that may use the binding as far as its certificate decides.
-struct Session {
+struct VerifiedClient {
     peer: Peer,
     socket: SharedSocket,
     tls: Option<Box<TlsStream<SharedSocket>>>,
@@ -69,7 +69,7 @@ struct Session {
 #[derive(Debug)]
 struct Connection {
     client: Client,
-    upstream: Upstream,
+    upstream: GatewayTunnel,
     _counted: ClientConnection,
 }
 
@@ -97,7 +97,7 @@ async fn establish(
 ) -> Option<Box<Connection>> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     let binding = listener.binding()?;
-    let Session {
+    let VerifiedClient {
         peer,
         socket,
         tls,
@@ -146,14 +146,14 @@ async fn verify_client(
     data_path: &DataPath,
     accepted: AcceptedConnection,
     binding: &Binding,
-) -> Result<Session, HandshakeError> {
+) -> Result<VerifiedClient, HandshakeError> {
     let (address, listener) = (accepted.address, Arc::clone(&accepted.listener));
     if binding.requires_identity() {
         let (stream, mut resources) = handshake::run_local(data_path, accepted).await?;
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let descriptor = &mut resources.descriptor;
         let peer = identity::admit(data_path, certificates, (address, listener), descriptor)?;
-        return Ok(Session {
+        return Ok(VerifiedClient {
             peer,
             socket: stream.get_ref().0.clone(),
             tls: Some(Box::new(stream)),
@@ -168,7 +168,7 @@ async fn verify_client(
         holders: Some(resources.descriptor.holders().clone()),
         ..Peer::unauthenticated(address, listener, None)
     };
-    Ok(Session {
+    Ok(VerifiedClient {
         peer,
         socket: SharedSocket::new(socket),
         tls: None,
@@ -178,7 +178,7 @@ async fn verify_client(
 
 impl Client {
     /// Opens the tunnel, unless the client resets its connection or the drain ends before.
-    async fn open(&mut self) -> Result<Upstream, Reason> {
+    async fn open(&mut self) -> Result<GatewayTunnel, Reason> {
         let snapshot = self.data_path.reader.load();
         let caller = self.peer.policy_source();
         if !self.binding.admits(caller, &snapshot) {
@@ -198,10 +198,13 @@ impl Client {
             _ = reset => return Err(Reason::DownstreamReset),
             () = drain.closing() => return Err(Reason::DrainDeadline),
         };
-        if self.peer.lost_trust().is_some() {
+        let (endpoint, servers) = (&upstream.endpoint, upstream.stream.servers());
+        let snapshot = self.data_path.reader.load();
+        let target = (&*self.binding, &**endpoint);
+        if let Some(why) = revocation(&snapshot, &self.peer, target, &servers) {
+            self.record.set_detail(why);
             return Err(Reason::Revoked);
         }
-        let endpoint = &upstream.endpoint;
         let remote = remote_network(endpoint);
         let destination = destination(endpoint);
         self.record.set_open(destination, endpoint.labels(), remote);
@@ -210,8 +213,8 @@ impl Client {
 
     /// Copies until the connection ends by itself, the drain deadline passes, the binding changes,
     /// or memory runs short.
-    async fn copy(&mut self, upstream: &mut Upstream) -> CopyOutcome {
-        let Upstream {
+    async fn copy(&mut self, upstream: &mut GatewayTunnel) -> CopyOutcome {
+        let GatewayTunnel {
             stream, endpoint, ..
         } = upstream;
         let account = &self.account;
@@ -261,7 +264,7 @@ impl Connection {
         let Self {
             _counted,
             upstream:
-                Upstream {
+                GatewayTunnel {
                     stream,
                     endpoint,
                     _held,
@@ -303,7 +306,7 @@ async fn pick_and_open(
     peer: &Peer,
     (binding, account): (&Binding, &Arc<BufferAccount>),
     record: &mut Record,
-) -> Result<Upstream, Reason> {
+) -> Result<GatewayTunnel, Reason> {
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let endpoints = binding.endpoints.load(&data_path.reader.load());
     // No gateway is before this one, so a loop ends the way through the picked gateway alone.
@@ -338,7 +341,7 @@ async fn pick_and_open(
                 let time = started.elapsed();
                 endpoint.state.record_dial(time);
                 data_path.metrics.dial_succeeded(time);
-                return Ok(Upstream {
+                return Ok(GatewayTunnel {
                     stream,
                     endpoint,
                     _held: (in_flight, descriptor),
@@ -347,10 +350,7 @@ async fn pick_and_open(
             Err(failure) => failure,
         };
         reason = failure.reason;
-        record.set_detail(failure.detail);
-        if !tries.retry_after(reason, &endpoints, endpoint) {
-            break;
-        }
+        tries.next(failure, &endpoints, endpoint, record)?;
     }
     Err(reason)
 }
@@ -413,13 +413,16 @@ async fn wait_for_stop(
 }
 
 /// Returns the change that revokes an open connection, if there is one: of the configuration, or of
-/// the records and trust by which the gateway and the workload were verified.
+/// the records and trust by which the client, the gateway and the workload were verified.
 fn revocation(
     snapshot: &Snapshot,
     peer: &Peer,
     (binding, endpoint): (&Binding, &Endpoint),
     servers: &Servers,
 ) -> Option<String> {
+    if let Some(refusal) = peer.lost_trust() {
+        return Some(refusal.description().to_owned());
+    }
     if !peer.is_admitted() {
         let what = "the binding's `clients` no longer contain the client's address";
         return Some(what.to_owned());

@@ -10,6 +10,7 @@ use crate::datapath::identity::Peer;
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route::{self, Route};
 use crate::datapath::{DataPath, authorize, balance};
+use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::Endpoint;
 use crate::telemetry::{Destination, DestinationService, Record, RemoteNetwork};
@@ -132,15 +133,34 @@ impl NewTunnel {
                 _ => reason,
             }
         };
-        tokio::select! {
+        let mut upstream = tokio::select! {
             // A stream that has ended while its task waited for the worker needs no endpoint.
             biased;
-            reason = cancelled => Err(reason),
+            reason = cancelled => return Err(reason),
             upstream = pick_and_dial(data_path, peer, permit, record, deadline) => {
-                upstream.map_err(classify)
+                upstream.map_err(classify)?
             }
-            () = peer.listener.drain.closing() => Err(Reason::DrainDeadline),
+            () = peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
+        };
+        self.check_still_permitted(&mut upstream)?;
+        Ok(upstream)
+    }
+
+    /// Checks a tunnel that has waited for its endpoint against the rights of now. Like an open
+    /// one, it keeps its route as long as these permit it.
+    fn check_still_permitted(&mut self, upstream: &mut Upstream) -> Result<(), Reason> {
+        let snapshot = self.data_path.reader.load();
+        if snapshot.generation == self.generation && self.peer.lost_trust().is_none() {
+            return Ok(());
         }
+        let Upstream { stream, grant, .. } = upstream;
+        let permitted = authorize::reevaluate(&snapshot, &self.data_path, &self.peer, grant)
+            .and_then(|()| stream.check_gateway(grant.endpoint(), &snapshot));
+        self.generation = snapshot.generation;
+        permitted.map_err(|why| {
+            self.record.set_detail(why);
+            Reason::Revoked
+        })
     }
 
     /// Returns the tunnel to the endpoint that was dialled.
@@ -200,20 +220,21 @@ async fn pick_and_dial(
         let tried = &tries.tried;
         let try_end =
             dial::remote::deadline_of_try(data_path, endpoints, endpoint, tried, deadline);
-        let authorized = match authorize::run(data_path, peer, pick) {
-            Ok(authorized) => authorized,
-            Err(denied) => {
-                reason = denied.reason;
-                permit = tries.next(denied, record)?;
-                continue;
+        // In place of nested matches, which would keep the first result while the second waits.
+        let failed = 'failed: {
+            let authorized = match authorize::run(data_path, peer, pick) {
+                Ok(authorized) => authorized,
+                Err(denied) => break 'failed denied,
+            };
+            match dial::run(data_path, peer, authorized, try_end).await {
+                Ok(upstream) => return Ok(upstream),
+                Err(failed) => failed,
             }
         };
-        let failed = match dial::run(data_path, peer, authorized, try_end).await {
-            Ok(upstream) => return Ok(upstream),
-            Err(failed) => failed,
-        };
-        reason = failed.reason;
-        permit = tries.next(failed, record)?;
+        let detail = failed.detail;
+        (reason, permit) = (failed.reason, failed.permit);
+        let (endpoints, failure) = (permit.route().endpoints(), Failure { reason, detail });
+        tries.next(failure, endpoints, failed.endpoint, record)?;
     }
     Err(reason)
 }

@@ -131,7 +131,6 @@ async fn dial_and_answer(
     permit: Permit,
 ) -> Result<(Tunnel, Upstream), Reason> {
     match tunnel.establish(permit, connect.cancelled()).await {
-        Ok(_) if tunnel.peer.lost_trust().is_some() => Err(connect.reject(Reason::Revoked)),
         Ok(upstream) => Ok((connect.accept(load)?, upstream)),
         Err(reason) => Err(connect.reject(reason)),
     }

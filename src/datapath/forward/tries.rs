@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use crate::datapath::DataPath;
-use crate::datapath::balance::{self, FailedTry};
-use crate::datapath::policy::Permit;
+use crate::datapath::balance;
+use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet};
 use crate::telemetry::Record;
 
 /// Number of endpoints of one [`rejection_scope`] that may reject one tunnel before the others of
-/// the scope are left out.
+/// the scope are left out. Gateways that are busy or have no endpoint count too.
 ///
 /// Policies usually apply to a whole service and reject at each of its endpoints, and the gateways
-/// of one network usually expose the same services. More tries would only be work that a peer can
-/// cause. Policies that apply to some endpoints, such as a canary, are likely to leave others.
-/// Other networks have policies of their own, so they are still tried.
+/// of one network usually expose the same services, of the same endpoints. More tries would only be
+/// work that a peer can cause. Policies that apply to some endpoints, such as a canary, are likely
+/// to leave others. Other networks have policies of their own, so they are still tried.
 pub const REJECTIONS_MAX: usize = 3;
 
 /// Endpoints that one tunnel has tried in vain.
@@ -41,31 +41,25 @@ impl<'a> Tries<'a> {
         }
     }
 
-    /// Records a failed try and returns the permit for another one.
+    /// Records and counts a failed try, and requests fresh addresses or ejects the endpoint if its
+    /// reason says so.
     ///
     /// # Errors
     /// The reason, if the tunnel may not try another endpoint.
-    pub fn next(&mut self, failed: FailedTry, record: &mut Record) -> Result<Permit, Reason> {
-        record.set_detail(failed.detail);
-        let endpoints = failed.permit.route().endpoints();
-        let is_next = self.retry_after(failed.reason, endpoints, failed.endpoint);
-        is_next.then_some(failed.permit).ok_or(failed.reason)
-    }
-
-    /// Counts a failed try, and requests fresh addresses or ejects the endpoint if its reason says
-    /// so. Returns true if the tunnel may try another endpoint.
-    pub fn retry_after(
+    pub fn next(
         &mut self,
-        reason: Reason,
+        Failure { reason, detail }: Failure,
         endpoints: &EndpointSet,
         endpoint: Arc<Endpoint>,
-    ) -> bool {
+        record: &mut Record,
+    ) -> Result<(), Reason> {
+        record.set_detail(detail);
         let metrics = &self.data_path.metrics;
         if reason != Reason::PolicyDenied {
             metrics.dial_failed(reason);
         }
         if !reason.is_retriable() || reason == Reason::GatewayLoop && !self.is_from_client {
-            return false;
+            return Err(reason);
         }
         if !matches!(reason, Reason::PolicyDenied | Reason::DialDenied) {
             self.data_path.reader.request_refresh(&endpoint);
@@ -74,7 +68,13 @@ impl<'a> Tries<'a> {
             balance::eject_after_failure(endpoints, &endpoint, metrics);
         }
         self.tried.push(Arc::clone(&endpoint));
-        if matches!(reason, Reason::PolicyDenied | Reason::RemoteRejected) {
+        if matches!(
+            reason,
+            Reason::PolicyDenied
+                | Reason::RemoteRejected
+                | Reason::RemoteUnavailable
+                | Reason::RemoteBusy
+        ) {
             self.rejected_by.push(Arc::clone(&endpoint));
             let scope = rejection_scope(&endpoint);
             let is_alike = |other: &&Arc<Endpoint>| rejection_scope(other) == scope;
@@ -83,7 +83,7 @@ impl<'a> Tries<'a> {
                 self.tried.extend(others.cloned());
             }
         }
-        true
+        Ok(())
     }
 }
 

@@ -100,3 +100,27 @@ async fn an_answer_on_a_new_connection_ends_the_ejection() {
     assert!(is_ejected, "a connection of before proves nothing");
     echoes(&mut stream, b"hello").await;
 }
+
+#[tokio::test]
+async fn an_attempt_that_panics_fails_and_the_next_one_opens_a_connection() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let target = Target {
+        address: gateway.address,
+        gateway: Arc::new(remote("west", &[])),
+    };
+    let state = || world.pool.status()[0].state;
+    world.pool.simulate_panic(&target);
+    assert_eq!(state(), "connecting");
+    let ended = async {
+        while state() == "connecting" {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, ended).await.expect("an end of the attempt");
+    assert_eq!(state(), "failed");
+    let error = &world.pool.status()[0].last_error;
+    assert!(error.contains("panicked"), "{error}");
+    let mut stream = world.open(&gateway).await.expect("a tunnel");
+    echoes(&mut stream, b"hello").await;
+}

@@ -1,13 +1,16 @@
 //! Defects that a review has found, each with its situation.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use tokio::net::TcpListener;
 use tokio::task::yield_now;
+use tokio::time::timeout;
 
 use super::rig::{CONNECT, PREFACE, Rig, TestGateway, drain, exposure, fill, mesh};
 use super::wire::{
@@ -15,15 +18,23 @@ use super::wire::{
     WINDOW_UPDATE,
 };
 use crate::datapath::DataPath;
+use crate::datapath::dial::{DenyList, Upstream};
 use crate::datapath::forward::connection::load_current;
+use crate::datapath::forward::establish::NewTunnel;
 use crate::datapath::http2::server::{Event, Server};
+use crate::datapath::http2::tunnel::{Origin, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::io::buffer::BUFFER_BYTES;
+use crate::datapath::tests::{FAR, data_path_of, descriptor, peer};
+use crate::reason::Reason;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
+use crate::telemetry::Record;
 use crate::tls::{IdentityMaterial, PeerTrust, ServerTls, TrustedDomain, listener_server_config};
-use crate::tools::dev::Authority;
+use crate::tools::dev;
+use crate::wire::Authority;
 
+const DEADLINE: Duration = Duration::from_secs(10);
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PROTOCOL_ERROR: u32 = 1;
@@ -50,6 +61,53 @@ fn kinds(frames: &[Frame]) -> Vec<u8> {
 fn ping(number: u16) -> Frame {
     let [high, low] = number.to_be_bytes();
     Frame::new(PING, 0, 0, &[0, 0, 0, 0, 0, 0, high, low])
+}
+
+/// Resolves a tunnel to a local endpoint, changes the configuration, and dials.
+async fn establish_after(change: Change) -> (Result<Upstream, Reason>, NewTunnel) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let publisher = Publisher::new();
+    publisher.update(mesh([("echo", listener.local_addr().expect("an address"))]));
+    let deny = DenyList::new(vec!["127.0.0.0/8".parse().expect("a network")], Vec::new());
+    let data_path = data_path_of(publisher.reader(), deny);
+    let peer = Arc::new(Peer {
+        holders: Some(descriptor(&data_path).holders().clone()),
+        ..(*peer(SystemTime::now() + FAR)).clone()
+    });
+    let record = Record::new(&data_path.metrics, &peer.source, "echo.app:80");
+    let mut tunnel = NewTunnel::new(&data_path, &peer, record);
+    let target = Target {
+        authority: Authority::parse("echo.app:80").expect("an authority"),
+        origin: Origin::Workload,
+        forwarded: None,
+    };
+    let (permit, _) = tunnel.resolve(Ok(target)).expect("a permit");
+    publisher.update(change);
+    let established = timeout(DEADLINE, tunnel.establish(permit, pending()));
+    (established.await.expect("an end in time"), tunnel)
+}
+
+#[tokio::test]
+async fn a_permission_that_is_withdrawn_before_the_endpoint_answers_opens_no_tunnel() {
+    let (opened, _) = establish_after(Change::default()).await;
+    assert!(opened.is_ok(), "{opened:?}");
+    let withdrawn = Change {
+        exposure: Some(exposure(&[])),
+        ..Change::default()
+    };
+    let removed = mesh([("other", ([10, 0, 0, 1], 80).into())]);
+    for change in [withdrawn, removed] {
+        let (opened, _) = establish_after(change).await;
+        assert_eq!(opened.err(), Some(Reason::Revoked));
+    }
+    let other = Change {
+        exposure: Some(exposure(&["echo", "other"])),
+        ..Change::default()
+    };
+    let (opened, tunnel) = establish_after(other).await;
+    assert!(opened.is_ok(), "{opened:?}");
+    let now = tunnel.data_path.reader.load().generation;
+    assert_eq!(tunnel.generation, now, "it is evaluated once");
 }
 
 #[test]
@@ -198,7 +256,7 @@ async fn many_windows_in_one_settings_frame_visit_the_streams_once() {
 }
 
 /// Returns the configuration of a gateway that trusts these domains.
-fn trusting(authority: &Authority, domains: &[&str]) -> ServerTls {
+fn trusting(authority: &dev::Authority, domains: &[&str]) -> ServerTls {
     let east = authority.intermediate("east").unwrap();
     let own = east.leaf("spiffe://east.local/ns/a/sa/b").unwrap();
     let material =
@@ -218,7 +276,7 @@ fn trusting(authority: &Authority, domains: &[&str]) -> ServerTls {
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_loses_trust_during_a_setup_gets_no_tunnel() {
     let gateway = TestGateway::new();
-    let (tls, authority) = (&gateway.data_path.tls, Authority::new().unwrap());
+    let (tls, authority) = (&gateway.data_path.tls, dev::Authority::new().unwrap());
     tls.replace(trusting(&authority, &["w"]));
     let leaf = authority.intermediate("west").unwrap();
     let leaf = leaf.leaf("spiffe://w/ns/n/sa/c").unwrap();

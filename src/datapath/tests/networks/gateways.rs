@@ -3,18 +3,21 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use crate::datapath::balance::choose;
+use crate::datapath::balance::{choose, eject_after_failure};
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::datapath::forward::tries::Tries;
+use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Template, Workload};
 use crate::snapshot::{
     Endpoint, EndpointSet, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher, Snapshot,
 };
+use crate::telemetry::{Metrics, Record};
 
 use super::{always, assert_shares, gateway, locality, pods, service, spread};
 
@@ -244,6 +247,38 @@ async fn a_service_returns_to_a_recovered_gateway_however_often_it_was_ejected()
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_suspended_endpoint_that_fails_as_the_last_one_is_ejected() {
+    let gateways = (1..=2).map(|at| gateway("west", at));
+    let snapshot = spread([pods("west", 1), gateways.collect()].concat());
+    let set = always(&snapshot);
+    let (endpoint, state) = (&set.endpoints[0], &set.endpoints[0].state);
+    let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
+    own.outer
+        .eject(&remote::target(endpoint).expect("a gateway"));
+    assert!(remote::avoid(&own, set, endpoint));
+    for is_first in [true, false] {
+        let is_ejected = eject_after_failure(set, endpoint, &own.metrics);
+        assert_eq!(is_ejected, is_first, "once for all tunnels that fail");
+        let left = state.ejected_for(Instant::now());
+        assert_eq!(left, Some(std::time::Duration::from_secs(5)));
+    }
+    assert!(!remote::avoid(&own, set, endpoint));
+    assert!(!state.is_suspended(Instant::now()), "it stays ejected");
+}
+
+/// Fails a try of an endpoint.
+fn fail(
+    tries: &mut Tries<'_>,
+    reason: Reason,
+    (set, endpoint): (&EndpointSet, Arc<Endpoint>),
+) -> Result<(), Reason> {
+    let source = Arc::clone(&crate::datapath::tests::peer(SystemTime::now()).source);
+    let mut record = Record::new(&Arc::new(Metrics::new()), &source, "echo.app:80");
+    let detail = String::new();
+    tries.next(Failure { reason, detail }, set, endpoint, &mut record)
+}
+
+#[tokio::test(start_paused = true)]
 async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and_no_others() {
     let gateways =
         |network, places: std::ops::Range<u8>| places.map(move |at| gateway(network, at));
@@ -259,7 +294,7 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
         while let Some(endpoint) = choose(set, &tries.tried, NO_LINK_FACTORS).cloned() {
             let cluster = Arc::clone(&endpoint.definition.cluster);
             *counts.entry(cluster.to_string()).or_insert(0) += 1;
-            assert!(tries.retry_after(reason, set, endpoint));
+            assert_eq!(fail(&mut tries, reason, (set, endpoint)), Ok(()));
         }
         counts.into_values().collect::<Vec<_>>()
     };
@@ -267,8 +302,9 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
     for (reason, want) in [
         (Reason::RemoteRejected, rejected),
         (Reason::PolicyDenied, rejected),
-        (Reason::RemoteBusy, all),
-        (Reason::RemoteUnavailable, all),
+        (Reason::RemoteBusy, rejected),
+        (Reason::RemoteUnavailable, rejected),
+        (Reason::GatewayUnreachable, all),
     ] {
         assert_eq!(tried(reason), want, "{reason}: east, north, west, west-2");
     }
@@ -288,7 +324,7 @@ async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
     for is_from_client in [false, true] {
         let mut tries = Tries::new(&own, is_from_client);
         let endpoint = Arc::clone(&set.endpoints[0]);
-        let retries = tries.retry_after(Reason::GatewayLoop, set, endpoint);
+        let retries = fail(&mut tries, Reason::GatewayLoop, (set, endpoint)).is_ok();
         assert_eq!(retries, is_from_client);
         let is_ejected = set.endpoints[0].state.is_ejected(Instant::now());
         assert_eq!(is_ejected, is_from_client);
