@@ -108,16 +108,17 @@ fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<Finding> {
             || localities.any(|at| region.matches(&at.region, &at.zone, &at.subzone))
     };
     let entries = config.traffic.iter();
-    let weights = entries.flat_map(|entry| entry.regions.iter().map(|one| (&entry.line, one)));
+    let weights = entries.flat_map(|entry| entry.regions.iter().map(move |one| (entry, one)));
     let unknown = weights
         .filter(|(_, one)| one.weight > 0 && !has_workload(&one.region))
-        .map(|(line, one)| {
+        .map(|(entry, one)| {
             let what = format!(
                 "`traffic` has unknown region {}: no workload of {} is in it",
                 one.region,
                 path.display()
             );
-            Finding::warning(&line.0, what, "one of its regions")
+            let namespace = entry.namespace.as_deref().unwrap_or_default();
+            Finding::warning(&entry.line.0, what, "one of its regions").of(namespace)
         });
     unknown.collect()
 }
@@ -136,15 +137,16 @@ fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<Finding> {
             })
     };
     let entries = config.traffic.iter();
-    let entries = entries.filter_map(|entry| Some((&entry.line, entry.service.as_deref()?)));
+    let entries = entries.filter_map(|entry| Some((entry, entry.service.as_deref()?)));
     let unknown = entries
         .filter(|(_, host)| !is_known(host))
-        .map(|(line, host)| {
+        .map(|(entry, host)| {
             let what = format!(
                 "`traffic` has unknown service {host}: it is not in {}",
                 path.display()
             );
-            Finding::warning(&line.0, what, "the hostname of one")
+            let namespace = entry.namespace.as_deref().unwrap_or_default();
+            Finding::warning(&entry.line.0, what, "the hostname of one").of(namespace)
         });
     unknown.collect()
 }

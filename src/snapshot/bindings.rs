@@ -160,8 +160,8 @@ impl BoundEndpoints {
 mod tests {
     use super::super::builder::{Change, build};
     use super::super::mesh::{Mesh, Template, Workload};
-    use super::super::tests::locality;
-    use super::super::traffic::{Override, Regions, Traffic, TrafficRule};
+    use super::super::tests::{locality, region_weights};
+    use super::super::traffic::{Override, Traffic};
     use super::super::{NetworkRule, NetworkTable};
     use super::*;
     use crate::wire::RegionPattern;
@@ -284,16 +284,12 @@ mod tests {
         let before = snapshot(Mesh::new([service()], pods));
         let bound = || BoundEndpoints::new(["west".into(), "north".into()], "echo.app".into(), 80);
         let region = RegionPattern::parse("us-north").expect("a region");
-        let zero = TrafficRule {
-            regions: Regions::new([(region.clone(), 0)]),
-            ..TrafficRule::default()
-        };
         let by_operator = Change {
             overrides: Some(Override::Evacuate(region)),
             ..Change::default()
         };
         let by_weight = Change {
-            traffic: Some(Traffic::new([], zero)),
+            traffic: Some(Traffic::new([], region_weights(&[("us-north", 0)]))),
             ..Change::default()
         };
         let of = |snapshot: &Snapshot| {
@@ -321,15 +317,7 @@ mod tests {
 
     #[test]
     fn a_gateway_without_a_region_has_no_weight_of_all_other_regions() {
-        let weights = [("us-west", 100), ("*", 0)];
-        let weights = weights.map(|(region, weight)| {
-            let region = RegionPattern::parse(region).expect("a region");
-            (region, weight)
-        });
-        let rule = TrafficRule {
-            regions: Regions::new(weights),
-            ..TrafficRule::default()
-        };
+        let rule = region_weights(&[("us-west", 100), ("*", 0)]);
         let change = Change {
             traffic: Some(Traffic::new([], rule)),
             ..Change::default()

@@ -188,7 +188,8 @@ mod tests {
     use crate::snapshot::mesh::{
         self, Assignment, GatewayAddress, Locality, LocalityWeight, Place, Waypoint,
     };
-    use crate::snapshot::traffic::{Override, Regions, Traffic, TrafficRule};
+    use crate::snapshot::tests::region_weights;
+    use crate::snapshot::traffic::{Override, Traffic, TrafficRule};
     use crate::snapshot::{Snapshot, exclusion_reason};
     use crate::wire::RegionPattern;
 
@@ -244,14 +245,10 @@ mod tests {
         let mut snapshot = Snapshot::default();
         snapshot.index.network = "east".into();
         snapshot.mesh.hbone_only = hbone_only;
-        let region = |text, weight| (RegionPattern::parse(text).expect("a region"), weight);
-        let rule = |regions: Vec<_>| TrafficRule {
-            regions: Regions::new(regions),
-            ..TrafficRule::default()
-        };
-        let weights = rule(vec![region("here", 1), region("shut", 0)]);
+        let weights = region_weights(&[("here", 1), ("shut", 0)]);
         let traffic = Traffic::new([("weighed.app".into(), weights)], TrafficRule::default());
-        let order = Some(Override::Evacuate(region("flooded", 0).0));
+        let flooded = RegionPattern::parse("flooded").expect("a region");
+        let order = Some(Override::Evacuate(flooded));
         let changed = snapshot.balancing.with_changes(None, Some(traffic), order);
         snapshot.balancing = Arc::new(changed);
         exclusion_reason(&snapshot, service, workload, port)

@@ -158,8 +158,11 @@ impl Gateway {
     ) -> Endpoint {
         let (network, address) = (&self.remote.network, self.address);
         let record = self.record.as_ref();
+        let unknown = Locality::default();
+        // The instances of a rank with a locality all have it.
+        let is_ranked = rank.locality.is_some_and(|of| *of != unknown);
         let own_locality = record.map(|record| &record.locality);
-        let own_locality = own_locality.filter(|own| ***own != Locality::default());
+        let own_locality = own_locality.filter(|own| !is_ranked && ***own != unknown);
         let instances = instances.iter().map(|(one, _)| &*one.locality);
         let definition = Workload {
             uid: format!("{network}/gateway/{address}/{name}:{port}{rank}").into(),

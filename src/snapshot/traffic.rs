@@ -280,6 +280,7 @@ impl Balancing {
 mod tests {
     use super::*;
     use crate::snapshot::mesh::{Template, Workload};
+    use crate::snapshot::tests::region_weights;
 
     #[test]
     fn a_tier_can_take_what_is_ready_by_the_threshold() {
@@ -335,8 +336,7 @@ mod tests {
     #[test]
     fn of_two_patterns_the_more_special_one_says_the_weight() {
         let weights = [("*", 1), ("us-west-2", 2), ("us-west-2/us-west-2a", 3)];
-        let pattern = |text| RegionPattern::parse(text).expect("a pattern");
-        let regions = Regions::new(weights.map(|(text, weight)| (pattern(text), weight)));
+        let regions = region_weights(&weights).regions;
         let weight = |region: &str, zone: &str| {
             let locality = Locality {
                 region: region.into(),

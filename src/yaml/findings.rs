@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Maximum findings of a file: a hostile file must not cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
@@ -81,6 +82,8 @@ pub struct Finding {
     pub what: String,
     /// Text to write instead; empty when there is nothing to say.
     pub how: String,
+    /// Namespace of the Kubernetes object; empty for anything else.
+    pub namespace: Arc<str>,
 }
 
 impl Finding {
@@ -91,7 +94,14 @@ impl Finding {
             severity: Severity::Warning,
             what,
             how: how.to_owned(),
+            namespace: Arc::default(),
         }
+    }
+
+    /// Sets the namespace of the object.
+    pub fn of(self, namespace: &str) -> Self {
+        let namespace = namespace.into();
+        Self { namespace, ..self }
     }
 }
 
@@ -164,6 +174,8 @@ pub struct Report {
     found: RefCell<Vec<Finding>>,
     /// Severity of the errors that are noted from now on.
     severity: Cell<Severity>,
+    /// Namespace of the object that is read.
+    namespace: RefCell<Arc<str>>,
     errors: Cell<usize>,
     /// Presence of an error that keeps the whole file from being used.
     is_refused: Cell<bool>,
@@ -217,6 +229,11 @@ impl Report {
         self.severity.set(severity);
     }
 
+    /// Sets the namespace of the findings that follow.
+    pub fn set_namespace(&self, namespace: Arc<str>) {
+        self.namespace.replace(namespace);
+    }
+
     /// Notes an error: the file, or an object of it, is not used.
     pub fn error(&self, position: Position, what: impl Into<String>, how: impl Into<String>) {
         let severity = self.severity.get();
@@ -255,6 +272,7 @@ impl Report {
                 severity,
                 what,
                 how: String::new(),
+                namespace: Arc::default(),
             });
         }
         Findings(found)
@@ -273,6 +291,7 @@ impl Report {
             severity,
             what,
             how,
+            namespace: Arc::clone(&self.namespace.borrow()),
         });
     }
 }

@@ -209,9 +209,11 @@ impl ExposureTable {
 
     /// Returns the routing key of tunnels to a port of a service, if an entry sets it.
     pub fn route_by(&self, host: &str, port: u16) -> Option<RouteBy> {
-        let entries = self.entries(host).iter();
-        let mut of_port = entries.filter(|entry| entry.port.is_none_or(|only| only == port));
-        of_port.find_map(|entry| entry.route_by)
+        let mut entries = self
+            .entries(host)
+            .iter()
+            .filter(|entry| entry.applies_to(port));
+        entries.find_map(|entry| entry.route_by)
     }
 
     /// Returns whether any entry grants transit to other networks.

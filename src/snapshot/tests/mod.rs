@@ -13,7 +13,7 @@ use super::builder::{Change, HBONE_PORT, build};
 use super::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Waypoint, Workload,
 };
-use super::traffic::Override;
+use super::traffic::{Override, Regions, TrafficRule};
 use super::{EndpointState, Snapshot};
 use crate::wire::RegionPattern;
 use oracle::{Inputs, PLACES};
@@ -30,6 +30,16 @@ pub(crate) fn locality(text: &str) -> Locality {
         region: part(),
         zone: part(),
         subzone: part(),
+    }
+}
+
+/// Returns a rule with these weights of regions.
+pub(crate) fn region_weights(weights: &[(&str, u32)]) -> TrafficRule {
+    let pattern = |text| RegionPattern::parse(text).expect("a region");
+    let weights = weights.iter();
+    TrafficRule {
+        regions: Regions::new(weights.map(|(text, weight)| (pattern(text), *weight))),
+        ..TrafficRule::default()
     }
 }
 

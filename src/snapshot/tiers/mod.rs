@@ -186,17 +186,12 @@ impl<'a> Ranking<'a> {
     /// Returns the attributes of an instance of another network that decide its tier and place, if
     /// these are those of an Envoy assignment. Other instances have the locality of their gateway.
     pub(super) fn rank<'w>(&self, instance: &'w Workload) -> Rank<'w> {
-        let locality = self.ranks_localities.then_some(&*instance.locality);
-        match self.assignment {
-            None => Rank {
-                locality,
-                ..Rank::default()
-            },
-            Some(_) => Rank {
-                priority: instance.priority,
-                degraded: instance.degraded,
-                locality,
-            },
+        let of_assignment = (instance.priority, instance.degraded);
+        let (priority, degraded) = self.assignment.map_or((0, false), |_| of_assignment);
+        Rank {
+            priority,
+            degraded,
+            locality: self.ranks_localities.then_some(&*instance.locality),
         }
     }
 

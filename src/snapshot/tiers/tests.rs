@@ -2,7 +2,7 @@
 
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
-use crate::snapshot::tests::{echo as service, locality};
+use crate::snapshot::tests::{echo as service, locality, region_weights};
 use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{Alias, Group, NameTable, Snapshot, SubsetPart};
 use crate::wire::RegionPattern;
@@ -211,12 +211,7 @@ fn so_few_that_they_can_take_nothing_take_all_before_nobody_does() {
 }
 
 fn regions(weights: &[(&str, u32)]) -> Regions {
-    let pattern = |text| RegionPattern::parse(text).expect("a pattern");
-    Regions::new(
-        weights
-            .iter()
-            .map(|(text, weight)| (pattern(text), *weight)),
-    )
+    region_weights(weights).regions
 }
 
 fn traffic(own: TrafficRule, every: TrafficRule) -> Change {

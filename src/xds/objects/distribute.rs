@@ -8,11 +8,11 @@ use std::collections::{HashMap, HashSet};
 use super::entries::by_age;
 use super::merge::namespaces_of_hosts;
 use super::shares::Shares;
-use super::{Objects, limit_findings};
-use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Line, Traffic};
+use super::{Objects, limit_findings, refusal};
+use crate::config::{Alias, Config, Discovery, Distribution, ExposedService, Traffic};
 use crate::snapshot::mesh::{Locality, Mesh, UNKNOWN_NAMESPACE};
 use crate::xds::envoy::namespace_of_host;
-use crate::yaml::{Finding, Findings, Severity};
+use crate::yaml::{Finding, Findings};
 
 /// Limit of the entries of `traffic` that objects describe: 16 times the bindings, as an entry has
 /// no socket.
@@ -35,7 +35,9 @@ pub fn distribute(config: &mut Config, objects: &Objects, mesh: Option<&Mesh>) -
     };
     for traffic in entries {
         if let Err((what, how)) = distributor.add(traffic) {
-            distributor.refuse(&traffic.line, what, how);
+            let namespace = traffic.namespace.as_deref().unwrap_or_default();
+            let finding = refusal(namespace, &traffic.line, what, how);
+            distributor.findings.push(finding);
         }
     }
     Findings(limit_findings(distributor.findings))
@@ -90,7 +92,7 @@ impl Distributor<'_> {
                 other.line
             );
             let warning = Finding::warning(&traffic.line.0, what, "one of both");
-            self.findings.push(warning);
+            self.findings.push(warning.of(namespace));
             return Ok(());
         }
         let at = &self.config.gateway.locality;
@@ -99,8 +101,8 @@ impl Distributor<'_> {
         if traffic.distribution == Some(Distribution::Close) && is_unknown && !is_later {
             let what = "TOPOLOGY needs the gateway's locality".to_owned();
             let how = "`gateway: {locality: {region: REGION, zone: ZONE}}`";
-            self.findings
-                .push(Finding::warning(&traffic.line.0, what, how));
+            let warning = Finding::warning(&traffic.line.0, what, how);
+            self.findings.push(warning.of(namespace));
         }
         self.config.traffic.push(Traffic {
             service: Some(service),
@@ -115,17 +117,10 @@ impl Distributor<'_> {
                 "objects have more than {DISTRIBUTIONS_MAX} distributions, and namespace {most} \
                  has the most of them"
             );
-            self.refuse(&line, what, "the others into `traffic`");
+            let how = "the others into `traffic`";
+            self.findings.push(refusal(&most, &line, what, how));
         }
         Ok(())
-    }
-
-    /// Reports an entry that is not used.
-    fn refuse(&mut self, line: &Line, what: String, how: &str) {
-        self.findings.push(Finding {
-            severity: Severity::PassedOver,
-            ..Finding::warning(&line.0, what, how)
-        });
     }
 
     /// Returns the hostname under which a name is balanced, and those of the services behind it. A

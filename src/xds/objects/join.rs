@@ -146,16 +146,15 @@ impl<'a> Joiner<'a> {
                 "the export of {namespace}/{service} has no effect: the Service stays in its \
                  cluster"
             );
-            self.warnings.push(Finding::warning(
-                place,
-                what,
-                "the Service without that label",
-            ));
+            let how = "the Service without that label";
+            self.warnings
+                .push(Finding::warning(place, what, how).of(namespace));
         } else if !is_known && matches!(self.view.config.discovery, Discovery::File { .. }) {
             let what =
                 format!("the export of {namespace}/{service} has no effect: no such Service");
+            let how = "the name of one";
             self.warnings
-                .push(Finding::warning(place, what, "the name of one"));
+                .push(Finding::warning(place, what, how).of(namespace));
             exporters.retain(|cluster| *cluster != own);
         }
     }
@@ -164,8 +163,7 @@ impl<'a> Joiner<'a> {
     fn add_local_service(&mut self, key: Key<'a>, service: &'a Service) {
         let mut ports = Ports::default();
         let host = host(key, LOCAL_SUFFIX);
-        let (listed, place) = (&service.ports, &service.meta.place);
-        ports.add(listed, &host, place, &mut self.warnings);
+        ports.add(&service.ports, &host, &service.meta, &mut self.warnings);
         let preferences = service.preferences.clone().unwrap_or_default();
         let ips = self.vips.of_service(key, service);
         self.add_service(key, LOCAL_SUFFIX, &ports, preferences, &ips);
@@ -188,14 +186,12 @@ impl<'a> Joiner<'a> {
             let Some(service) = self.view.service(key, cluster) else {
                 continue;
             };
-            let (listed, place) = (&service.ports, &service.meta.place);
-            ports.add(listed, &shown, place, &mut self.warnings);
+            ports.add(&service.ports, &shown, &service.meta, &mut self.warnings);
             preferences = preferences.or_else(|| service.preferences.clone());
         }
         let import = self.view.import(key);
         if let Some(import) = import {
-            let (listed, place) = (&import.ports, &import.meta.place);
-            ports.add(listed, &shown, place, &mut self.warnings);
+            ports.add(&import.ports, &shown, &import.meta, &mut self.warnings);
         }
         if own.is_none() && exporters.contains(&self.view.own_cluster()) {
             // The Service of this cluster is in the mesh file, which has no port names.
@@ -231,11 +227,9 @@ impl<'a> Joiner<'a> {
                  ServiceImport defines its ports",
                 key.0, key.1
             );
-            self.warnings.push(Finding::warning(
-                &slice.place,
-                what,
-                "a Service or a ServiceImport with its ports",
-            ));
+            let how = "a Service or a ServiceImport with its ports";
+            self.warnings
+                .push(Finding::warning(&slice.place, what, how).of(key.0));
         }
     }
 
@@ -251,7 +245,7 @@ impl<'a> Joiner<'a> {
         );
         let how = "the Service's names into `ports[].name`";
         self.warnings
-            .push(Finding::warning(&slice.place, what, how));
+            .push(Finding::warning(&slice.place, what, how).of(namespace));
     }
 
     /// Adds a service, or adds ports and addresses to an existing one.

@@ -4,7 +4,7 @@
 //! given to an object. Among objects the oldest one that claims a name or an address has it. Names
 //! in services of the mesh file are given to no object of another namespace.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::entries::{BoundService, Entries, Exposed, by_age};
-use super::shares::Shares;
-use super::{Objects, limit_findings};
+use super::shares::{Shares, limit};
+use super::{Objects, limit_findings, refusal};
 use crate::config::{Config, ExposedService, HostPort, Line, ObjectBindings, vip, vip_count};
 use crate::snapshot::mesh::Mesh;
-use crate::yaml::{Finding, Findings, Severity};
+use crate::yaml::{Finding, Findings};
 
 /// Limit of the bindings of objects. Each has a socket.
 const BINDINGS_MAX: usize = 256;
@@ -63,8 +63,6 @@ struct Merger<'a> {
     config: Config,
     /// Hostnames and names of exposed services.
     claims: HashMap<String, NameClaim>,
-    /// Namespaces of the objects that have given a local name, by the name.
-    names: BTreeMap<String, Arc<str>>,
     findings: Vec<Finding>,
 }
 
@@ -84,7 +82,6 @@ impl<'a> Merger<'a> {
             clusters: own.cluster_names(),
             config: own.clone(),
             claims: HashMap::new(),
-            names: BTreeMap::new(),
             findings: Vec::new(),
         };
         for exposed in &own.exposure.services {
@@ -113,19 +110,10 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Reports an entry, or a part of one, that is not used.
-    fn refuse(&mut self, line: &Line, what: String, how: &str) {
-        self.findings.push(Finding {
-            severity: Severity::PassedOver,
-            ..Finding::warning(&line.0, what, how)
-        });
-    }
-
     /// Reports each service of a binding.
     fn refuse_all(&mut self, donors: &[&BoundService], what: &str, how: &str) {
-        for one in donors {
-            self.refuse(&one.line, what.to_owned(), how);
-        }
+        let refusal = |one: &&BoundService| refusal(&one.namespace, &one.line, what.into(), how);
+        self.findings.extend(donors.iter().map(refusal));
     }
 
     /// Adds the exposed services of objects, with an entry for each port. Those beyond the limit
@@ -139,12 +127,10 @@ impl<'a> Merger<'a> {
                 shares.take(Arc::clone(&one.namespace));
             }
         }
-        let mut places = shares.into_places();
         for one in services {
-            let left = places.entry(Arc::clone(&one.namespace)).or_default();
-            let used = one.ports.len().min(*left);
-            *left -= used;
-            let (used, beyond) = one.ports.split_at(used);
+            let ports = one.ports.iter();
+            let used = ports.take_while(|_| shares.use_up(&one.namespace));
+            let (used, beyond) = one.ports.split_at(used.count());
             let entries = used.iter().map(|port| one.entry(*port));
             self.config.exposure.services.extend(entries);
             if !beyond.is_empty() {
@@ -153,7 +139,9 @@ impl<'a> Merger<'a> {
                      has the most of them",
                     one.namespace
                 );
-                self.refuse(&one.line, what, "the others into `exposure.services`");
+                let how = "the others into `exposure.services`";
+                self.findings
+                    .push(refusal(&one.namespace, &one.line, what, how));
             }
             if used.is_empty() {
                 self.config.exposure.services.push(one.closed().entry(None));
@@ -177,7 +165,7 @@ impl<'a> Merger<'a> {
             let service = HostPort { host, port };
             let what = format!("{service} has an entry on {}, which counts alone", own.line);
             let warning = Finding::warning(&one.line.0, what, "one of both");
-            self.findings.push(warning);
+            self.findings.push(warning.of(&one.namespace));
         }
         if one.ports.is_empty() {
             return None;
@@ -189,12 +177,15 @@ impl<'a> Merger<'a> {
             one.clusters = known;
             for cluster in unknown {
                 let what = format!("{cluster} is not a cluster of `trust`");
-                self.refuse(&one.line, what, "one that it names");
+                let how = "one that it names";
+                self.findings
+                    .push(refusal(&one.namespace, &one.line, what, how));
             }
         }
         if let Err((what, how)) = self.check_alias(&one) {
             one.alias = None;
-            self.refuse(&one.line, what, how);
+            self.findings
+                .push(refusal(&one.namespace, &one.line, what, how));
         }
         for name in one.alias.iter().chain([&one.host]) {
             self.claim(name, Some(&one.host), &one.line);
@@ -244,36 +235,42 @@ impl<'a> Merger<'a> {
             for one in bound {
                 let what = format!("no binding of {} is opened", one.service);
                 let how = "`exposure: {bindings: {addresses: NETWORK}}`";
-                self.findings.push(Finding::warning(&one.line.0, what, how));
+                let warning = Finding::warning(&one.line.0, what, how);
+                self.findings.push(warning.of(&one.namespace));
             }
             return;
         };
-        let (mut donors, mut shares) = (Vec::<Donors<'_>>::new(), Shares::new(BINDINGS_MAX));
+        let mut bindings = Vec::<Donors<'_>>::new();
+        let mut by_port = HashMap::<(&str, Option<u16>), usize>::new();
+        let mut by_name = HashMap::<&str, &BoundService>::new();
         for one in bound {
-            match self.check_binding(one, &mut donors) {
-                Ok(Some(known)) => known.push(one),
-                Ok(None) => {
-                    donors.push(vec![one]);
-                    let namespace = Arc::clone(&one.namespace);
-                    self.names.insert(one.name.clone(), Arc::clone(&namespace));
-                    if let Some(most) = shares.take(namespace) {
-                        let newest = donors.iter().rposition(|of| of[0].namespace == most);
-                        let what = format!(
-                            "objects have more than {BINDINGS_MAX} bindings, and namespace {most} \
-                             has the most of them"
-                        );
-                        let removed = newest.map(|newest| donors.remove(newest));
-                        self.refuse_all(
-                            &removed.unwrap_or_default(),
-                            &what,
-                            "the others into `bindings`",
-                        );
+            let key = (&*one.name, one.service.port);
+            let donors = by_port.get(&key).map_or(&[][..], |index| &bindings[*index]);
+            match self.check_binding(one, by_name.get(key.0).copied(), donors) {
+                Ok(()) => {
+                    by_name.entry(key.0).or_insert(one);
+                    let index = *by_port.entry(key).or_insert(bindings.len());
+                    if index == bindings.len() {
+                        bindings.push(Vec::new());
                     }
+                    bindings[index].push(one);
                 }
-                Err((what, how)) => self.refuse(&one.line, what, how),
+                Err((what, how)) => {
+                    self.findings
+                        .push(refusal(&one.namespace, &one.line, what, how));
+                }
             }
         }
-        self.open_all(&donors, template);
+        let (bindings, beyond) = limit(bindings, BINDINGS_MAX, |donors| &donors[0].namespace);
+        for donors in beyond {
+            let what = format!(
+                "objects have more than {BINDINGS_MAX} bindings, and namespace {} has the most of \
+                 them",
+                donors[0].namespace
+            );
+            self.refuse_all(&donors, &what, "the others into `bindings`");
+        }
+        self.open_all(&bindings, template);
     }
 
     /// Adds bindings at free addresses of the template's network.
@@ -301,15 +298,14 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Returns the binding of which a service is another donor; none if it needs a new one.
-    ///
-    /// # Errors
-    /// The mistake, and its remedy.
-    fn check_binding<'d, 'b>(
+    /// Checks that a service may be one of the donors of a binding. `first` is the first service
+    /// that has given the local name.
+    fn check_binding(
         &self,
         one: &BoundService,
-        bindings: &'d mut [Donors<'b>],
-    ) -> Result<Option<&'d mut Donors<'b>>, Refusal> {
+        first: Option<&BoundService>,
+        donors: &[&BoundService],
+    ) -> Result<(), Refusal> {
         let BoundService {
             cluster,
             service,
@@ -318,16 +314,13 @@ impl<'a> Merger<'a> {
             ..
         } = one;
         self.check_name("local name", name, namespace)?;
-        let mut owner = self.names.get(name).into_iter();
-        if let Some(other) = owner.find(|other| *other != namespace) {
+        if let Some(other) = first.filter(|first| first.namespace != *namespace) {
+            let other = &other.namespace;
             let what = format!("the local name {name} is that of an object in {other}");
             return Err((what, "another `alias`"));
         }
-        if self
-            .clusters
-            .as_ref()
-            .is_some_and(|known| !known.contains(cluster))
-        {
+        let known = self.clusters.as_ref();
+        if known.is_some_and(|known| !known.contains(cluster)) {
             let what = format!("{cluster} is not a cluster of `trust`");
             return Err((what, "one that it names"));
         }
@@ -337,22 +330,19 @@ impl<'a> Merger<'a> {
         }
         let mut own = self.own.bindings.iter();
         let own = own.find(|own| own.names.contains(name));
-        let mut others = bindings.iter().map(|of| of[0]);
-        let other = others.find(|other| other.name == *name && other.service.host != service.host);
-        let other = other.map(|other| &other.line);
-        if let Some(line) = own.map(|own| &own.line).or(other) {
+        let other = first.filter(|first| first.service.host != service.host);
+        if let Some(line) = own
+            .map(|own| &own.line)
+            .or_else(|| other.map(|other| &other.line))
+        {
             let what = format!("the local name {name} is that of {line}");
             return Err((what, "another `alias`"));
         }
-        let mut known = bindings.iter_mut();
-        let known = known.find(|of| of[0].name == *name && of[0].service == *service);
-        if let Some(donors) = &known
-            && donors.iter().any(|donor| donor.cluster == *cluster)
-        {
+        if donors.iter().any(|donor| donor.cluster == *cluster) {
             let what = format!("{service} of {cluster} is given twice");
             return Err((what, "it once"));
         }
-        Ok(known)
+        Ok(())
     }
 }
 
@@ -362,20 +352,15 @@ fn addresses<'a>(bindings: &[Donors<'a>], network: IpNet) -> BTreeMap<&'a str, I
     let is_one = network.prefix_len() == network.max_prefix_len();
     let only = is_one.then_some(network.addr());
     let count = usize::try_from(vip_count(network)).unwrap_or(usize::MAX);
-    let mut shares = Shares::new(if is_one { usize::MAX } else { count });
-    let mut names = Vec::<(&Arc<str>, &str)>::new();
-    for of in bindings.iter().map(|of| of[0]) {
-        if names.iter().any(|(_, name)| *name == of.name) {
-            continue;
-        }
-        names.push((&of.namespace, &of.name));
-        let most = shares.take(Arc::clone(&of.namespace));
-        let newest = names.iter().rposition(|(of, _)| Some(*of) == most.as_ref());
-        if let Some(newest) = newest {
-            names.remove(newest);
-        }
-    }
+    let places = if is_one { usize::MAX } else { count };
+    let mut seen = HashSet::new();
+    let names = bindings.iter().map(|donors| donors[0]);
+    let names = names.filter(|of| seen.insert(&of.name)).collect();
+    let (names, _) = limit(names, places, |of| &of.namespace);
     let mut taken = BTreeSet::new();
-    let address = |(_, name)| Some((name, only.or_else(|| vip(network, name, &mut taken))?));
+    let address = |of: &'a BoundService| {
+        let ip = only.or_else(|| vip(network, &of.name, &mut taken))?;
+        Some((&*of.name, ip))
+    };
     names.into_iter().filter_map(address).collect()
 }

@@ -26,8 +26,10 @@ mod vips;
 mod waypoints;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use crate::config::Line;
 use crate::yaml::{Finding, Findings, Severity};
 
 pub use distribute::distribute;
@@ -39,6 +41,7 @@ use entries::Entries;
 use meta::Meta;
 use ports::Port;
 use service::Service;
+use shares::Shares;
 use slice::Slice;
 
 /// Limit of the warnings of one kind. Nobody reads more than a screen of them.
@@ -118,31 +121,75 @@ pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
     }
 }
 
-/// Limits warnings and findings of skipped objects to [`WARNINGS_MAX`] each, and counts the
-/// others. The objects of one tenant can have any number of them.
-pub(crate) fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
-    let mut limited = [Severity::Warning, Severity::PassedOver].map(|of| (of, 0, None));
-    let mut kept = Vec::new();
-    for finding in findings {
-        let same = limited.iter_mut().find(|(of, ..)| *of == finding.severity);
-        if let Some((_, count, first_beyond)) = same {
-            *count += 1;
-            if *count > WARNINGS_MAX {
-                first_beyond.get_or_insert(finding);
-                continue;
-            }
-        }
-        kept.push(finding);
+/// Returns the finding that an entry of an object, or a part of one, is not used.
+fn refusal(namespace: &str, line: &Line, what: String, how: &str) -> Finding {
+    Finding {
+        severity: Severity::PassedOver,
+        ..Finding::warning(&line.0, what, how).of(namespace)
     }
-    for (_, count, first_beyond) in limited {
-        kept.extend(first_beyond.map(|first| Finding {
-            what: format!(
-                "{} more findings are omitted; this is the first of them",
-                count - WARNINGS_MAX
-            ),
+}
+
+/// Findings of one severity, with the position of each among all.
+struct Limited {
+    severity: Severity,
+    shares: Shares,
+    kept: Vec<(usize, Finding)>,
+    omitted: usize,
+    first_omitted: Option<(usize, Finding)>,
+}
+
+/// Limits warnings and findings of skipped objects to [`WARNINGS_MAX`] each, shared by their
+/// namespaces, and counts the others. The objects of one tenant can have any number of them.
+pub(crate) fn limit_findings(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
+    let mut limited = [Severity::Warning, Severity::PassedOver].map(|severity| Limited {
+        severity,
+        shares: Shares::new(WARNINGS_MAX),
+        kept: Vec::new(),
+        omitted: 0,
+        first_omitted: None,
+    });
+    let mut kept = Vec::new();
+    for one in findings.into_iter().enumerate() {
+        let mut same = limited.iter_mut();
+        match same.find(|of| of.severity == one.1.severity) {
+            Some(same) => same.add(one),
+            None => kept.push(one),
+        }
+    }
+    let mut last = Vec::new();
+    for of in limited {
+        kept.extend(of.kept);
+        let what = format!(
+            "{} more findings are omitted; this is the first of them",
+            of.omitted
+        );
+        last.extend(of.first_omitted.map(|(_, first)| Finding {
+            what,
             how: String::new(),
             ..first
         }));
     }
-    kept
+    kept.sort_by_key(|(position, _)| *position);
+    let kept = kept.into_iter().map(|(_, finding)| finding);
+    kept.chain(last).collect()
+}
+
+impl Limited {
+    /// Adds a finding. If no place is free, the last one of the namespace with the most is omitted.
+    fn add(&mut self, finding: (usize, Finding)) {
+        let most = self.shares.take(Arc::clone(&finding.1.namespace));
+        self.kept.push(finding);
+        let mut kept = self.kept.iter();
+        let Some(last) = most.and_then(|most| kept.rposition(|(_, one)| one.namespace == most))
+        else {
+            return;
+        };
+        self.omitted += 1;
+        let last = self.kept.remove(last);
+        let first = self
+            .first_omitted
+            .take()
+            .filter(|(position, _)| *position < last.0);
+        self.first_omitted = first.or(Some(last));
+    }
 }

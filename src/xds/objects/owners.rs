@@ -212,7 +212,7 @@ impl<'a> AddressOwners<'a> {
         let what = format!("the address {ip}{others} of {namespace}/{name} is not used: {why}");
         let how = "addresses of pods of the slice's namespace that Kubernetes keeps up to date, or \
                    a workload of the mesh file";
-        Some(Finding::warning(&listed.slice.place, what, how))
+        Some(Finding::warning(&listed.slice.place, what, how).of(namespace))
     }
 }
 
@@ -244,27 +244,26 @@ fn listed<'a>(view: &ObjectIndex<'a>) -> Vec<SliceEntry<'a>> {
     let entries: HashSet<_> = entries
         .filter_map(|one| key_of(&one.service.host))
         .collect();
-    let mut all = Vec::new();
-    for key in view.keys() {
-        let exporters: HashSet<_> = view.exporters(key).into_iter().collect();
-        let is_entered = config.exposure.default == DefaultExposure::All || entries.contains(&key);
-        all.extend(view.slices(key).map(|(cluster, slice)| SliceEntry {
-            slice,
-            key,
-            cluster,
-            is_here: *view.network(cluster, slice) == *config.gateway.network,
-            is_exposed: exporters.contains(cluster)
-                || (is_entered && cluster == view.own_cluster() && !view.is_local(key, cluster)),
-        }));
-    }
-    // Invalid slices serve nothing, but their addresses remain unavailable to others.
-    all.extend(view.bad_slices().map(|(key, cluster, slice)| SliceEntry {
+    let entry = |key, cluster, slice, is_exposed| SliceEntry {
         slice,
         key,
         cluster,
         is_here: *view.network(cluster, slice) == *config.gateway.network,
-        is_exposed: false,
-    }));
+        is_exposed,
+    };
+    let mut all = Vec::new();
+    for key in view.keys() {
+        let exporters: HashSet<_> = view.exporters(key).into_iter().collect();
+        let is_entered = config.exposure.default == DefaultExposure::All || entries.contains(&key);
+        all.extend(view.slices(key).map(|(cluster, slice)| {
+            let is_own = cluster == view.own_cluster() && !view.is_local(key, cluster);
+            let is_exposed = exporters.contains(cluster) || (is_entered && is_own);
+            entry(key, cluster, slice, is_exposed)
+        }));
+    }
+    // Invalid slices serve nothing, but their addresses remain unavailable to others.
+    let bad = view.bad_slices();
+    all.extend(bad.map(|(key, cluster, slice)| entry(key, cluster, slice, false)));
     all
 }
 
@@ -284,11 +283,7 @@ fn foreign_pod(listed: &SliceEntry<'_>) -> Option<Finding> {
         "an endpoint of {namespace}/{name} names the pod {of}/{pod}, which is ignored: a slice \
          names pods of its own namespace only"
     );
-    Some(Finding::warning(
-        &listed.slice.place,
-        what,
-        "no such `targetRef`",
-    ))
+    Some(Finding::warning(&listed.slice.place, what, "no such `targetRef`").of(namespace))
 }
 
 fn host_name(listed: &SliceEntry<'_>) -> Option<Finding> {
@@ -303,5 +298,5 @@ fn host_name(listed: &SliceEntry<'_>) -> Option<Finding> {
          an address of another namespace"
     );
     let how = "a workload with this `hostname` into the mesh file, which an operator writes";
-    Some(Finding::warning(&listed.slice.place, what, how))
+    Some(Finding::warning(&listed.slice.place, what, how).of(namespace))
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::yaml::{Finding, Place, Value};
+use super::meta::Meta;
+use crate::yaml::{Finding, Value};
 
 /// TCP port.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +61,7 @@ impl<'a> Ports<'a> {
         &mut self,
         ports: &'a [Port],
         service: &str,
-        place: &Place,
+        meta: &Meta,
         warnings: &mut Vec<Finding>,
     ) {
         for port in ports {
@@ -75,11 +76,8 @@ impl<'a> Ports<'a> {
                          which takes precedence",
                         port.number
                     );
-                    warnings.push(Finding::warning(
-                        place,
-                        what,
-                        "the same number in all clusters",
-                    ));
+                    let how = "the same number in all clusters";
+                    warnings.push(Finding::warning(&meta.place, what, how).of(&meta.namespace));
                 }
                 Some(_) => {}
                 None => {

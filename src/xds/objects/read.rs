@@ -136,13 +136,14 @@ fn object(
     }
     // A kind of another group may belong to another namespace than the meant one.
     let read = is_near.then(|| {
-        let read = read_supported(name, kind, &mut top, value);
+        let read = read_supported(name, kind, &mut top, (value, report));
         top.report_misspelt();
         read
     });
     top.finish();
     let is_good = report.errors() == errors;
     report.grade_errors(Severity::Error);
+    report.set_namespace(Arc::default());
     match read.flatten() {
         Some(read) if is_good => objects.add(read),
         Some(read) => objects.add_invalid(read),
@@ -195,21 +196,21 @@ fn read_supported<'a>(
     kind: &str,
     written: &str,
     top: &mut Fields<'a>,
-    value: Value<'a>,
+    (value, report): (Value<'a>, &Report),
 ) -> Option<Object> {
     let place = value.place();
-    if kind == "EndpointSlice" {
+    let meta = meta::read(top, place, |name| match kind {
+        "Namespace" | "Service" | "ServiceExport" | "ServiceImport" => name.and_then(label_name),
         // The name of a slice itself has no meaning.
-        let meta = meta::read(top, place, |name| name.and_then(Value::text))?;
-        return slice::read(top, value, &meta).map(Object::Slice);
-    }
-    if let "ServiceExpositionPolicy" | "RemoteServiceBinding" | "GlobalTrafficPolicy" = kind {
-        // The name has no meaning. A policy without one is invalid, and closes its services.
-        let name = |name: Option<Value<'a>>| Some(name.and_then(Value::text).unwrap_or_default());
-        let meta = meta::read(top, place, name)?;
-        return Some(Object::Entries(entries::read(kind, top, &meta, value)));
-    }
-    let meta = meta::read(top, place, |name| name.and_then(label_name))?;
+        "EndpointSlice" => name.and_then(Value::text),
+        // Nor has that of a policy. One without a name is invalid, and closes its services.
+        _ => Some(name.and_then(Value::text).unwrap_or_default()),
+    })?;
+    let namespace = match kind {
+        "Namespace" => &meta.name,
+        _ => &meta.namespace,
+    };
+    report.set_namespace(Arc::clone(namespace));
     match kind {
         "Namespace" => {
             if meta.has_namespace {
@@ -230,7 +231,9 @@ fn read_supported<'a>(
             created: meta.creation_time(value),
             meta,
         })),
-        _ => Some(Object::Import(import(top, meta))),
+        "ServiceImport" => Some(Object::Import(import(top, meta))),
+        "EndpointSlice" => slice::read(top, value, &meta).map(Object::Slice),
+        _ => Some(Object::Entries(entries::read(kind, top, &meta, value))),
     }
 }
 

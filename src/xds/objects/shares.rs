@@ -37,10 +37,25 @@ impl Shares {
         Some(most)
     }
 
-    /// Returns the number of places by namespace.
-    pub(super) fn into_places(self) -> BTreeMap<Arc<str>, usize> {
-        self.taken
+    /// Uses up a place of a namespace. Returns false if it has none.
+    pub(super) fn use_up(&mut self, namespace: &str) -> bool {
+        let places = self.taken.get_mut(namespace).filter(|places| **places > 0);
+        places.map(|places| *places -= 1).is_some()
     }
+}
+
+/// Separates the entries that have a place from the others. A namespace keeps its first entries.
+pub(super) fn limit<T>(
+    entries: Vec<T>,
+    limit: usize,
+    namespace: impl Fn(&T) -> &Arc<str>,
+) -> (Vec<T>, Vec<T>) {
+    let mut shares = Shares::new(limit);
+    for entry in &entries {
+        shares.take(Arc::clone(namespace(entry)));
+    }
+    let has_place = |entry: &T| shares.use_up(namespace(entry));
+    entries.into_iter().partition(has_place)
 }
 
 #[cfg(test)]

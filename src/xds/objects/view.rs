@@ -50,7 +50,8 @@ impl<'a> ObjectIndex<'a> {
                 "{what} differs from the one at {}, which takes precedence",
                 first.place
             );
-            warnings.push(Finding::warning(&of.place, what, "it once, or the same"));
+            let warning = Finding::warning(&of.place, what, "it once, or the same");
+            warnings.push(warning.of(&of.namespace));
         };
         let mut view = Self {
             config,

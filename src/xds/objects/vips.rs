@@ -150,9 +150,6 @@ fn finding(ip: IpAddr, claim: Claim<'_>, claims: &Claims<'_>) -> Option<Finding>
     };
     let (namespace, name) = claim.key;
     let what = format!("the address {ip} of the {kind} {namespace}/{name} is not used: {why}");
-    Some(Finding::warning(
-        claim.place?,
-        what,
-        "an address that nothing else has",
-    ))
+    let how = "an address that nothing else has";
+    Some(Finding::warning(claim.place?, what, how).of(namespace))
 }

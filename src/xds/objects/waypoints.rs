@@ -66,7 +66,7 @@ pub(super) fn findings(view: &ObjectIndex<'_>, mesh: &Mesh) -> Vec<Finding> {
             service.meta.namespace, service.meta.name
         );
         let how = "the name of a waypoint, or the service with its waypoint into the mesh file";
-        Some(Finding::warning(&service.meta.place, what, how))
+        Some(Finding::warning(&service.meta.place, what, how).of(&service.meta.namespace))
     });
     limit_findings(found)
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::traffic::{Regions, Traffic, TrafficRule};
+use crate::snapshot::tests::region_weights;
+use crate::snapshot::traffic::Traffic;
 use crate::snapshot::{
     NO_LINK_FACTORS, ServiceLimits, ServiceVisibility, Snapshot, Subset, SubsetPart,
     pick_probabilities,
 };
-use crate::wire::RegionPattern;
 use crate::wire::sni::{self, SniPattern};
 
 const ECHO: &str = "echo.app.svc.cluster.local";
@@ -237,15 +237,7 @@ fn a_split_of_subsets_is_kept_and_each_part_is_divided_by_the_weights_of_regions
         parts: [part("v1", 3), part("v2", 1)].into(),
     };
     let alias = (format!("{ECHO}@mix"), alias.with_subset(split));
-    let weights = [("us-west", 10), ("us-east", 90), ("evacuated", 0)];
-    let weights = weights.map(|(text, weight)| {
-        let pattern = RegionPattern::parse(text).expect("a region");
-        (pattern, weight)
-    });
-    let rule = TrafficRule {
-        regions: Regions::new(weights),
-        ..TrafficRule::default()
-    };
+    let rule = region_weights(&[("us-west", 10), ("us-east", 90), ("evacuated", 0)]);
     let mesh = Mesh::new([service(ECHO, &[80])], workloads);
     let names = NameTable::new(SUFFIXES, [(&*alias.0, alias.1)]);
     let before = build_snapshot(mesh, names, ExposureTable::new(true));

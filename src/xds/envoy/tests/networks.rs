@@ -4,9 +4,13 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::traffic::{Regions, Traffic, TrafficRule};
-use crate::snapshot::{EndpointSet, Exposure, ExposureTable, NO_LINK_FACTORS, pick_probabilities};
-use crate::wire::{RegionPattern, Transit};
+use crate::snapshot::mesh::{Template, Workload};
+use crate::snapshot::tests::{locality, region_weights};
+use crate::snapshot::traffic::{Traffic, TrafficRule};
+use crate::snapshot::{
+    EndpointSet, Exposure, ExposureTable, NO_LINK_FACTORS, gateway_record, pick_probabilities,
+};
+use crate::wire::Transit;
 
 const GATEWAY: &str = "192.0.2.1:15008";
 
@@ -53,11 +57,15 @@ fn with_weight(of: LocalityLbEndpoints, weight: u32) -> LocalityLbEndpoints {
 
 /// Returns the endpoints of a cluster for tunnels that may leave the network `east`.
 fn endpoints_of(zones: Vec<LocalityLbEndpoints>) -> Arc<EndpointSet> {
-    endpoints_by(zones, TrafficRule::default())
+    endpoints_by(zones, TrafficRule::default(), None)
 }
 
-/// Returns the same under a rule of the configuration.
-fn endpoints_by(zones: Vec<LocalityLbEndpoints>, rule: TrafficRule) -> Arc<EndpointSet> {
+/// Returns the same under a rule of the configuration, and with the record of a gateway.
+fn endpoints_by(
+    zones: Vec<LocalityLbEndpoints>,
+    rule: TrafficRule,
+    record: Option<Workload>,
+) -> Arc<EndpointSet> {
     let has_weights = zones.iter().any(|of| of.load_balancing_weight.is_some());
     let by_locality = CommonLbConfig {
         locality_weighted_lb_config: Some(LocalityWeightedLbConfig {}),
@@ -79,8 +87,13 @@ fn endpoints_by(zones: Vec<LocalityLbEndpoints>, rule: TrafficRule) -> Arc<Endpo
     };
     let mut exposure = ExposureTable::new(false);
     exposure.add_entry(host, &entry, []);
+    let mut mesh = clusters.tables.mesh();
+    if let Some(record) = record {
+        mesh.workloads
+            .insert(Arc::clone(&record.uid), Arc::new(record));
+    }
     let change = Change {
-        mesh: Some((clusters.tables.mesh(), "east".into())),
+        mesh: Some((mesh, "east".into())),
         exposure: Some(exposure),
         traffic: Some(Traffic::new([], rule)),
         ..Change::default()
@@ -197,22 +210,28 @@ fn each_zone_behind_a_gateway_has_its_weight_and_the_loads_are_those_of_all() {
 
 #[test]
 fn each_zone_behind_a_gateway_has_the_weight_that_the_configuration_gives_it() {
-    let zones = vec![
-        zone("l", 0, pods()),
-        zone("a", 0, vec![gateway("west", 2)]),
-        zone("b", 0, vec![gateway("west", 4)]),
-    ];
-    let weights = [("r/l", 20), ("r/a", 20), ("r/b", 60)];
-    let weights = weights.map(|(zone, weight)| {
-        let zone = RegionPattern::parse(zone).expect("a zone");
-        (zone, weight)
-    });
-    let rule = TrafficRule {
-        regions: Regions::new(weights),
-        ..TrafficRule::default()
+    let zones = || {
+        vec![
+            zone("l", 0, pods()),
+            zone("a", 0, vec![gateway("west", 2)]),
+            zone("b", 0, vec![gateway("west", 4)]),
+        ]
     };
-    let set = endpoints_by(zones, rule);
-    assert_eq!(shares_in(&set, ["", "west"]), [20.0, 80.0]);
+    // The locality of the gateway itself is that of none of the instances.
+    let west = gateway_record(&"west".into(), &Arc::default(), "192.0.2.1", 15008);
+    let placed = Template {
+        locality: locality("r/l").into(),
+        ..Template::clone(&west.template)
+    };
+    let placed = Workload {
+        template: placed.into(),
+        ..west.clone()
+    };
+    for record in [None, Some(west), Some(placed)] {
+        let rule = region_weights(&[("r/l", 20), ("r/a", 20), ("r/b", 60)]);
+        let set = endpoints_by(zones(), rule, record);
+        assert_eq!(shares_in(&set, ["", "west"]), [20.0, 80.0]);
+    }
 }
 
 #[test]

@@ -165,3 +165,27 @@ fn a_namespace_with_too_many_exposed_ports_takes_no_place_of_another_one() {
     let want = "objects expose more than 16384 ports of services, and namespace a-evil has the";
     assert_eq!(reported.matches(want).count(), 7, "{reported}");
 }
+
+#[test]
+fn a_binding_beyond_the_limit_stays_out_with_the_younger_donors_of_its_service() {
+    let config = gateway("bindings: {addresses: 127.0.0.1/32}", "");
+    let of = |cluster: &str, namespace: &str, name: &str, ports: std::ops::Range<u16>| {
+        let service =
+            |port| format!("{{cluster: {cluster}, services: [{{name: a, port: {port}}}]}}");
+        let services: Vec<_> = ports.map(service).collect();
+        let text = binding(&services.iter().map(String::as_str).collect::<Vec<_>>());
+        let text = text.replace("name: remote", &format!("name: {name}"));
+        text.replace("namespace: shop", &format!("namespace: {namespace}"))
+    };
+    let [old, new, other] = [
+        of("west", "shop", "a", 1..301),
+        of("north", "shop", "b", 1..301),
+        of("west", "zoo", "c", 1001..1101),
+    ];
+    let (merged, _) = merged(&config, &[old, new, other].join("---\n"));
+    assert_eq!(merged.bindings.len(), 256);
+    for binding in &merged.bindings {
+        let is_shared = binding.service.host.contains("shop");
+        assert_eq!(binding.cluster.len(), if is_shared { 2 } else { 1 });
+    }
+}

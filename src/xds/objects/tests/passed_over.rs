@@ -219,3 +219,49 @@ fn review_23_warnings_about_entries_of_the_operator_come_before_those_of_tenants
     let last = reported.0[201].to_string();
     assert!(last.contains("100 more findings are omitted"), "{last}");
 }
+
+#[test]
+fn a_namespace_with_many_findings_leaves_those_of_others() {
+    // Findings of invalid objects, entries without effect, joined services, endpoints, addresses
+    // and waypoints.
+    let many = 300;
+    let repeat = |text: &dyn Fn(usize) -> String| (0..many).map(text).collect::<String>();
+    let named = |text: String, index: usize| text.replace("hello", &format!("hello{index}"));
+    let of_zoo = |text: &str| text.replace("namespace: app", "namespace: zoo");
+    let of_first = |text: &dyn Fn(usize) -> String| repeat(text) + &of_zoo(&text(0));
+    let waypoint = "istio.io/use-waypoint: w, istio.io/use-waypoint-namespace: other";
+    let foreign = "{addresses: [10.0.0.1], targetRef: {kind: Pod, namespace: x, name: p}}";
+    let import = "---\napiVersion: multicluster.x-k8s.io/v1alpha1\nkind: ServiceImport\n\
+                  metadata: {name: hello, namespace: app}\n\
+                  ports: [{name: http, port: 80}]\nips: [10.9.0.1]\n";
+    for text in [
+        of_first(&|index| named(service("east", waypoint), index)),
+        of_first(&|index| named(slice("east", "", foreign), index)),
+        of_first(&|index| named(import.into(), index)),
+        of_first(&|index| {
+            named(slice("west", "", &at("10.0.0.1")), index)
+                + &{ named(export("west", "2026-01-31T12:00:00Z"), index) }
+        }),
+    ] {
+        let joined = joined(&text);
+        let found = joined.warnings.0.iter().chain(&joined.conflicts.0);
+        let found: Vec<_> = found.map(ToString::to_string).collect();
+        assert_eq!(found.len(), 201, "{}", found[0]);
+        let is_of_zoo = |text: &String| text.contains("zoo/hello0") || text.contains("hello0.zoo");
+        assert!(found.iter().any(is_of_zoo), "{}", found[0]);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = ["app", "zoo"].map(|namespace| {
+        let file = folder.path().join(format!("{namespace}.yaml"));
+        let invalid = in_namespace(&service("east", ""), namespace);
+        let invalid = invalid.replace("port: 80", "port: none");
+        std::fs::write(&file, invalid.repeat(200)).expect("a file");
+        file
+    });
+    let (_, findings) = load(&files).expect("objects");
+    let of = |findings: &Findings, namespace: &str| {
+        let of = findings.0.iter().filter(|one| *one.namespace == *namespace);
+        of.count()
+    };
+    assert_eq!((of(&findings, "app"), of(&findings, "zoo")), (101, 100));
+}
