@@ -13,17 +13,17 @@ H2_STAMP    := .h2/installed-$(H2_VERSION)
 KUBERNETES_VERSION := 1.37.0
 KUBERNETES_STAMP   := .kubernetes/installed-$(KUBERNETES_VERSION)
 
-# What `make demo` and `make certs` hand to the command: make demo ARGS='--json'
+# Arguments of `make demo` and `make certs`: make demo ARGS='--json'
 ARGS ?=
-# Where `make certs` writes: make certs DIR=/tmp/certs
+# Output folder of `make certs`: make certs DIR=/tmp/certs
 DIR ?= certs
-# For how long `make fuzz` runs each target, and which ones: make fuzz SECONDS=600 TARGET=http2
+# Seconds for each target of `make fuzz`, and the targets: make fuzz SECONDS=600 TARGET=http2
 SECONDS ?= 60
 TARGET  ?= authority identity mesh_file objects strait_yaml http2 hpack wds eds ca_answer hello record
 
-# How often `make bench` measures each row
+# Number of rounds of `make bench`
 ROUNDS ?= 11
-# Another build of strait to compare with, in place of the peers: make bench BEFORE=/tmp/strait
+# Another build of strait to compare with, in place of the other proxies: make bench BEFORE=/tmp/strait
 BEFORE ?=
 
 # Not empty: `make floods` also measures silent peers, half a minute each

@@ -106,7 +106,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let mut command = super::Cli::command();
         let proxy = command
             .find_subcommand_mut("proxy")
-            .context("no such command")?;
+            .context("cannot print help: the subcommand `proxy` is not defined")?;
         proxy.print_long_help()?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -104,14 +104,14 @@ fn check_alias(mut alias: Alias, value: Value<'_>) -> Option<Alias> {
 fn compare(_: Value<'_>, read: &[(Alias, Value<'_>)]) {
     for (at, (alias, value)) in read.iter().enumerate() {
         let earlier = read.iter().take(at).map(|(alias, _)| alias);
-        is_no_repetition(alias, *value, earlier);
-        leads_to_services(alias, *value, read.iter().map(|(alias, _)| alias));
+        report_repeated_name(alias, *value, earlier);
+        report_alias_of_alias(alias, *value, read.iter().map(|(alias, _)| alias));
     }
 }
 
 /// Reports a name that two aliases have for one consumer. An alias for all is seen by consumers
 /// without one of their own.
-fn is_no_repetition<'a>(
+fn report_repeated_name<'a>(
     alias: &Alias,
     value: Value<'_>,
     mut earlier: impl Iterator<Item = &'a Alias>,
@@ -133,7 +133,7 @@ fn is_no_repetition<'a>(
 }
 
 /// Reports an alias that leads to another alias.
-fn leads_to_services<'a>(
+fn report_alias_of_alias<'a>(
     alias: &Alias,
     value: Value<'_>,
     mut others: impl Iterator<Item = &'a Alias>,

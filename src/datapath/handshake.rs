@@ -13,7 +13,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
-use crate::telemetry::handshake_refused;
+use crate::telemetry::report_refused_handshake;
 use crate::tls::record::RecordLayer;
 use crate::tls::{self, ALPN_H2, AcceptError, explain_error};
 
@@ -79,7 +79,7 @@ impl HandshakeError {
 
     /// Counts and logs the refusal. Closes the socket once the peer has read its alert.
     pub async fn close(self, data_path: &DataPath, address: SocketAddr) {
-        handshake_refused(&data_path.metrics, address, self.refusal, &self.detail);
+        report_refused_handshake(&data_path.metrics, address, self.refusal, &self.detail);
         if let Some(alerted) = self.alerted {
             linger::disable_reset_on_close(&alerted.socket);
             linger::close_gracefully(alerted.socket).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 
 use crate::reason::HandshakeRefusal;
-use crate::telemetry::{Record, handshake_refused};
+use crate::telemetry::{Record, report_refused_handshake};
 
 use super::DataPath;
 use super::accept::AcceptedConnection;
@@ -32,7 +32,7 @@ async fn read_client_hello(
 ) -> Option<Box<PassthroughConnection>> {
     let refused = |refused: &ClientHelloError| {
         let (refusal, detail) = (refused.refusal, &refused.detail);
-        handshake_refused(&data_path.metrics, accepted.address, refusal, detail);
+        report_refused_handshake(&data_path.metrics, accepted.address, refusal, detail);
     };
     let failed = |error| ClientHelloError::new(HandshakeRefusal::Other, &error);
     let stream = TcpStream::from_std(accepted.stream).map_err(failed);

@@ -19,7 +19,7 @@ use crate::snapshot::{
 use crate::status::ReducedLink;
 
 use super::answer::{Answer, EndpointRow, GroupRow, Outcome, RejectionForm, UnusedRow};
-use super::{ExplainState, Explainer, servers, why};
+use super::{ExplainState, Explainer, rules, servers};
 
 /// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
 struct WeightedSet {
@@ -88,7 +88,7 @@ pub(super) fn run(
         answer.groups.extend(groups);
         all.extend(candidates);
     }
-    answer.transit = why::transit(route);
+    answer.transit = rules::transit(route);
     note_reduced_links((state, peer), &all, answer);
     answer.dropped = balance::drop_probability(route.drops());
     if answer.dropped > 0.0 {
@@ -518,7 +518,7 @@ fn why_unused(
         (Some(ExclusionReason::OtherNetwork(network)), _) => {
             let definition = &service.definition;
             let by_location = || location_exclusion(state.snapshot, definition, workload, port);
-            why::other_network(route, &network, by_location)
+            rules::other_network(route, &network, by_location)
         }
         (Some(why), _) => why.to_string(),
         (None, Some(region)) => format!("the alias is for region {region}"),

@@ -6,13 +6,13 @@
 
 mod answer;
 mod binding;
-mod change;
 mod endpoints;
 mod question;
+mod remedies;
+mod rules;
 mod servers;
 #[cfg(test)]
 mod tests;
-mod why;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,9 +39,9 @@ pub use answer::{
     Answer, EndpointRow, EntryRow, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
     RejectionForm, RouteRow, RuleRow, UnusedRow,
 };
-pub use change::ConfigPositions;
 use question::OWN_HASH;
 pub use question::Question;
+pub use remedies::ConfigPositions;
 
 const NO_TARGET: &str = "no target; write --to with an authority, such as `--to \
                          echo.app.svc.cluster.local:80`, or --sni with a server name";
@@ -178,7 +178,7 @@ impl Explainer<'_> {
             return Err(what.to_owned());
         }
         let peer = Peer::unauthenticated(question.address(), Arc::default(), None);
-        answer.peer = why::peer(&peer);
+        answer.peer = rules::peer(&peer);
         let offers_istio = question
             .alpn
             .iter()
@@ -194,7 +194,7 @@ impl Explainer<'_> {
             Err(reason) => {
                 let names = listener.server_names();
                 let (names, snapshot) = (names.as_deref(), self.state.snapshot);
-                let lookup = why::unrouted(snapshot, &hello, from, reason, names);
+                let lookup = rules::unrouted(snapshot, &hello, from, reason, names);
                 answer.lookups.push(lookup);
                 return Ok(Outcome::refused(reason, form));
             }
@@ -222,7 +222,7 @@ impl Explainer<'_> {
         let issuer = self.issuer(&identity.trust_domain)?;
         let (address, snapshot) = (self.question.address(), self.state.snapshot);
         let peer = Peer::authenticated(identity.clone(), issuer, address, listener, snapshot);
-        answer.peer = why::identity(&identity, &peer, snapshot);
+        answer.peer = rules::identity(&identity, &peer, snapshot);
         Ok(match peer {
             Ok(peer) => self.refused_issuer(&peer, answer).map_or(Ok(peer), Err),
             Err(refusal) => Err(Outcome::handshake_rejected(refusal)),
@@ -263,13 +263,13 @@ impl Explainer<'_> {
             Err(refused) => return Ok(refused),
         };
         let snapshot = self.state.snapshot;
-        let first_peer = why::first_peer(snapshot, &peer, self.question.source.as_deref());
+        let first_peer = rules::first_peer(snapshot, &peer, self.question.source.as_deref());
         answer.notes.extend(first_peer);
         let form = RejectionForm::Status;
         let Ok(authority) = Authority::parse(to) else {
             answer
                 .lookups
-                .push(why::no_authority(self.state.snapshot, to));
+                .push(rules::no_authority(self.state.snapshot, to));
             return Ok(Outcome::refused(Reason::BadAuthority, form));
         };
         if !self.state.has_room {
@@ -327,7 +327,7 @@ impl Explainer<'_> {
                 ClientHello::without_bytes(Some(name), false),
                 Reason::UnknownSni,
             );
-            let lookup = why::unrouted(self.state.snapshot, &hello, from, reason, None);
+            let lookup = rules::unrouted(self.state.snapshot, &hello, from, reason, None);
             answer.lookups.push(lookup);
             return Outcome::refused(reason, RejectionForm::Reset);
         };
@@ -351,9 +351,9 @@ impl Explainer<'_> {
             answer.notes.push(note.to_owned());
             return outcome;
         };
-        let right = permit.into_grant(endpoint);
+        let grant = permit.into_grant(endpoint);
         let is_its =
-            |name: &str| policy::is_name_of_service(self.state.snapshot, peer, &right, name);
+            |name: &str| policy::is_name_of_service(self.state.snapshot, peer, &grant, name);
         if sni::normalise(name).is_some_and(|name| is_its(&name)) {
             return outcome;
         }
@@ -395,30 +395,30 @@ impl Explainer<'_> {
             Ok(route) => route,
             Err(reason) => {
                 lookup.rule = match reason {
-                    Reason::NotForPeer => why::malformed_first_peer(),
-                    _ => why::describe_unknown(self.state, peer, requested),
+                    Reason::NotForPeer => rules::malformed_first_peer(),
+                    _ => rules::describe_unknown(self.state, peer, requested),
                 };
                 return (lookup, Err(reason));
             }
         };
-        lookup.route = Some(why::route(snapshot, peer, &route));
+        lookup.route = Some(rules::route(snapshot, peer, &route));
         if granted {
-            lookup.rule = why::listener_route_rule();
+            lookup.rule = rules::listener_route_rule();
             return (lookup, policy::permit_listener_route(peer, route));
         }
         let refused = policy::check(snapshot, peer, &route).err();
         let by_peer = policy::check_caller(snapshot, peer.policy_source(), &route);
         lookup.rule = match route.first_peer() {
             Some(first) if refused.is_some() && by_peer.is_ok() => {
-                why::first_peer_rule(self.state, &first.as_peer(peer, snapshot), &route, refused)
+                rules::first_peer_rule(self.state, &first.as_peer(peer, snapshot), &route, refused)
             }
-            _ => why::rule(self.state, peer, &route, refused),
+            _ => rules::rule(self.state, peer, &route, refused),
         };
         let limiting = policy::limiting_entries(snapshot, peer, &route);
         lookup
             .rule
             .description
-            .extend(why::limits(self.state, &limiting));
+            .extend(rules::limits(self.state, &limiting));
         let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full());
         let permit = if is_full {
             Err(Reason::TunnelLimit)

@@ -19,7 +19,7 @@ labelled! {
         BadAuthority = "bad_authority",
         /// The method is not CONNECT.
         NotConnect = "not_connect",
-        /// The request has more header fields than the limit.
+        /// The request has more header fields, or a larger header list, than the limit.
         TooManyFields = "too_many_fields",
         /// The ClientHello has no server name, or no route or subset has that name.
         UnknownSni = "unknown_sni",

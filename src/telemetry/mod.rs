@@ -16,7 +16,7 @@ mod xds;
 pub use labels::{Destination, DestinationService, RemoteNetwork, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
-pub use record::{Record, connection_refused, handshake_refused};
+pub use record::{Record, connection_refused, report_refused_handshake};
 pub use xds::XdsMetrics;
 
 pub use crate::status::{ReloadSource, WorkloadLabels};

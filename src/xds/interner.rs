@@ -9,14 +9,14 @@ use crate::snapshot::Locality;
 use crate::snapshot::mesh::{GatewayAddress, Ports, Services, Sorted, Template};
 
 /// Number of values of a kind below which unused ones are not removed.
-const SWEPT_MIN: usize = 1024;
+const SWEEP_MIN: usize = 1024;
 
 /// Interned namespaces, clusters, nodes and the like. Unused ones are removed from time to time.
 #[derive(Debug, Default)]
 pub(super) struct Interner {
     /// Keyed state of all hashes.
     state: RandomState,
-    words: Shared<str>,
+    strings: Shared<str>,
     localities: Shared<Locality>,
     gateways: Shared<GatewayAddress>,
     /// Templates by the addresses of their shared parts, which is much cheaper than by their
@@ -32,12 +32,12 @@ impl Interner {
         if word.is_empty() {
             return Arc::default();
         }
-        self.words.share(self.state.hash_one(word), word)
+        self.strings.share(self.state.hash_one(word), word)
     }
 
     /// Returns the interned copy of a string, and interns this copy if there is none.
     pub(super) fn share_arc(&mut self, word: &Arc<str>) -> Arc<str> {
-        self.words
+        self.strings
             .share(self.state.hash_one(word), Arc::clone(word))
     }
 
@@ -135,7 +135,7 @@ impl<T: PartialEq + ?Sized> Shared<T> {
         }
         if self.known.len() >= self.sweep_at {
             self.known.retain(|_, known| Arc::strong_count(known) > 1);
-            self.sweep_at = SWEPT_MIN.max(2 * self.known.len());
+            self.sweep_at = SWEEP_MIN.max(2 * self.known.len());
         }
         let value = value.into();
         self.known.insert(hash, Arc::clone(&value));
@@ -147,7 +147,7 @@ impl<T: ?Sized> Default for Shared<T> {
     fn default() -> Self {
         Self {
             known: HashMap::new(),
-            sweep_at: SWEPT_MIN,
+            sweep_at: SWEEP_MIN,
         }
     }
 }
@@ -158,43 +158,43 @@ mod tests {
 
     #[test]
     fn a_word_is_kept_once_and_goes_when_nobody_uses_it() {
-        let mut words = Interner::default();
-        let kept = words.share("app");
-        assert!(Arc::ptr_eq(&kept, &words.share("app")));
-        for at in 0..10 * SWEPT_MIN {
-            words.share(&at.to_string());
+        let mut interner = Interner::default();
+        let kept = interner.share("app");
+        assert!(Arc::ptr_eq(&kept, &interner.share("app")));
+        for at in 0..10 * SWEEP_MIN {
+            interner.share(&at.to_string());
         }
-        assert!(words.words.known.len() <= SWEPT_MIN);
-        assert!(Arc::ptr_eq(&kept, &words.share("app")));
+        assert!(interner.strings.known.len() <= SWEEP_MIN);
+        assert!(Arc::ptr_eq(&kept, &interner.share("app")));
     }
 
     #[test]
     fn a_locality_is_kept_once() {
-        let mut words = Interner::default();
-        let mut share = || words.share_locality("", "", "");
+        let mut interner = Interner::default();
+        let mut share = || interner.share_locality("", "", "");
         assert!(Arc::ptr_eq(&share(), &share()));
     }
 
     #[test]
     fn templates_and_services_are_kept_once_and_go_when_unused() {
-        let mut words = Interner::default();
+        let mut interner = Interner::default();
         let mut shared = |name: &str, port| {
             let template = Template {
-                canonical_name: words.share(name),
-                pod_labels: [(words.share("team"), words.share(name))].into(),
-                locality: words.share_locality("", "", ""),
+                canonical_name: interner.share(name),
+                pod_labels: [(interner.share("team"), interner.share(name))].into(),
+                locality: interner.share_locality("", "", ""),
                 ..Template::default()
             };
-            let services = Sorted::from([(words.share(name), [(80, port)].into())]);
+            let services = Sorted::from([(interner.share(name), [(80, port)].into())]);
             let parts = (
-                words.share_template(template),
-                words.share_services(services),
+                interner.share_template(template),
+                interner.share_services(services),
             );
-            assert!(words.templates.known.len() <= SWEPT_MIN);
+            assert!(interner.templates.known.len() <= SWEEP_MIN);
             parts
         };
         let (template, services) = shared("a", 80);
-        for at in 0..3 * SWEPT_MIN {
+        for at in 0..3 * SWEEP_MIN {
             shared(&format!("b{at}"), 80);
         }
         let (same, other_ports) = shared("a", 81);

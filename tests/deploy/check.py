@@ -22,7 +22,7 @@ VERSION = "1.37"
 # Keys of maps whose keys are data: a mistyped one is another word, and no mistake of form.
 FREE = {"labels", "annotations", "matchLabels", "data", "requests", "limits", "selector"}
 
-# What istiod makes for a managed gateway, as far as the patches touch it.
+# Objects that istiod makes for a managed gateway, as far as the patches touch them.
 MANAGED = {
     "deployment": yaml.safe_load((HERE / "rendered.yaml").read_text()),
     "podDisruptionBudget": {

@@ -88,7 +88,8 @@ fn what_is_no_plain_connect_is_refused() {
             .header("baggage", "x".repeat(17 * 1024))
             .body(())
             .expect("a request");
-        assert_eq!(describe(client.request(large).await), "431", "by h2 itself");
+        assert_eq!(describe(client.request(large).await), "431");
+        assert_eq!(gateway.tunnels("too_many_fields").await, 2.0);
         let again = answer(&client, "echo.app.svc.cluster.local:80").await;
         assert_eq!(
             again,

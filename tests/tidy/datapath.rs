@@ -1,4 +1,4 @@
-//! Order of the stages: a stage uses only earlier ones, and only two functions use all.
+//! Order of the stages: a stage uses only earlier ones, and only `serve` and `forward` use all.
 
 use std::collections::BTreeSet;
 
@@ -74,8 +74,8 @@ fn objection(own: &str, target: &str, helpers: &BTreeSet<String>) -> Option<&'st
     }
     match (place(own), place(target)) {
         (Some(own), Some(target)) if target < own => None,
-        (Some(_), Some(_)) => Some("it comes later on the way of a tunnel"),
-        (None, Some(_)) => Some("what all stages share knows no stage"),
+        (Some(_), Some(_)) => Some("it is a later stage"),
+        (None, Some(_)) => Some("modules that all stages share import no stage"),
         (_, None) if CALLERS.contains(&target) => Some("only serve and forward call stages"),
         (_, None) => Some("name the module itself, so that the order can be checked"),
     }

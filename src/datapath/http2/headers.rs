@@ -6,7 +6,7 @@ use crate::reason::Reason;
 
 use super::frame::{FrameHeader, flag};
 use super::receive::{frame_size_error, is_self_dependent, protocol_error};
-use super::request::{self, RequestError};
+use super::request;
 use super::server::{ConnectionError, Event, Server};
 
 /// Limit of an encoded header block. Decoded lists may have 16 KiB; encoders rarely expand them.
@@ -93,18 +93,9 @@ impl Server {
             self.push_reset(id, ErrorCode::REFUSED_STREAM);
             return Ok(());
         }
-        let request = match request {
-            Ok(request) => request,
-            Err(RequestError::Malformed) => {
-                self.push_reset(id, ErrorCode::PROTOCOL_ERROR);
-                return Ok(());
-            }
-            Err(RequestError::TooLarge) => {
-                let key = self.streams.insert(id, self.peer_window);
-                self.respond(key, 431, None);
-                self.remove(key);
-                return Ok(());
-            }
+        let Ok(request) = request else {
+            self.push_reset(id, ErrorCode::PROTOCOL_ERROR);
+            return Ok(());
         };
         let key = self.streams.insert(id, self.peer_window);
         let ended = header.has(flag::END_STREAM);

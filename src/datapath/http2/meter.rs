@@ -38,7 +38,7 @@ const HEADER_BYTES_FREE: u64 = 128;
 /// Further header block bytes per credit: HPACK may expand each byte to a field.
 const HEADER_BYTES_PER_CREDIT: u64 = 32;
 /// Size below which a DATA frame without END_STREAM is charged as a control frame.
-const SMALL_DATA_BYTES: u64 = 32;
+const CHARGED_DATA_BYTES: u64 = 32;
 
 /// Credit of one connection.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ pub struct CreditExhausted;
 fn price(frame: FrameHeader) -> u64 {
     let length = frame.length as u64;
     match frame.kind {
-        kind::DATA if length >= SMALL_DATA_BYTES || frame.has(flag::END_STREAM) => 0,
+        kind::DATA if length >= CHARGED_DATA_BYTES || frame.has(flag::END_STREAM) => 0,
         kind::HEADERS => {
             let excess = length.saturating_sub(HEADER_BYTES_FREE);
             PRICE_REQUEST + excess / HEADER_BYTES_PER_CREDIT

@@ -15,7 +15,7 @@ use super::streams::StreamKey;
 
 /// Size of a DATA frame up to which a part of it is not forwarded: an alert of the TLS inside
 /// then arrives as a whole.
-const SMALL_DATA_BYTES: usize = 64;
+const UNSPLIT_DATA_BYTES_MAX: usize = 64;
 
 pub(super) const fn protocol_error(rule: &'static str) -> ConnectionError {
     ConnectionError::new(ErrorCode::PROTOCOL_ERROR, rule)
@@ -269,7 +269,7 @@ impl Server {
         let is_last = data.left == 0;
         if let Some(key) = data.key {
             let length = self.payload.len() + taken + data.left;
-            if length > SMALL_DATA_BYTES || is_last && self.payload.is_empty() {
+            if length > UNSPLIT_DATA_BYTES_MAX || is_last && self.payload.is_empty() {
                 let bytes = at..at + taken;
                 self.events.push(Event::Data { key, bytes });
             } else {

@@ -18,12 +18,12 @@ const FIELD_OVERHEAD_BYTES: usize = 32;
 const HEADER_FIELDS_MAX: usize = 64;
 /// Header by which Istio's waypoints and gateways identify themselves. It is trusted only from the
 /// waypoints of the requested service and from `trust.waypoints`.
-const SOURCE_HEADER: &[u8] = b"x-istio-source";
+const ISTIO_SOURCE_HEADER: &[u8] = b"x-istio-source";
 /// Header by which Istio's clients describe the source. It is a hint: no decision depends on it.
 const BAGGAGE_HEADER: &[u8] = b"baggage";
 /// Headers of gateways, and of traces, which the next gateway gets.
-const VIA: &[u8] = VIA_HEADER.as_bytes();
-const SOURCE: &[u8] = b"x-strait-source";
+const VIA_HEADER_NAME: &[u8] = VIA_HEADER.as_bytes();
+const STRAIT_SOURCE_HEADER: &[u8] = b"x-strait-source";
 const TRACE_HEADER: &[u8] = b"traceparent";
 
 /// Header list of a request, as far as the gateway needs it.
@@ -37,16 +37,13 @@ pub struct Request {
     pub source_cluster: Option<Box<[u8]>>,
 }
 
-/// Reason for which a header list is no request.
+/// A header list that is no request: a stream error of type PROTOCOL_ERROR (RFC 9113
+/// section 8.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestError {
-    /// Stream error of type PROTOCOL_ERROR (RFC 9113 section 8.1.1).
-    Malformed,
-    /// More than [`HEADER_LIST_BYTES_MAX`]: status 431 (RFC 9113 section 10.5.1).
-    TooLarge,
-}
+pub struct Malformed;
 
-/// Decodes the header block of a request.
+/// Decodes the header block of a request. A list of more than [`HEADER_LIST_BYTES_MAX`] is a
+/// request that is rejected with status 431 (RFC 9113 section 10.5.1).
 ///
 /// `content-length` has to be a number, without contradiction. Its value is not compared with
 /// DATA: a CONNECT has no content (RFC 9110 section 9.3.6), and other methods are rejected.
@@ -56,16 +53,16 @@ pub enum RequestError {
 pub fn decode(
     decoder: &mut Decoder,
     block: &[u8],
-) -> Result<Result<Request, RequestError>, HpackError> {
+) -> Result<Result<Request, Malformed>, HpackError> {
     let mut list = HeaderList::default();
     decoder.decode(block, &mut |name, value| list.push(name, value))?;
     Ok(list.request())
 }
 
-/// Fields received so far. Fields after an error are ignored, which bounds the work.
+/// Fields received so far. Fields after an error or the limit are ignored, which bounds the work.
 #[derive(Default)]
 struct HeaderList {
-    error: Option<RequestError>,
+    is_malformed: bool,
     bytes: usize,
     /// Number of fields besides pseudo-header fields.
     fields: usize,
@@ -76,7 +73,7 @@ struct HeaderList {
     has_scheme: bool,
     has_path: bool,
     content_length: Option<u64>,
-    /// Origin of the only [`SOURCE_HEADER`]. Two values count as none.
+    /// Origin of the only [`ISTIO_SOURCE_HEADER`]. Two values count as none.
     origin: Option<Origin>,
     source_cluster: Option<Box<[u8]>>,
     forwarded: Option<Box<Forwarded>>,
@@ -84,12 +81,11 @@ struct HeaderList {
 
 impl HeaderList {
     fn push(&mut self, name: &[u8], value: &[u8]) {
-        if self.error.is_some() {
+        if self.is_malformed || self.is_too_large() {
             return;
         }
         self.bytes += name.len() + value.len() + FIELD_OVERHEAD_BYTES;
-        if self.bytes > HEADER_LIST_BYTES_MAX {
-            self.error = Some(RequestError::TooLarge);
+        if self.is_too_large() {
             return;
         }
         let accepted = is_value(value).then_some(()).and_then(|()| {
@@ -99,9 +95,11 @@ impl HeaderList {
                 self.push_field(name, value)
             }
         });
-        if accepted.is_none() {
-            self.error = Some(RequestError::Malformed);
-        }
+        self.is_malformed = accepted.is_none();
+    }
+
+    const fn is_too_large(&self) -> bool {
+        self.bytes > HEADER_LIST_BYTES_MAX
     }
 
     /// Adds a pseudo-header field (RFC 9113 section 8.3). Returns none if it is malformed.
@@ -141,7 +139,7 @@ impl HeaderList {
                 let before = self.content_length.replace(length);
                 return before.is_none_or(|before| before == length).then_some(());
             }
-            SOURCE_HEADER => {
+            ISTIO_SOURCE_HEADER => {
                 self.origin = Some(match (self.origin, value) {
                     (None, b"waypoint") => Origin::Waypoint,
                     (None, b"gateway") => Origin::Gateway,
@@ -154,8 +152,8 @@ impl HeaderList {
                 }
                 append(&mut self.forwarded().baggage, value);
             }
-            VIA => append(&mut self.forwarded().via, value),
-            SOURCE => append(&mut self.forwarded().source, value),
+            VIA_HEADER_NAME => append(&mut self.forwarded().via, value),
+            STRAIT_SOURCE_HEADER => append(&mut self.forwarded().source, value),
             TRACE_HEADER => append(&mut self.forwarded().traceparent, value),
             _ => {
                 let is_lower_case = !name.iter().any(u8::is_ascii_uppercase);
@@ -169,11 +167,19 @@ impl HeaderList {
         self.forwarded.get_or_insert_default()
     }
 
-    fn request(self) -> Result<Request, RequestError> {
-        if let Some(error) = self.error {
-            return Err(error);
+    fn request(self) -> Result<Request, Malformed> {
+        if self.is_malformed {
+            return Err(Malformed);
         }
-        let is_connect = self.is_connect.ok_or(RequestError::Malformed)?;
+        if self.is_too_large() {
+            let authority = self.authority.as_deref().unwrap_or_default();
+            return Ok(Request {
+                authority: String::from_utf8_lossy(authority).into(),
+                target: Err(Reason::TooManyFields),
+                source_cluster: self.source_cluster,
+            });
+        }
+        let is_connect = self.is_connect.ok_or(Malformed)?;
         let is_complete = if is_connect {
             // RFC 9113 section 8.5.
             self.authority.is_some() && !self.has_scheme && !self.has_path
@@ -182,15 +188,15 @@ impl HeaderList {
             self.has_scheme && self.has_path
         };
         if !is_complete {
-            return Err(RequestError::Malformed);
+            return Err(Malformed);
         }
         let has_authority = self.authority.is_some();
         let octets = self.authority.unwrap_or_default().into_vec();
-        let authority = String::from_utf8(octets).map_err(|_| RequestError::Malformed)?;
+        let authority = String::from_utf8(octets).map_err(|_| Malformed)?;
         let parsed = Authority::parse(&authority);
         // An authority that the contract accepts satisfies RFC 3986 section 3.2, too.
         if has_authority && parsed.is_err() && uri::Authority::try_from(&*authority).is_err() {
-            return Err(RequestError::Malformed);
+            return Err(Malformed);
         }
         let target = if self.fields > HEADER_FIELDS_MAX {
             Err(Reason::TooManyFields)
@@ -276,17 +282,17 @@ mod tests {
         block
     }
 
-    fn decode(fields: &[Field<'_>]) -> Result<Request, RequestError> {
+    fn decode(fields: &[Field<'_>]) -> Result<Request, Malformed> {
         super::decode(&mut Decoder::default(), &block(fields)).unwrap()
     }
 
     /// Decodes a CONNECT with further fields.
-    fn connect_with(fields: &[Field<'_>]) -> Result<Request, RequestError> {
+    fn connect_with(fields: &[Field<'_>]) -> Result<Request, Malformed> {
         decode(&[&[METHOD, AUTHORITY], fields].concat())
     }
 
     /// Returns the rejection of a request.
-    fn rejection(request: Result<Request, RequestError>) -> Result<Option<Reason>, RequestError> {
+    fn rejection(request: Result<Request, Malformed>) -> Result<Option<Reason>, Malformed> {
         request.map(|request| request.target.err())
     }
 
@@ -324,7 +330,7 @@ mod tests {
             (&["waypoint", "waypoint", "waypoint"], Origin::Workload),
             (&["sidecar", "waypoint"], Origin::Workload),
         ] {
-            let field = |value: &&'static str| (SOURCE_HEADER, value.as_bytes());
+            let field = |value: &&'static str| (ISTIO_SOURCE_HEADER, value.as_bytes());
             let fields: Vec<Field<'_>> = values.iter().map(field).collect();
             let target = connect_with(&fields).unwrap().target.unwrap();
             assert_eq!(target.origin, want, "{values:?}");
@@ -380,7 +386,7 @@ mod tests {
             &[METHOD, other, AUTHORITY],
             &[other, METHOD, AUTHORITY],
         ] {
-            let want = Err(RequestError::Malformed);
+            let want = Err(Malformed);
             assert_eq!(rejection(decode(fields)), want, "{fields:?}");
         }
     }
@@ -452,12 +458,12 @@ mod tests {
             (b"[fe80::1%25eth0]:80", Ok(Some(Reason::BadAuthority))),
             (b":80", Ok(Some(Reason::BadAuthority))),
             (long.as_bytes(), Ok(Some(Reason::BadAuthority))),
-            (b"", Err(RequestError::Malformed)),
-            (b"echo app:80", Err(RequestError::Malformed)),
-            (b"echo.app/x:80", Err(RequestError::Malformed)),
-            (b"echo.app:80:90", Err(RequestError::Malformed)),
-            (b"\xffcho.app:80", Err(RequestError::Malformed)),
-            ("\u{e9}cho.app:80".as_bytes(), Err(RequestError::Malformed)),
+            (b"", Err(Malformed)),
+            (b"echo app:80", Err(Malformed)),
+            (b"echo.app/x:80", Err(Malformed)),
+            (b"echo.app:80:90", Err(Malformed)),
+            (b"\xffcho.app:80", Err(Malformed)),
+            ("\u{e9}cho.app:80".as_bytes(), Err(Malformed)),
         ] {
             let request = decode(&[METHOD, (b":authority", authority)]);
             if let Ok(request) = &request {
@@ -479,11 +485,11 @@ mod tests {
         let value = vec![b'x'; rest + 1];
         assert!(connect_with(&[(b"a", &value[1..])]).is_ok());
         let large = connect_with(&[(b"a", &value), (b"A", b"ignored")]);
-        assert_eq!(rejection(large), Err(RequestError::TooLarge));
+        assert_eq!(rejection(large), many);
         // One octet for each field: 46 bytes of the list for each `:method: GET`.
         let references = [&block(&[METHOD, AUTHORITY])[..], &[0x90; 20_000]].concat();
         let large = super::decode(&mut Decoder::default(), &references).unwrap();
-        assert_eq!(rejection(large), Err(RequestError::TooLarge));
+        assert_eq!(rejection(large), many);
     }
 
     #[test]
@@ -491,7 +497,7 @@ mod tests {
         let mut decoder = Decoder::default();
         let insertion = [&[0x41, 11][..], AUTHORITY.1].concat();
         let malformed = super::decode(&mut decoder, &insertion).unwrap();
-        assert_eq!(rejection(malformed), Err(RequestError::Malformed));
+        assert_eq!(rejection(malformed), Err(Malformed));
         let connect = [&[0x02, 7][..], METHOD.1, &[0x80 | 62]].concat();
         let request = super::decode(&mut decoder, &connect).unwrap().unwrap();
         assert_eq!(&*request.authority, "echo.app:80");

@@ -331,7 +331,7 @@ macro_rules! refused {
 ///
 /// Anyone who reaches the port can cause this: every refusal is counted, but log lines are
 /// limited.
-pub fn handshake_refused(
+pub fn report_refused_handshake(
     metrics: &Metrics,
     address: SocketAddr,
     refusal: HandshakeRefusal,
@@ -349,7 +349,7 @@ pub fn handshake_refused(
 }
 
 /// Logs a connection that was closed before its handshake, because of a limit. Log lines are
-/// limited as in [`handshake_refused`].
+/// limited as in [`report_refused_handshake`].
 pub fn connection_refused(
     metrics: &Metrics,
     address: SocketAddr,

@@ -245,7 +245,7 @@ fn a_flood_of_refused_handshakes_is_counted_whole_and_logged_in_part() {
     let events = logged("info", || {
         for _ in 0..500 {
             let address = ([192, 0, 2, 9], 1).into();
-            handshake_refused(&metrics, address, HandshakeRefusal::Expired, "old");
+            report_refused_handshake(&metrics, address, HandshakeRefusal::Expired, "old");
         }
     });
     // The loop can take two or three windows, but not ten.

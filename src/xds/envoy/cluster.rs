@@ -52,7 +52,7 @@ pub(super) enum EndpointSource {
 }
 
 /// Converts a cluster.
-pub(super) fn cluster(from: proto::Cluster, words: &mut Interner) -> Result<Cluster, String> {
+pub(super) fn cluster(from: proto::Cluster, interner: &mut Interner) -> Result<Cluster, String> {
     let mut notes = Vec::new();
     let sockets = from.transport_socket_matches.into_iter();
     let sockets = sockets.filter_map(|one| one.transport_socket);
@@ -76,9 +76,9 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Interner) -> Result<Clus
             .common_lb_config
             .is_some_and(|common| common.locality_weighted_lb_config.is_some()),
     };
-    let own = |words| {
+    let own = |interner| {
         let of = from.load_assignment.unwrap_or_default();
-        endpoints::endpoints(of, words).map_err(|why| format!("cluster.load_assignment.{why}"))
+        endpoints::endpoints(of, interner).map_err(|why| format!("cluster.load_assignment.{why}"))
     };
     let source = match from.cluster_discovery_type {
         Some(ClusterDiscoveryType::ClusterType(custom)) => {
@@ -93,7 +93,7 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Interner) -> Result<Clus
                 EndpointSource::Eds(eds_name(&from.name, from.eds_cluster_config)?)
             }
             Ok(DiscoveryType::Static | DiscoveryType::StrictDns | DiscoveryType::LogicalDns) => {
-                EndpointSource::Inline(own(words)?)
+                EndpointSource::Inline(own(interner)?)
             }
             Ok(DiscoveryType::OriginalDst) => {
                 notes.push(
@@ -104,7 +104,7 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Interner) -> Result<Clus
             Err(_) => return Err(format!("cluster.type: {of} is unknown")),
         },
         // STATIC is the default.
-        None => EndpointSource::Inline(own(words)?),
+        None => EndpointSource::Inline(own(interner)?),
     };
     Ok(Cluster {
         source,

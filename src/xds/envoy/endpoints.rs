@@ -90,13 +90,13 @@ enum HostAddress {
 /// Converts an assignment.
 pub(super) fn endpoints(
     from: proto::ClusterLoadAssignment,
-    words: &mut Interner,
+    interner: &mut Interner,
 ) -> Result<Endpoints, String> {
     let mut read = policy(from.policy.unwrap_or_default()).at("policy")?;
     let mut seen = HashSet::new();
     let mut sums = HashMap::<u32, u32>::new();
     each("endpoints", from.endpoints, |group| {
-        read.add_locality(group, &mut seen, &mut sums, words)
+        read.add_locality(group, &mut seen, &mut sums, interner)
     })?;
     Ok(read)
 }
@@ -152,7 +152,7 @@ impl Endpoints {
         from: proto::LocalityLbEndpoints,
         seen: &mut HashSet<String>,
         sums: &mut HashMap<u32, u32>,
-        words: &mut Interner,
+        interner: &mut Interner,
     ) -> Result<(), String> {
         match from.lb_config {
             Some(LbConfig::LoadBalancerEndpoints(_)) => {
@@ -171,7 +171,8 @@ impl Endpoints {
             ));
         }
         let locality = from.locality.unwrap_or_default();
-        let locality = words.share_locality(&locality.region, &locality.zone, &locality.sub_zone);
+        let locality =
+            interner.share_locality(&locality.region, &locality.zone, &locality.sub_zone);
         if let Some(weight) = from.load_balancing_weight {
             self.set_locality_weight(priority, &locality, weight, sums)
                 .at(".load_balancing_weight")?;
@@ -199,8 +200,8 @@ impl Endpoints {
             };
             set_health(one.health_status, &mut workload);
             let metadata = one.metadata.unwrap_or_default();
-            set_names(&metadata, &mut workload, words);
-            self.add(one.host_identifier, &metadata, workload, seen, words)
+            set_names(&metadata, &mut workload, interner);
+            self.add(one.host_identifier, &metadata, workload, seen, interner)
         })?;
         Ok(())
     }
@@ -231,7 +232,7 @@ impl Endpoints {
         metadata: &Metadata,
         mut workload: Workload,
         seen: &mut HashSet<String>,
-        words: &mut Interner,
+        interner: &mut Interner,
     ) -> Result<(), String> {
         let endpoint = match from {
             Some(HostIdentifier::Endpoint(endpoint)) => endpoint,
@@ -282,7 +283,7 @@ impl Endpoints {
             self.note_unused(format!("{address}: duplicate"));
             return Ok(());
         }
-        let (labels, left_out) = pod_labels(metadata, words);
+        let (labels, left_out) = pod_labels(metadata, interner);
         workload.pod_labels = labels;
         if left_out > 0 {
             self.note_unused(format!(
@@ -290,7 +291,7 @@ impl Endpoints {
                  too long"
             ));
         }
-        workload.template = words.share_template(Arc::unwrap_or_clone(workload.template));
+        workload.template = interner.share_template(Arc::unwrap_or_clone(workload.template));
         self.list.push((key, workload, port));
         Ok(())
     }
@@ -412,7 +413,7 @@ fn metadata_string<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Optio
 /// Returns the labels of an endpoint, the text values of `envoy.lb`, by which Envoy selects
 /// subsets, and the number of those beyond [`POD_LABELS_MAX`] or the lengths of Kubernetes. No
 /// subset by these has the endpoint.
-fn pod_labels(metadata: &Metadata, words: &mut Interner) -> (PodLabels, usize) {
+fn pod_labels(metadata: &Metadata, interner: &mut Interner) -> (PodLabels, usize) {
     let fields = metadata.filter_metadata.get("envoy.lb");
     let fields = fields.into_iter().flat_map(|filter| &filter.fields);
     let texts = fields.filter_map(|(key, value)| match value.kind.as_ref()? {
@@ -422,7 +423,7 @@ fn pod_labels(metadata: &Metadata, words: &mut Interner) -> (PodLabels, usize) {
     let labels = texts.clone().filter(|(key, text)| is_label(key, text));
     let labels = labels.take(POD_LABELS_MAX);
     let labels: PodLabels = labels
-        .map(|(key, text)| (words.share(key), words.share(text)))
+        .map(|(key, text)| (interner.share(key), interner.share(text)))
         .collect();
     let left_out = texts.count() - labels.len();
     (labels, left_out)
@@ -439,9 +440,9 @@ fn original_destination(metadata: &Metadata) -> Option<SocketAddr> {
 /// name;namespace;canonical name;revision;cluster, network: NETWORK}`. Missing parts stay empty,
 /// as for unknown workloads in WDS. The address of an endpoint of another network is that of its
 /// gateway, and its weight is the number of instances behind it.
-fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Interner) {
+fn set_names(metadata: &Metadata, workload: &mut Workload, interner: &mut Interner) {
     let text = metadata_string(metadata, "istio", "workload").unwrap_or_default();
-    let mut parts = text.split(';').map(|part| words.share(part));
+    let mut parts = text.split(';').map(|part| interner.share(part));
     let mut next = || parts.next().unwrap_or_default();
     let template = &mut **workload;
     template.workload_name = next();
@@ -449,6 +450,6 @@ fn set_names(metadata: &Metadata, workload: &mut Workload, words: &mut Interner)
     template.canonical_name = next();
     template.canonical_revision = next();
     template.cluster = next();
-    template.network = words.share(metadata_string(metadata, "istio", "network").unwrap_or(""));
+    template.network = interner.share(metadata_string(metadata, "istio", "network").unwrap_or(""));
     workload.own_name = Some(Arc::clone(&workload.workload_name));
 }

@@ -48,7 +48,7 @@ pub struct Store {
     /// Number of list entries, compared with the limit.
     endpoints: usize,
     policy_parts: usize,
-    words: Interner,
+    interner: Interner,
     policies_changed: bool,
     policies_received: bool,
 }
@@ -60,7 +60,7 @@ impl Default for Store {
             policies: BTreeMap::new(),
             endpoints: 0,
             policy_parts: 0,
-            words: Interner::default(),
+            interner: Interner::default(),
             policies_changed: false,
             policies_received: false,
         }
@@ -78,7 +78,7 @@ impl Store {
         match address.r#type {
             Some(proto::address::Type::Workload(from)) => {
                 is_named(resource, "workload.uid", &from.uid)?;
-                let workload = wds::workload(&resource.name, from, &mut self.words)?;
+                let workload = wds::workload(&resource.name, from, &mut self.interner)?;
                 let old = self.tables.workloads.get(&workload.uid);
                 if old.is_some_and(|old| **old == workload) {
                     return Ok(());
@@ -100,7 +100,7 @@ impl Store {
                     .at("service.ports")?;
                 self.tables.remove_workload(&resource.name);
                 // Workloads refer to services by this interned name.
-                let name = self.words.share_arc(&resource.name);
+                let name = self.interner.share_arc(&resource.name);
                 self.tables.put_service(name, service);
             }
             None => return Err("address.type: neither workload nor service".to_owned()),

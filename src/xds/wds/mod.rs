@@ -155,7 +155,7 @@ fn preferences(from: &[i32]) -> Vec<Scope> {
 pub(super) fn workload(
     uid: &Arc<str>,
     from: proto::Workload,
-    words: &mut Interner,
+    interner: &mut Interner,
 ) -> Result<Workload, String> {
     if from.uid.is_empty() {
         return Err("workload.uid: empty".to_owned());
@@ -168,11 +168,11 @@ pub(super) fn workload(
     let gateway = |field, from: Option<_>| from.map(|from| gateway(from).at(field)).transpose();
     let has_waypoint = gateway("workload.waypoint", from.waypoint)?.is_some();
     let network_gateway = gateway("workload.network_gateway", from.network_gateway)?;
-    let services = services(from.services, words)?;
+    let services = services(from.services, interner)?;
     let locality = from.locality.unwrap_or_default();
-    let locality = words.share_locality(&locality.region, &locality.zone, &locality.subzone);
-    let node = words.share(&from.node);
-    let mut or = |text: &str, default| words.share(if text.is_empty() { default } else { text });
+    let locality = interner.share_locality(&locality.region, &locality.zone, &locality.subzone);
+    let node = interner.share(&from.node);
+    let mut or = |text: &str, default| interner.share(if text.is_empty() { default } else { text });
     let template = Template {
         namespace: or(&namespace, ""),
         service_account: or(&from.service_account, "default"),
@@ -206,16 +206,16 @@ pub(super) fn workload(
         capacity: from.capacity.unwrap_or(1),
         priority: 0,
         degraded: false,
-        network_gateway: network_gateway.map(|gateway| words.share_gateway(gateway)),
+        network_gateway: network_gateway.map(|gateway| interner.share_gateway(gateway)),
         services,
-        template: words.share_template(template),
+        template: interner.share_template(template),
     })
 }
 
 /// Returns the ports of a workload by service. The service may be received later.
 fn services(
     from: BTreeMap<String, proto::PortList>,
-    words: &mut Interner,
+    interner: &mut Interner,
 ) -> Result<Services, String> {
     check_length("workload.services", from.len(), SERVICES_MAX)?;
     let mut services = Vec::<(Arc<str>, Vec<_>)>::with_capacity(from.len());
@@ -224,8 +224,8 @@ fn services(
         let parts = name.split_once('/').ok_or("want NAMESPACE/HOSTNAME");
         let (namespace, host) = parts.map_err(str::to_owned).at(at())?;
         let key = match hostname(host) {
-            Cow::Borrowed(same) if same.len() == host.len() => words.share(&name),
-            host => words.share(&format!("{namespace}/{host}")),
+            Cow::Borrowed(same) if same.len() == host.len() => interner.share(&name),
+            host => interner.share(&format!("{namespace}/{host}")),
         };
         let ports = ports(&list.ports).map_err(|why| format!("{}{why}", at()))?;
         services.push((key, ports.collect()));
@@ -241,7 +241,7 @@ fn services(
     });
     let services = services.into_iter();
     let services = services.map(|(key, ports)| (key, ports.into_iter().collect()));
-    Ok(words.share_services(services.collect()))
+    Ok(interner.share_services(services.collect()))
 }
 
 /// Returns the target port of each service port. The last of several entries for a service port

@@ -89,9 +89,9 @@ pub(super) fn authority(snapshot: &Snapshot, requested: &str) -> String {
 
 /// Returns the remedy for a ClientHello without a route. `names` are the server names of the
 /// listener's own routes.
-pub(super) fn hello(
+pub(super) fn client_hello(
     snapshot: &Snapshot,
-    hello: &ClientHello,
+    client_hello: &ClientHello,
     reason: Reason,
     names: Option<&[String]>,
 ) -> String {
@@ -104,7 +104,7 @@ pub(super) fn hello(
             names.join(", ")
         );
     }
-    let sent = hello.sni.as_deref().unwrap_or_default();
+    let sent = client_hello.sni.as_deref().unwrap_or_default();
     let meant = IstioName::parse(sent).map(|name| name.authority);
     let host = meant.as_ref().and_then(|meant| match &meant.host {
         Host::Name(name) => Some((snapshot.service_by_name(name)?, meant.port)),

@@ -15,7 +15,7 @@ use crate::wire::{Authority, Host, Transit};
 
 use super::ExplainState;
 use super::answer::{LookupRow, PeerRow, RouteRow, RuleRow};
-use super::change;
+use super::remedies;
 
 /// Describes a peer without an identity.
 pub(super) fn peer(peer: &Peer) -> PeerRow {
@@ -87,7 +87,7 @@ pub(super) fn no_authority(snapshot: &Snapshot, requested: &str) -> LookupRow {
         requested: requested.to_owned(),
         rule: refusal(
             "not an authority of the form host:port or ip:port",
-            change::authority(snapshot, requested),
+            remedies::authority(snapshot, requested),
         ),
         ..LookupRow::default()
     }
@@ -109,7 +109,10 @@ pub(super) fn unrouted(
     LookupRow {
         requested: requested.to_owned(),
         from: Some(from),
-        rule: refusal(description, change::hello(snapshot, hello, reason, names)),
+        rule: refusal(
+            description,
+            remedies::client_hello(snapshot, hello, reason, names),
+        ),
         ..LookupRow::default()
     }
 }
@@ -303,7 +306,7 @@ pub(super) fn describe_unknown(
                      `workloads: true` opens a workload at this address and target port",
                     snapshot.network()
                 ),
-                change::address(state, peer, *ip, requested.port),
+                remedies::address(state, peer, *ip, requested.port),
             ),
         },
     };
@@ -329,13 +332,13 @@ fn unknown_name(
             Some(service) => without_port(service, port),
             None => refusal(
                 format!("`exposure` maps the name to {host}, which is not in the mesh"),
-                change::missing_service(snapshot, places, requested, host),
+                remedies::missing_service(snapshot, places, requested, host),
             ),
         }
     } else if let Some(alias) = alias {
         refusal(
             format!("it is {}: no target has this port", describe_alias(alias)),
-            change::target(snapshot, places, alias),
+            remedies::target(snapshot, places, alias),
         )
     } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
         without_port(service, requested.port)
@@ -347,24 +350,24 @@ fn unknown_name(
                 "not for this peer and port: {}{port}",
                 describe_alias(other)
             ),
-            change::consumer(places, other, cluster, requested.port),
+            remedies::consumer(places, other, cluster, requested.port),
         )
     } else {
         refusal(
             "unknown name: not a hostname of the mesh, not in `exposure` or `names`, and not with \
              another suffix of `names.suffixes`",
-            change::name(snapshot, places, requested, name),
+            remedies::name(snapshot, places, requested, name),
         )
     }
 }
 
 fn without_port(service: &Service, port: u16) -> RuleRow {
-    let (host, mut ports) = (&service.hostname, change::ports(service));
+    let (host, mut ports) = (&service.hostname, remedies::ports(service));
     if ports.is_empty() {
         ports = "none".to_owned();
     }
     let description = format!("{host} has no port {port}; it has {ports}");
-    refusal(description, change::port(service))
+    refusal(description, remedies::port(service))
 }
 
 /// Service port that has to be exposed.
@@ -525,8 +528,8 @@ fn not_linked(snapshot: &Snapshot, peer: &Peer) -> RuleRow {
 fn rejected(state: &ExplainState<'_>, peer: &Peer, subject: &Subject<'_>) -> RuleRow {
     let (snapshot, ServicePort { host, port }) = (state.snapshot, subject.to);
     let has_entry = snapshot.exposure.has_entry(&snapshot.exposure_host(host));
-    let new_entry = || change::new_entry(host, port, peer, subject.is_workload);
-    let admission = || change::admission(state.places, &subject.entries, peer);
+    let new_entry = || remedies::new_entry(host, port, peer, subject.is_workload);
+    let admission = || remedies::admission(state.places, &subject.entries, peer);
     let (description, change) = match subject.verdict {
         ExposureVerdict::NotForPeer => (
             "its entries of `exposure` do not admit this peer",
