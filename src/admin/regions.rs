@@ -315,7 +315,7 @@ mod tests {
         let name = key_of(&waypoint);
         let gateway = mesh::GatewayAddress {
             place: mesh::Place::Name(name.clone()),
-            port: builder::HBONE_PORT,
+            port: crate::wire::HBONE_PORT,
         };
         let behind = mesh::Service {
             name: "behind".into(),

@@ -6,13 +6,14 @@
 use std::net::SocketAddr;
 
 use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
-use crate::snapshot::builder::{self, Change, HBONE_PORT};
+use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
     BoundEndpoints, Policies, Service, ServiceVisibility, Snapshot, Subset, SubsetPart,
 };
+use crate::wire::HBONE_PORT;
 
-use super::inputs::{deny_list, exposure_table, name_table};
+use super::tables::{deny_list, exposure_table, name_table};
 use super::{names, routes, traffic, transit};
 
 /// Returns the warnings, one line each. Missing services are reported only if the mesh is in a

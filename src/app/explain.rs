@@ -12,8 +12,8 @@ use crate::lifecycle::DrainScope;
 use crate::snapshot::{Snapshot, builder};
 
 use super::Inputs;
-use super::inputs::{self, deny_list};
 use super::state::App;
+use super::tables::{self, deny_list};
 
 /// Answers for a gateway that starts with these files and has no load.
 ///
@@ -81,7 +81,7 @@ fn places(config: &Config) -> ConfigPositions {
         .map(|entry| entry.line.clone());
     let aliases = config.names.aliases.iter().enumerate();
     let aliases = aliases.map(|(index, alias)| {
-        let label = inputs::alias(config, alias).label;
+        let label = tables::alias(config, alias).label;
         (label, (index, alias.line.number()))
     });
     ConfigPositions {

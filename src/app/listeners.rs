@@ -21,7 +21,7 @@ use crate::datapath::listener::Listener;
 use crate::datapath::{DataPath, serve};
 use crate::lifecycle::DrainScope;
 
-use super::server::{spawn_thread, with_bind_context};
+use super::thread::{spawn_thread, with_bind_context};
 
 /// Listeners of the data path.
 pub(super) struct Listeners {

@@ -27,7 +27,7 @@ use super::inputs::{self, Inputs, Report};
 use super::listeners::ClosedListeners;
 use super::mesh_files::{Joined, MeshFiles};
 use super::state::App;
-use super::{traffic, trust};
+use super::{tables, traffic, trust};
 
 /// Fingerprints of the files when they were last read. They are taken before the reading, so that
 /// a concurrent change is found afterwards.
@@ -283,7 +283,7 @@ impl Reloader {
         let change = Change {
             has_passthrough: Some(new.listeners.iter().any(Listener::is_tls)),
             trust: Some(set),
-            names: Some(inputs::name_table(&new)),
+            names: Some(tables::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
             ..self.change(&new, joined)
         };
@@ -308,7 +308,7 @@ impl Reloader {
         let listeners = self.app.listeners.update_in_place(&new);
         self.app.publisher.update(Change {
             listeners,
-            exposure: Some(inputs::exposure_table(&new)),
+            exposure: Some(tables::exposure_table(&new)),
             traffic: Some(traffic::traffic_rules(&new)),
             networks: Some(traffic::networks(&new)),
             ..change

@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::config::{Config, ListenerProtocol, SniRoute, TlsRouting};
 use crate::datapath::dial::DenyList;
-use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::Place;
 use crate::snapshot::{Caller, LookupResult, Snapshot};
+use crate::wire::HBONE_PORT;
 use crate::wire::{Authority, Host};
 
-use super::inputs::deny_list;
+use super::tables::deny_list;
 
 /// Returns warnings about routes to services that are missing or that are gateways. Also warns of
 /// listeners with Istio's names if no service is exposed to anyone.

@@ -3,11 +3,8 @@
 use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::thread;
 
-use anyhow::{Context, anyhow};
 use axum::Router;
-use tokio::runtime::{Builder, Handle, Runtime};
 use tracing::error;
 
 use crate::admin::{self, AdminState, HOLDERS_SHOWN, IssuerRow, Limits, Source};
@@ -21,6 +18,7 @@ use crate::telemetry::LogHandle;
 
 use super::explain;
 use super::state::App;
+use super::thread::{spawn_thread, with_bind_context};
 
 /// The other listening sockets. All are bound before any is served, so that a failed start serves
 /// no tunnel.
@@ -95,20 +93,6 @@ pub(super) fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener
     with_bind_context(accept::bind(address), key, address)
 }
 
-/// Adds the address and the configuration key to a bind error.
-pub(super) fn with_bind_context<T>(
-    bound: std::io::Result<T>,
-    key: &str,
-    address: SocketAddr,
-) -> anyhow::Result<T> {
-    bound.with_context(|| {
-        format!(
-            "cannot listen on {address} (`{key}`); stop the process that uses it, or change \
-                 `{key}`"
-        )
-    })
-}
-
 /// Serves a port on a dedicated thread, so that its clients delay neither other ports nor the
 /// control path.
 ///
@@ -181,25 +165,4 @@ fn issuers(data_path: &DataPath) -> Vec<IssuerRow> {
         refused: seen.refused,
     })
     .collect()
-}
-
-/// Runs a future on a thread and a runtime of its own, and returns the handle of the runtime.
-pub(super) fn spawn_thread(
-    name: &str,
-    run: impl Future<Output = ()> + Send + 'static,
-) -> anyhow::Result<Handle> {
-    let runtime = runtime()?;
-    let handle = runtime.handle().clone();
-    thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || runtime.block_on(run))
-        .map_err(|error| anyhow!("cannot start the thread {name}: {error}"))?;
-    Ok(handle)
-}
-
-pub(super) fn runtime() -> anyhow::Result<Runtime> {
-    Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start a runtime")
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use crate::config::pod::Pod;
 use crate::config::{Config, Discovery, Distribution, LocalityOrigin};
-use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{Locality, Mesh, Scope};
 use crate::snapshot::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{NetworkRule, NetworkTable};
+use crate::wire::HBONE_PORT;
 use crate::wire::RegionPattern;
 use crate::xds::objects::limit_findings;
 use crate::yaml::Finding;

@@ -138,7 +138,7 @@ fn unlinked(config: &Config, entry: &ExposedService, service: &Service) -> Vec<S
 
 #[cfg(test)]
 mod tests {
-    use super::super::inputs::exposure_table;
+    use super::super::tables::exposure_table;
     use super::super::traffic;
     use super::*;
     use crate::snapshot::builder::{Change, build};

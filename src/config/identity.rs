@@ -10,8 +10,14 @@ use spiffe::{SpiffeId, TrustDomain as SpiffeTrustDomain};
 
 use super::define::{Credential, NewFolder, Segment, Shape, TEXT, Ttl, Type, form, path, section};
 use super::discovery::{ControlPlane, ReadKeys, read_kind};
-use super::{CERTIFICATE_TTL, TRUST_DOMAIN};
 use crate::yaml::Value;
+
+/// Default of `identity.trust_domain`, Istio's.
+pub const TRUST_DOMAIN: &str = "cluster.local";
+
+/// Default of `identity.ttl`, Istio's `SECRET_TTL`. Istio's authority rejects requests for longer
+/// lifetimes than it allows, rather than to shorten them (docs/wire-contract.md 4.3).
+pub const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Bytes of the longest SPIFFE id (SPIFFE-ID section 2.3).
 const ID_BYTES_MAX: usize = 2048;

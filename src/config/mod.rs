@@ -35,7 +35,6 @@ mod vips;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use crate::yaml::{Document, Fields, Findings, Place, Value};
 
@@ -47,7 +46,9 @@ use checks::Sections;
 use define::{NewFile, NonEmpty, Workers, section};
 pub use discovery::{ControlPlane, Discovery, NamedCluster, NodeNames, Roots};
 pub use exposure::{DefaultExposure, ExposedService, Exposure, ServiceLimits};
-pub use identity::{Identity, IdentityFiles, IstioCa, parse_identity, unix_socket};
+pub use identity::{
+    CERTIFICATE_TTL, Identity, IdentityFiles, IstioCa, TRUST_DOMAIN, parse_identity, unix_socket,
+};
 pub use layers::Source;
 pub use level::{Access, Directives};
 pub use line::Line;
@@ -63,13 +64,6 @@ pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};
 pub use trust::{Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
 pub use vips::{vip, vip_count};
-
-/// Default of `identity.trust_domain`, Istio's.
-pub const TRUST_DOMAIN: &str = "cluster.local";
-
-/// Default of `identity.ttl`, Istio's `SECRET_TTL`. Istio's authority rejects requests for longer
-/// lifetimes than it allows, rather than to shorten them (docs/wire-contract.md 4.3).
-pub const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 section! {
     /// All of `strait.yaml`, checked.

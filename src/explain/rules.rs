@@ -1,5 +1,5 @@
 //! Reasons as text: the match that was found, and the rule that allows or rejects the tunnel.
-//! Remedies are in [`change`].
+//! Remedies are in [`remedies`].
 
 use crate::datapath::client_hello::ClientHello;
 use crate::datapath::http2::tunnel::Origin;

@@ -11,9 +11,6 @@ use super::{
     Snapshot, TrustSet,
 };
 
-/// HBONE port (docs/wire-contract.md 1.8), at which HBONE endpoints are dialled.
-pub const HBONE_PORT: u16 = 15008;
-
 /// Parts of a snapshot that may change at once. A `None` part stays as it was.
 #[derive(Debug, Default)]
 pub struct Change {
@@ -155,6 +152,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
+    use crate::wire::HBONE_PORT;
 
     fn workload(uid: &str, ip: &str) -> mesh::Workload {
         mesh::Workload {

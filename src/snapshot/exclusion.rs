@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use derive_more::Display;
 
-use super::builder::HBONE_PORT;
 use super::mesh::{Place, Ports, Protocol, Scope, Service, Template, Workload};
 use super::remote::gateway_network;
+use crate::wire::HBONE_PORT;
 
 /// Reason for which a workload is not dialled for a service port, as far as the mesh determines it.
 ///

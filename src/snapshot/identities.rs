@@ -8,14 +8,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::mesh::{self, Place};
-use super::{Shards, Snapshot};
+use super::Shards;
+use super::mesh;
 
 /// Identities (`spiffe://…`) by service (`namespace/hostname`), each with its number of workloads.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Identities(Shards<Arc<str>, Arc<Counts>>);
+pub(super) struct Identities(pub(super) Shards<Arc<str>, Arc<Counts>>);
 
-type Counts = BTreeMap<Arc<str>, usize>;
+/// Number of workloads by identity.
+pub(super) type Counts = BTreeMap<Arc<str>, usize>;
 
 /// Identities that services gain and lose, each with the change of its number of workloads.
 #[derive(Debug, Default)]
@@ -81,42 +82,11 @@ impl Identities {
     }
 }
 
-impl Snapshot {
-    /// Returns true if this is an identity (`spiffe://…`) of a workload of one of the waypoints of
-    /// `service`.
-    pub fn is_waypoint_of(&self, principal: &str, service: &mesh::Service) -> bool {
-        service.waypoints.iter().any(|waypoint| {
-            let identities = self.waypoint_identities(&waypoint.gateway.place);
-            identities.is_some_and(|of| of.contains_key(principal))
-        })
-    }
-
-    /// Returns true if the waypoint at one of these places has lost an identity since `old`: its
-    /// last workload with the identity is gone, the waypoint is gone, or another service has its
-    /// hostname or VIP. Tunnels that bypassed the waypoint may still be open.
-    pub(super) fn has_lost_waypoint_identity(&self, old: &Self, places: &[Place]) -> bool {
-        places.iter().any(|place| {
-            let now = self.waypoint_identities(place);
-            let is_there = |principal: &Arc<str>| now.is_some_and(|of| of.contains_key(principal));
-            let before = old.waypoint_identities(place);
-            before.is_some_and(|before| {
-                let is_same = now.is_some_and(|now| Arc::ptr_eq(now, before));
-                !is_same && !before.keys().all(is_there)
-            })
-        })
-    }
-
-    fn waypoint_identities(&self, place: &Place) -> Option<&Arc<Counts>> {
-        let of = self.waypoint_at(place)?;
-        let name = format!("{}/{}", of.namespace, of.hostname);
-        self.index.identities.0.get(&*name)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::Snapshot;
     use super::super::builder::{Change, build};
-    use super::super::mesh::{GatewayAddress, Mesh, Waypoint};
+    use super::super::mesh::{GatewayAddress, Mesh, Place, Waypoint};
     use super::*;
 
     const SAN: &str = "spiffe://west.local/ns/app/sa/said";

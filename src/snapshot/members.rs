@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::builder::HBONE_PORT;
 use super::exclusion::{service_exclusion, speaks_hbone};
 use super::mesh::{self, Protocol};
 use super::{Endpoint, ExclusionReason};
+use crate::wire::HBONE_PORT;
 
 /// Endpoints of a workload that can be dialled. There is at least one, and one per dialled port,
 /// in the order of the ports.

@@ -62,7 +62,7 @@ pub use exposure::{
 };
 pub use hosts::{Answer, Host, Hosts, RefreshRequests};
 pub use link_factors::{LinkFactors, NO_LINK_FACTORS};
-pub use lookup::{LookupResult, MatchedBy, ServicePort};
+pub use lookup::{LookupResult, MatchedBy, ServicePort, exclusion_reason, location_exclusion};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
 pub use networks::{NetworkRule, NetworkTable, gateway_record};
@@ -73,7 +73,6 @@ pub use remote::RemoteGateway;
 pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
 pub use shards::Shards;
 pub use subset::{Subset, SubsetPart};
-pub use tiers::{exclusion_reason, location_exclusion};
 pub use trust::{Caller, PeerCluster, TrustSet};
 
 use index::Index;

@@ -9,6 +9,9 @@ use super::mesh::Workload;
 /// (docs/wire-contract.md 3.3).
 pub(super) const GATEWAY_RECORD: &str = "NetworkGateway/";
 
+/// Cluster of records whose source names none (docs/wire-contract.md 3.2).
+pub(super) const UNNAMED_CLUSTER: &str = "Kubernetes";
+
 /// Gateway of another network, through which an endpoint is reached.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RemoteGateway {

@@ -6,14 +6,12 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::builder::HBONE_PORT;
 use super::mesh::{self, Locality, Protocol, Template, Workload};
 use super::networks::NetworkTable;
-use super::remote::GATEWAY_RECORD;
+use super::remote::{GATEWAY_RECORD, UNNAMED_CLUSTER};
 use super::{Endpoint, EndpointState, RemoteGateway};
+use crate::wire::HBONE_PORT;
 
-/// Cluster of records whose source names none (docs/wire-contract.md 3.2).
-pub(super) const UNNAMED_CLUSTER: &str = "Kubernetes";
 /// Service account of records whose source names none (docs/wire-contract.md 3.2). Different
 /// gateways can share it, so it identifies none.
 const UNNAMED_ACCOUNT: &str = "default";

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::mesh::Workload;
-use super::remote_gateways::UNNAMED_CLUSTER;
+use super::remote::UNNAMED_CLUSTER;
 use crate::wire::label::{CLUSTER, REGION, ZONE};
 
 /// Subset, or shares of several.

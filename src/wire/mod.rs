@@ -20,3 +20,6 @@ pub use region::RegionPattern;
 pub use spki::{SpkiHash, UNKNOWN_CLUSTER};
 pub use transit::Transit;
 pub use via::{GatewayHash, HOPS_MAX, VIA_HEADER, Via};
+
+/// HBONE port (docs/wire-contract.md 1.8), at which HBONE endpoints are dialled.
+pub const HBONE_PORT: u16 = 15008;

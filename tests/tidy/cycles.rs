@@ -70,8 +70,8 @@ fn defining(path: &[String], modules: &BTreeMap<Module, Imports>) -> Option<Modu
     exported.map_or_else(|| Some(module.to_vec()), |target| defining(target, modules))
 }
 
-/// Returns the pairs of files that import each other.
-fn cycles(sources: &[Source]) -> BTreeSet<(String, String)> {
+/// Returns the groups of files that import each other, directly or through others.
+fn cycles(sources: &[Source]) -> BTreeSet<BTreeSet<String>> {
     let mut modules: BTreeMap<Module, Imports> = sources
         .iter()
         .map(|source| (source.module(), Imports::default()))
@@ -109,16 +109,35 @@ fn cycles(sources: &[Source]) -> BTreeSet<(String, String)> {
         })
         .filter(|(from, to)| from != to)
         .collect();
-    let mutual = edges
-        .iter()
-        .filter(|(from, to)| from < to && edges.contains(&(to.clone(), from.clone())));
-    mutual
-        .map(|(from, to)| (from.join("::"), to.join("::")))
-        .collect()
+    let reached: BTreeMap<_, _> = modules
+        .keys()
+        .map(|module| (module, reached(module, &edges)))
+        .collect();
+    let group = |module: &Module| -> BTreeSet<String> {
+        let others = reached[module].iter();
+        let mutual = others.filter(|other| reached[other].contains(module));
+        mutual.map(|other| other.join("::")).collect()
+    };
+    let groups = modules.keys().map(group);
+    groups.filter(|group| !group.is_empty()).collect()
+}
+
+/// Returns the files that a file imports, directly or through others.
+fn reached(from: &Module, edges: &BTreeSet<(Module, Module)>) -> BTreeSet<Module> {
+    let (mut reached, mut next) = (BTreeSet::new(), vec![from.clone()]);
+    while let Some(module) = next.pop() {
+        let targets = edges.iter().filter(|(from, _)| *from == module);
+        for (_, target) in targets {
+            if reached.insert(target.clone()) {
+                next.push(target.clone());
+            }
+        }
+    }
+    reached
 }
 
 #[test]
-fn no_two_files_import_each_other() {
+fn the_imports_of_files_form_no_cycle() {
     let found = cycles(&tree::production());
     assert!(found.is_empty(), "files that import each other: {found:#?}");
 }
@@ -130,8 +149,20 @@ fn a_cycle_through_a_re_export_is_caught() {
         Source::new("src/a/b.rs", "use super::C; pub struct B(C);"),
         Source::new("src/a/c.rs", "use super::B; pub struct C(Box<B>);"),
     ];
-    let found: Vec<_> = cycles(&sources).into_iter().collect();
-    assert_eq!(found, [("a::b".to_owned(), "a::c".to_owned())]);
+    let want = BTreeSet::from(["a::b", "a::c"].map(str::to_owned));
+    assert_eq!(cycles(&sources), BTreeSet::from([want]));
+}
+
+#[test]
+fn a_cycle_of_three_files_is_caught() {
+    let sources = [
+        Source::new("src/a.rs", "use crate::b::B; pub struct A(B);"),
+        Source::new("src/b.rs", "use crate::c::C; pub struct B(C);"),
+        Source::new("src/c.rs", "use crate::a::A; pub struct C(Box<A>);"),
+        Source::new("src/d.rs", "use crate::a::A; pub struct D(A);"),
+    ];
+    let want = BTreeSet::from(["a", "b", "c"].map(str::to_owned));
+    assert_eq!(cycles(&sources), BTreeSet::from([want]));
 }
 
 #[test]

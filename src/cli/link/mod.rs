@@ -11,7 +11,7 @@ use anyhow::bail;
 use aws_lc_rs::digest::{SHA256, digest};
 
 use crate::config::{HostPort, arguments, parse_identity};
-use crate::snapshot::builder::HBONE_PORT;
+use crate::wire::HBONE_PORT;
 
 pub(super) use expose::{ExposeArgs, expose};
 

@@ -11,11 +11,16 @@ use super::mesh::{self, Workload};
 use super::names::Alias;
 use super::{Caller, EndpointSet, ExposureVerdict, Service, Snapshot};
 
+mod exclusion;
+mod exposed_workloads;
 mod limits;
 mod links;
 #[cfg(test)]
 mod tests;
 mod transit;
+mod waypoints;
+
+pub use exclusion::{exclusion_reason, location_exclusion};
 
 /// Service port that matches an authority.
 #[derive(Clone, Debug)]

@@ -9,12 +9,13 @@ use fastrand::Rng;
 
 mod oracle;
 
-use super::builder::{Change, HBONE_PORT, build};
+use super::builder::{Change, build};
 use super::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Waypoint, Workload,
 };
 use super::traffic::{Override, Regions, TrafficRule};
 use super::{EndpointState, Snapshot};
+use crate::wire::HBONE_PORT;
 use crate::wire::RegionPattern;
 use oracle::{Inputs, PLACES};
 

@@ -13,13 +13,11 @@ use std::mem;
 use std::sync::Arc;
 
 use super::endpoints::{Entries, Entry, Found, PartKey, Tier};
-use super::exclusion::{
-    remote_network, service_exclusion, speaks_hbone, target_port, workload_exclusion,
-};
+use super::exclusion::remote_network;
 use super::mesh::{Assignment, LocalityWeight, Scope, Service, Workload};
 use super::remote_gateways::Rank;
 use super::traffic::{Balancing, Count, Regions, Spill, matches_locality};
-use super::{Endpoint, EndpointSet, ExclusionReason, Snapshot, Subset};
+use super::{Endpoint, EndpointSet, ExclusionReason, Subset};
 
 /// Ranking of the endpoints of one service port.
 #[derive(Debug)]
@@ -463,39 +461,6 @@ impl Placement {
     fn has_weight(&self) -> bool {
         self.weight > 0 && self.part_weight > 0
     }
-}
-
-/// Returns the reason for which `workload` is no endpoint of port `port` of `service` in this
-/// snapshot, or `None` if it is one.
-pub fn exclusion_reason(
-    snapshot: &Snapshot,
-    service: &Service,
-    workload: &Workload,
-    port: u16,
-) -> Option<ExclusionReason> {
-    let (network, hbone_only) = (snapshot.network(), snapshot.mesh.hbone_only);
-    let behind = || (!service.waypoints.is_empty()).then_some(ExclusionReason::BehindWaypoint);
-    let lacks_hbone = || {
-        let target = target_port(service, workload, port);
-        hbone_only && target.is_some_and(|target| !speaks_hbone(workload, port, target))
-    };
-    workload_exclusion(workload, network, hbone_only)
-        .or_else(|| lacks_hbone().then_some(ExclusionReason::NoHbone))
-        .or_else(|| service_exclusion(service, workload, port))
-        .or_else(|| location_exclusion(snapshot, service, workload, port))
-        .or_else(behind)
-}
-
-/// Returns the reason for which the location of a workload excludes it from port `port` of
-/// `service`, also for an instance of another network.
-pub fn location_exclusion(
-    snapshot: &Snapshot,
-    service: &Service,
-    workload: &Workload,
-    port: u16,
-) -> Option<ExclusionReason> {
-    let (host, network) = (&service.hostname, snapshot.network());
-    Ranking::new(service, port, host, network, &snapshot.balancing).exclusion(workload)
 }
 
 /// Returns the order of a priority's degraded endpoints: after all tiers that are not degraded.

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint};
+use crate::wire::HBONE_PORT;
 use crate::xds::convert::unicast;
 use crate::yaml::{Fields, Value};
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::meta::{Meta, is_label_name, label_name};
-use super::view::{LOCAL_SUFFIX, host};
+use super::names::{LOCAL_SUFFIX, host};
 use crate::config::{
     Audience, Config, Distribution, ExposedService, HostPort, Line, RegionWeight, ServiceLimits,
     Traffic,

@@ -10,11 +10,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::members::{ServicePorts, Site, WorkloadMerger, with_services};
+use super::names::{Key, LOCAL_SUFFIX, host, name};
 use super::owners::AddressOwners;
 use super::ports::Ports;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::view::{Key, LOCAL_SUFFIX, ObjectIndex, host, name};
+use super::view::ObjectIndex;
 use super::vips::VipClaims;
 use super::waypoints::{self, NamedWaypoint};
 use super::{Objects, limit_findings};

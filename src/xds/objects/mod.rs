@@ -13,6 +13,7 @@ mod join;
 mod members;
 mod merge;
 mod meta;
+mod names;
 mod owners;
 mod ports;
 mod read;

@@ -11,8 +11,9 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use super::limit_findings;
+use super::names::Key;
 use super::slice::{Pod, Slice};
-use super::view::{Key, ObjectIndex};
+use super::view::ObjectIndex;
 use crate::config::DefaultExposure;
 use crate::snapshot::mesh::{Mesh, Workload};
 use crate::yaml::{Finding, Place};

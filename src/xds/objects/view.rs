@@ -4,18 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::meta::{Meta, ROOT_NAMESPACE};
+use super::names::Key;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
 use super::{Export, Import, InvalidObjects, Objects};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
-
-/// Namespace and name of a service. Services with the same key in several clusters are one
-/// service.
-pub(super) type Key<'a> = (&'a str, &'a str);
-
-/// Suffix of a service in its own cluster.
-pub(super) const LOCAL_SUFFIX: &str = "svc.cluster.local";
 
 /// Objects of one service by cluster.
 type Clusters<'a, T> = BTreeMap<&'a str, &'a T>;
@@ -269,14 +263,4 @@ fn own_imports<'a>(imports: &'a [Import], config: &'a Config) -> impl Iterator<I
 
 fn key(meta: &Meta) -> Key<'_> {
     (&meta.namespace, &meta.name)
-}
-
-/// Returns the hostname of a service.
-pub(super) fn host((namespace, name): Key<'_>, suffix: &str) -> String {
-    format!("{name}.{namespace}.{suffix}")
-}
-
-/// Returns `namespace/hostname` of a service.
-pub(super) fn name(key: Key<'_>, suffix: &str) -> Arc<str> {
-    format!("{}/{}", key.0, host(key, suffix)).into()
 }

@@ -8,9 +8,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::names::Key;
 use super::owners::AddressOwners;
 use super::service::Service;
-use super::view::{Key, ObjectIndex};
+use super::view::ObjectIndex;
 use super::{Import, limit_findings};
 use crate::snapshot::mesh::Mesh;
 use crate::yaml::{Finding, Place};

@@ -7,10 +7,11 @@
 
 use super::limit_findings;
 use super::meta::WAYPOINT_LABEL;
+use super::names::{Key, LOCAL_SUFFIX, name};
 use super::service::Service;
-use super::view::{Key, LOCAL_SUFFIX, ObjectIndex, name};
-use crate::snapshot::builder::HBONE_PORT;
+use super::view::ObjectIndex;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Waypoint};
+use crate::wire::HBONE_PORT;
 use crate::yaml::Finding;
 
 /// Waypoint that a Service of our cluster names.

@@ -35,11 +35,11 @@ use super::interner::Interner;
 use crate::grpc::workload as proto;
 use crate::grpc::workload::gateway_address::Destination;
 use crate::grpc::workload::load_balancing;
-use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{
     Derived, GatewayAddress, Place, PodLabels, Protocol, Scope, Service, Services, Template,
     Waypoint, Workload,
 };
+use crate::wire::HBONE_PORT;
 
 /// Limit of the ports of a service, and of the ports of a workload per service.
 const PORTS_MAX: usize = 1024;

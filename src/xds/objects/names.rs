@@ -1,0 +1,20 @@
+//! Keys and names of services.
+
+use std::sync::Arc;
+
+/// Namespace and name of a service. Services with the same key in several clusters are one
+/// service.
+pub(super) type Key<'a> = (&'a str, &'a str);
+
+/// Suffix of a service in its own cluster.
+pub(super) const LOCAL_SUFFIX: &str = "svc.cluster.local";
+
+/// Returns the hostname of a service.
+pub(super) fn host((namespace, name): Key<'_>, suffix: &str) -> String {
+    format!("{name}.{namespace}.{suffix}")
+}
+
+/// Returns `namespace/hostname` of a service.
+pub(super) fn name(key: Key<'_>, suffix: &str) -> Arc<str> {
+    format!("{}/{}", key.0, host(key, suffix)).into()
+}
