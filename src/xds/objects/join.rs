@@ -165,7 +165,7 @@ impl<'a> Joiner<'a> {
         let mut ports = Ports::default();
         let host = host(key, LOCAL_SUFFIX);
         ports.add(&service.ports, &host, &service.meta, &mut self.warnings);
-        let preferences = service.preferences.clone().unwrap_or_default();
+        let preferences = service.preferences.clone();
         let ips = self.vips.of_service(key, service);
         self.add_service(key, LOCAL_SUFFIX, &ports, preferences, &ips);
         let own = self.view.own_cluster();
@@ -199,7 +199,6 @@ impl<'a> Joiner<'a> {
             let known = self.mesh.services.get(&name(key, LOCAL_SUFFIX));
             ports.add_numbers(known.into_iter().flat_map(|known| &known.ports));
         }
-        let preferences = preferences.unwrap_or_else(|| vec![Scope::Network]);
         let mut ips = import.map_or_else(Vec::new, |import| self.vips.of_import(key, import));
         if *suffixes == [LOCAL_SUFFIX] {
             ips.extend(
@@ -255,7 +254,7 @@ impl<'a> Joiner<'a> {
         key: Key<'a>,
         suffix: &str,
         ports: &Ports<'_>,
-        preferences: Vec<Scope>,
+        preferences: Option<Vec<Scope>>,
         ips: &[IpAddr],
     ) {
         let hostname: Arc<str> = host(key, suffix).into();

@@ -11,13 +11,13 @@ use crate::datapath::policy;
 use crate::datapath::route;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::Mesh;
-use crate::snapshot::traffic::TrafficRule;
+use crate::snapshot::mesh::{Mesh, Scope, Service};
+use crate::snapshot::traffic::{Traffic, TrafficRule};
 use crate::snapshot::{Alias, NameTable, Snapshot};
 use crate::tls::Identity;
 use crate::wire::{Authority, Transit};
 
-use super::{CLIENT, exposure, gateway, pod, pods, service, snapshot_with};
+use super::{CLIENT, change, exposure, gateway, pod, pods, service, snapshot_with};
 
 pub(super) fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
     let parts = parse_identity(principal)
@@ -183,4 +183,41 @@ fn an_endpoint_of_an_alias_has_the_authority_of_its_own_service() {
     authorities.sort_unstable();
     let want = ["echo.app:80", "twin.app:81"].map(|text| Some(text.to_owned()));
     assert_eq!(authorities, want);
+}
+
+#[test]
+fn a_service_with_the_preference_any_uses_all_networks_alike() {
+    let workloads = [pods("east", 1), pods("west", 2), vec![gateway("west", 1)]].concat();
+    let share_here = |preferences: Option<Vec<Scope>>, every: Option<&'static [Scope]>| {
+        let service = Service {
+            preferences,
+            ..service(&[])
+        };
+        let every = TrafficRule {
+            preferences: every,
+            ..TrafficRule::default()
+        };
+        let change = Change {
+            traffic: Some(Traffic::new([], every)),
+            ..change(
+                Transit::Always,
+                service,
+                workloads.clone(),
+                TrafficRule::default(),
+            )
+        };
+        super::shares_by_network(super::always(&build(&Snapshot::default(), change)))[0]
+    };
+    let close: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
+    for (of_service, every, want) in [
+        (None, None, 1.0),
+        (None, Some(close), 1.0),
+        (None, Some(&[][..]), 1.0 / 3.0),
+        (Some(vec![]), None, 1.0 / 3.0),
+        (Some(vec![]), Some(close), 1.0 / 3.0),
+        (Some(vec![Scope::Network]), Some(&[][..]), 1.0),
+    ] {
+        let got = share_here(of_service.clone(), every);
+        assert!((got - want).abs() < 0.01, "{of_service:?} {every:?}: {got}");
+    }
 }
