@@ -370,7 +370,7 @@ mod tests {
     fn publish_two_networks(fixture: &Fixture, transit: Transit) {
         let mut exposure = ExposureTable::new(false);
         let entry = Exposure {
-            transit,
+            transit: Some(transit),
             ..Exposure::default()
         };
         exposure.add_entry("echo.app", &entry, []);

@@ -359,7 +359,7 @@ fn exposure(rng: &mut Rng) -> ExposureTable {
     }];
     let mut entry = |index| Exposure {
         index,
-        transit: Transit::ALL[rng.usize(..3)],
+        transit: Some(Transit::ALL[rng.usize(..3)]),
         audiences: to.clone(),
         exposes_workloads: true,
         ..Exposure::default()
