@@ -365,6 +365,7 @@ fn policy(item: Value<'_>, namespace: &Arc<str>) -> Option<Traffic> {
         regions: if is_by_weight { regions } else { Vec::new() },
         latency: None,
         namespace: Some(Arc::clone(namespace)),
+        alias_namespaces: Vec::new(),
         line: Line(item.place()),
     })
 }
