@@ -317,7 +317,12 @@ fn traffic_distribution_becomes_preferences() {
             assert_eq!(findings.is_empty(), annotation != "Nearby", "{findings}");
             objects
         };
-        let joined = join(&Mesh::default(), &objects, &config("{}"));
+        let joined = join(
+            &Mesh::default(),
+            &objects,
+            &config("{}"),
+            &AddressHolders::default(),
+        );
         let own = joined.mesh.services.values().next().unwrap();
         assert_eq!(own.preferences.as_deref(), want, "{field} {annotation}");
     }
