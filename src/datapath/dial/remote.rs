@@ -14,7 +14,7 @@ use crate::snapshot::{Endpoint, EndpointSet};
 use crate::wire::{GatewayHash, HOPS_MAX, ServiceLoad, Via};
 
 use super::super::DataPath;
-use super::super::balance::Pick;
+use super::super::balance::{Pick, Tried};
 use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
@@ -102,7 +102,7 @@ pub fn deadline_of_try(
     data_path: &DataPath,
     endpoints: &EndpointSet,
     endpoint: &Endpoint,
-    tried: &[Arc<Endpoint>],
+    tried: &Tried,
     deadline: Instant,
 ) -> Instant {
     let Some(target) = target(endpoint) else {
@@ -110,8 +110,10 @@ pub fn deadline_of_try(
     };
     let now = Instant::now();
     // A gateway may be an endpoint of several groups, with one state.
-    let mut counted: Vec<_> = tried.iter().map(|one| &one.state).collect();
-    let left = endpoints.endpoints.iter().filter(|other| {
+    let mut counted: Vec<_> = tried.endpoints.iter().map(|one| &one.state).collect();
+    let left_out = |other: &Endpoint| other.remote.is_none() && tried.is_own_network_left_out;
+    let others = endpoints.endpoints.iter().filter(|other| !left_out(other));
+    let left = others.filter(|other| {
         let is_counted = counted.iter().any(|one| Arc::ptr_eq(one, &other.state));
         let is_left = !is_counted && is_alternative(data_path, other, &target, now);
         counted.extend(is_left.then_some(&other.state));
@@ -174,7 +176,7 @@ async fn send(
         endpoint.state.record_share(answer.weight_factor, now);
         if let Some(load) = answer.load {
             match ServiceLoad::parse(load.as_bytes()) {
-                Some(load) => endpoint.state.record_load(load, now),
+                Some(load) => endpoint.record_load(load, now),
                 None => data_path.metrics.load_malformed(),
             }
         }
