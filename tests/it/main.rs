@@ -109,6 +109,8 @@ mod pod_listeners;
 #[cfg(test)]
 mod policy;
 #[cfg(test)]
+mod quiet;
+#[cfg(test)]
 mod regions;
 #[cfg(test)]
 mod reload;
