@@ -79,6 +79,10 @@ mod istio_records;
 #[cfg(test)]
 mod istiod_exports;
 #[cfg(test)]
+mod istiod_recorder;
+#[cfg(test)]
+mod istiod_recordings;
+#[cfg(test)]
 mod istiod_rules;
 #[cfg(test)]
 mod kubelet;
