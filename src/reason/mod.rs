@@ -21,6 +21,8 @@ labelled! {
         NotConnect = "not_connect",
         /// The request has more header fields, or a larger header list, than the limit.
         TooManyFields = "too_many_fields",
+        /// `x-strait-source` of a gateway in `trust.gateways` is malformed, or was sent twice.
+        BadSource = "bad_source",
         /// The ClientHello has no server name, or no route or subset has that name.
         UnknownSni = "unknown_sni",
         /// The ClientHello on an Istio listener offers none of Istio's ALPN protocols.
@@ -142,6 +144,7 @@ impl Reason {
             Self::BadAuthority
             | Self::NotConnect
             | Self::TooManyFields
+            | Self::BadSource
             | Self::UnknownSni
             | Self::NoIstioAlpn
             | Self::NoClientHello
@@ -227,7 +230,7 @@ impl Reason {
     /// ztunnel's. Reasons that normally arise after 200 return 503.
     pub const fn status(self) -> StatusCode {
         match self {
-            Self::BadAuthority => StatusCode::BAD_REQUEST,
+            Self::BadAuthority | Self::BadSource => StatusCode::BAD_REQUEST,
             Self::PolicyDenied => StatusCode::UNAUTHORIZED,
             Self::NotConnect => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
