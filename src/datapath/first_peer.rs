@@ -17,6 +17,7 @@ use crate::wire::SpkiHash;
 
 use super::http2::tunnel::Forwarded;
 use super::identity::Peer;
+use super::limits::descriptors::Holders;
 
 /// Separator of the identity and its parameters. It cannot occur in a SPIFFE ID.
 const SEPARATOR: char = ';';
@@ -40,6 +41,8 @@ pub struct FirstPeer {
     pub cluster: Option<Box<str>>,
     /// An issuer of its cluster, if `trust.clusters` has the cluster.
     pub issuer: Option<SpkiHash>,
+    /// Cluster by the trust set, which its resources are charged to.
+    charged_cluster: Arc<str>,
 }
 
 impl FirstPeer {
@@ -83,13 +86,18 @@ impl FirstPeer {
         let is_permitted = |spki| permitted.is_none_or(|list| list.contains(spki));
         let mut issuers = snapshot.trust.issuers();
         let issuer = issuers.find(|(name, spki)| Some(*name) == cluster && is_permitted(spki));
+        let issuer = issuer.map(|(_, spki)| *spki);
+        let domain = Arc::from(&*trust_domain);
+        let charged = snapshot.trust.peer_cluster(&domain, issuer.as_ref());
         Some(Self {
             principal: principal.into(),
             trust_domain,
             namespace,
             service_account,
             cluster: cluster.map(Box::from),
-            issuer: issuer.map(|(_, spki)| *spki),
+            issuer,
+            // One without a cluster is refused.
+            charged_cluster: charged.map(|it| it.metric_name).unwrap_or_default(),
         })
     }
 
@@ -104,6 +112,12 @@ impl FirstPeer {
             return header;
         }
         principal.to_string()
+    }
+
+    /// Returns the holders of its tunnels: a part of those of the gateway.
+    pub fn holders(&self, gateway: &Holders) -> Holders {
+        let cluster = gateway.source().behind(&self.charged_cluster);
+        gateway.of(&cluster.identity(&Arc::from(&*self.principal)))
     }
 
     /// Returns the first peer as if it were the peer itself, for an explanation.

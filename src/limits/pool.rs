@@ -339,6 +339,12 @@ impl Account {
         let account = self.clone();
         Held { account, amount }
     }
+
+    /// Gives back an amount that [`Held::keep`] has left on the account.
+    pub fn give_back(&self, amount: usize) {
+        self.0.remove(amount);
+        self.0.pool.give_back(amount);
+    }
 }
 
 impl Held {
@@ -377,9 +383,13 @@ impl Held {
     /// Gives a part back.
     pub fn shrink(&mut self, amount: usize) {
         let amount = amount.min(self.amount);
-        self.account.0.remove(amount);
-        self.account.0.pool.give_back(amount);
+        self.account.give_back(amount);
         self.amount -= amount;
+    }
+
+    /// Leaves the amount on the account until [`Account::give_back`].
+    pub fn keep(mut self) {
+        self.amount = 0;
     }
 
     /// Moves the amount to another account of the pool, whatever its share.

@@ -25,7 +25,7 @@ use super::authorize::Authorized;
 use super::balance::{FailedTry, Pick};
 use super::identity::Peer;
 use super::io::endpoint::EndpointStream;
-use super::limits::pool::{Holders, LimitReached, TunnelDescriptor};
+use super::limits::descriptors::{Holders, LimitReached, TunnelDescriptor};
 use super::policy::Grant;
 
 /// A connection to an endpoint.
@@ -78,7 +78,7 @@ pub async fn run(
     let pick = authorized.into_pick();
     let address = pick.endpoint().address;
     let started = Instant::now();
-    let holders = peer.holders.as_ref();
+    let holders = pick.holders();
     let connected = match holders.map_or(Err(LimitReached::Share), Holders::upstream) {
         Ok(descriptor) => {
             let connected = match remote::target(pick.endpoint()) {

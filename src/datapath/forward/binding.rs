@@ -23,7 +23,7 @@ use crate::datapath::io::linger;
 use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::clients::ClientConnection;
-use crate::datapath::limits::pool::{Holders, LimitReached, TunnelDescriptor};
+use crate::datapath::limits::descriptors::{Holders, LimitReached, TunnelDescriptor};
 use crate::datapath::{DataPath, balance};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
 use crate::reason::{HandshakeRefusal, Reason};

@@ -29,7 +29,7 @@ use super::forward::connection;
 use super::handshake::{HandshakeError, Transport};
 use super::identity::Peer;
 use super::limits::admission::Admission;
-use super::limits::pool;
+use super::limits::descriptors;
 use super::{DataPath, dial};
 
 use plain::PlainRecords;
@@ -103,7 +103,7 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
 }
 
 /// Takes the descriptor of a connection.
-pub(crate) fn descriptor(data_path: &DataPath) -> pool::Descriptor {
+pub(crate) fn descriptor(data_path: &DataPath) -> descriptors::Descriptor {
     let source = data_path
         .admission
         .pool

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::datapath::first_peer::FirstPeer;
 use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
+use crate::datapath::limits::descriptors::DescriptorPool;
 use crate::datapath::policy::{self, Permit};
 use crate::datapath::route;
 use crate::reason::Reason;
@@ -311,4 +312,33 @@ fn a_cluster_whose_name_no_header_can_have_is_not_sent() {
         };
         assert_eq!(FirstPeer::header(&peer), want);
     }
+}
+
+#[test]
+fn one_first_peer_of_a_gateway_leaves_descriptors_to_the_others() {
+    const ATTACKER: &str = "spiffe://west.local/ns/shop/sa/attacker";
+    let snapshot = snapshot(&[("west", "edge"), ("west", "shop")], trust());
+    let pool = DescriptorPool::new(1920);
+    let of_listener = pool.register_listener().source([192, 0, 2, 1].into());
+    let gateway = Peer {
+        holders: Some(of_listener.for_identity(&"west".into(), &GATEWAY.into())),
+        ..peer(&snapshot, GATEWAY, Transit::Always)
+    };
+    let fill = |source: Option<&str>| {
+        let take = || {
+            let permit = permit(&snapshot, &gateway, source).expect("a permit");
+            permit.holders().expect("holders").upstream().ok()
+        };
+        std::iter::from_fn(take).take(950).collect::<Vec<_>>()
+    };
+    let attacker = fill(Some(ATTACKER));
+    assert!((400..=480).contains(&attacker.len()), "{}", attacker.len());
+    let other = fill(Some(CLIENT));
+    assert!(other.len() >= 50, "{}", other.len());
+    assert!(fill(None).len() >= 50, "tunnels of the gateway itself");
+    assert!(pool.usage(0).used <= 1920 / 2, "the share of the gateway");
+    let [(name, open)] = &pool.tunnels()[..] else {
+        panic!("one peer");
+    };
+    assert_eq!((&**name, *open), (GATEWAY, pool.usage(0).used));
 }
