@@ -76,6 +76,9 @@ labelled! {
         GatewayUnreachable = "gateway_unreachable",
         /// The certificate of a gateway of another network is not that of the expected gateway.
         GatewayUntrusted = "gateway_untrusted",
+        /// A gateway of another network ended its connection or reset the stream by an error before
+        /// it answered the CONNECT, which is not repeated.
+        GatewayReset = "gateway_reset",
         /// A gateway of another network has no endpoint for the service, or did not reach one in
         /// time.
         RemoteUnavailable = "remote_unavailable",
@@ -168,6 +171,7 @@ impl Reason {
             | Self::DialFailed
             | Self::GatewayUnreachable
             | Self::GatewayUntrusted
+            | Self::GatewayReset
             | Self::RemoteUnavailable
             | Self::RemoteRejected
             | Self::RemoteBusy
@@ -299,6 +303,7 @@ impl Reason {
             | Self::GatewayLoop
             | Self::GatewayUnreachable
             | Self::GatewayUntrusted
+            | Self::GatewayReset
             | Self::RemoteUnavailable
             | Self::RemoteRejected
             | Self::RemoteBusy
