@@ -134,8 +134,8 @@ pub(super) fn transit(route: &Route) -> Option<String> {
             format!("off for tunnels to a waypoint; other instances are in {networks}")
         }
         Transit::Off => format!(
-            "off; other instances are in {networks}; see `exposure.services[].transit` and \
-             `listeners[].transit`"
+            "off; other instances are in {networks}; see `exposure.services[].transit`, \
+             `exposure.transit` and `listeners[].transit`"
         ),
         Transit::Failover => format!("{transit}: {networks} if no endpoint here can serve"),
         Transit::Always => format!("{transit}: {networks} by the distribution of the service"),

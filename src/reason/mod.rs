@@ -100,6 +100,9 @@ labelled! {
         BuffersFull = "buffers_full",
         /// The peer sent more than 64 KiB before the answer.
         EarlyData = "early_data",
+        /// The first peer of the tunnel sent more frames through a gateway than its tunnels account
+        /// for.
+        CreditExhausted = "credit_exhausted",
         /// The peer sent trailers on a tunnel (RFC 9113 section 8.5).
         Malformed = "malformed",
         /// The peer reset the stream with CANCEL or NO_ERROR.
@@ -160,6 +163,7 @@ impl Reason {
             | Self::OverShare
             | Self::BindingFull
             | Self::EarlyData
+            | Self::CreditExhausted
             | Self::Malformed
             | Self::DownstreamReset
             | Self::DownstreamLost => Fault::Downstream,
@@ -270,6 +274,7 @@ impl Reason {
     pub fn reset_code(self) -> h2::Reason {
         match self.blame() {
             _ if self == Self::Malformed => h2::Reason::PROTOCOL_ERROR,
+            _ if self == Self::CreditExhausted => h2::Reason::ENHANCE_YOUR_CALM,
             Fault::Upstream => h2::Reason::CONNECT_ERROR,
             Fault::None | Fault::Downstream | Fault::Gateway => h2::Reason::INTERNAL_ERROR,
         }

@@ -30,7 +30,7 @@ fn table(audiences: &[(&str, &str)], transit: Transit) -> ExposureTable {
     for audiences in audiences {
         let entry = Exposure {
             audiences: vec![audience(audiences)],
-            transit,
+            transit: Some(transit),
             ..Exposure::default()
         };
         table.add_entry("echo.app", &entry, []);
@@ -184,7 +184,7 @@ fn the_smaller_transit_of_gateway_and_first_peer_applies() {
             };
             let entry = Exposure {
                 audiences: vec![audience],
-                transit,
+                transit: Some(transit),
                 ..Exposure::default()
             };
             exposure.add_entry("echo.app", &entry, []);
