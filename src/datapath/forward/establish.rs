@@ -60,8 +60,8 @@ impl NewTunnel {
         let own = || self.data_path.outer.own_hash(&snapshot);
         dial::remote::check_loop(own, target.forwarded())?;
         let route = route::resolve(&snapshot, &self.peer, target).inspect_err(|reason| {
-            if *reason == Reason::NotForPeer {
-                let detail = "x-strait-source is not a workload identity";
+            if *reason == Reason::BadSource {
+                let detail = "x-strait-source is malformed, or was sent twice";
                 self.record.set_detail(detail.to_owned());
             }
         })?;
