@@ -433,8 +433,9 @@ pub(super) fn first_peer_rule(
 /// Describes the rejection of a malformed `x-strait-source`.
 pub(super) fn malformed_first_peer() -> RuleRow {
     RuleRow {
-        description: "x-strait-source of a gateway in `trust.gateways` is not a workload identity"
-            .to_owned(),
+        description:
+            "x-strait-source of a gateway in `trust.gateways` is malformed, or was sent twice"
+                .to_owned(),
         ..RuleRow::default()
     }
 }
