@@ -17,7 +17,7 @@ use crate::tls::{InboundTls, OutboundTls};
 
 use super::connection::{self, Connection, STREAMS_MAX, Slot};
 use super::rtt::MinRtt;
-use super::{Failure, Target};
+use super::{AddressFilter, Failure, Target};
 
 /// Limit of connections to one gateway: 6,400 tunnels with the limit of one connection.
 const CONNECTIONS_MAX: usize = 64;
@@ -96,6 +96,8 @@ impl Replacement {
 pub(super) struct Context {
     pub(super) tls: Arc<InboundTls>,
     pub(super) reader: Reader,
+    /// Addresses that are not dialled.
+    pub(super) denied: AddressFilter,
     /// Drain that waits for the connections.
     pub(super) lifecycle: Lifecycle,
 }
@@ -183,7 +185,8 @@ impl GatewayConnections {
         let (gateway, inputs) = (Arc::clone(self), context.clone());
         self.attempt(connections, context, async move {
             let of = (&gateway.target, Arc::clone(&gateway.rtt));
-            connection::open(of, &inputs.tls, &inputs.reader).await
+            let reader = (&inputs.reader, &inputs.denied);
+            connection::open(of, &inputs.tls, reader).await
         });
     }
 
