@@ -404,6 +404,16 @@ impl Reloader {
     }
 
     fn reload_certificates(&self) -> anyhow::Result<Vec<String>> {
+        let reloaded = self.load_certificates();
+        if let Err(error) = &reloaded
+            && let Identity::Files(_) = self.app.config.load().identity
+        {
+            self.certificates.lock().failed(error.to_string());
+        }
+        reloaded
+    }
+
+    fn load_certificates(&self) -> anyhow::Result<Vec<String>> {
         let config = self.app.config.load();
         let trust = PeerTrust::load(&config.trust)?;
         let set = trust::set(&config, &trust);

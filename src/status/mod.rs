@@ -74,6 +74,36 @@ pub struct Certificate {
     pub chain: Vec<CertificateInfo>,
     /// Roots that peers are verified against.
     pub roots: Vec<CertificateInfo>,
+    /// Start of the leaf's validity, and first expiry of a certificate on its path to the roots.
+    pub validity: Option<(SystemTime, SystemTime)>,
+    /// Time since which no new certificate could be obtained.
+    pub failing_since: Option<SystemTime>,
+}
+
+impl Certificate {
+    /// Returns the problem with its renewal, if any: less than a quarter of the lifetime is left,
+    /// or renewals have failed for a tenth of it.
+    pub fn renewal_problem(&self, now: SystemTime) -> Option<String> {
+        let (start, end) = self.validity?;
+        let lifetime = end.duration_since(start).unwrap_or_default();
+        let left = end.duration_since(now).unwrap_or_default();
+        let failing = self.failing_since;
+        let failing = failing.and_then(|since| now.duration_since(since).ok());
+        if left < lifetime / 4 {
+            let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
+            Some(format!(
+                "expires in {left}, less than a quarter of its lifetime"
+            ))
+        } else if failing.is_some_and(|failing| failing >= lifetime / 10) {
+            let failing = failing.map_or(0, |failing| failing.as_secs());
+            let failing = humantime::format_duration(Duration::from_secs(failing));
+            Some(format!(
+                "was not renewed for {failing}, a tenth of its lifetime"
+            ))
+        } else {
+            None
+        }
+    }
 }
 
 /// Certificate of a chain or of a set of roots.
