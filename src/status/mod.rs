@@ -4,6 +4,7 @@
 //! Plain structs, each behind a lock of its own. Their owners write them and the admin pages read
 //! them; the data path waits for neither.
 
+mod certificate;
 mod link;
 mod remote;
 mod workload;
@@ -19,6 +20,7 @@ use serde::{Serialize, Serializer};
 
 use crate::labels::labelled;
 
+pub use self::certificate::{Certificate, CertificateInfo};
 pub use self::link::{LinkUsage, ReducedLink};
 pub use self::remote::RemoteGatewayStatus;
 pub use self::workload::{PodName, WorkloadLabels};
@@ -60,63 +62,6 @@ pub struct Reload {
     pub ok: bool,
     /// Reason why the content is not in use, or the parts that are not.
     pub error: Option<String>,
-}
-
-/// Identity that this gateway serves with, and its certificates.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Certificate {
-    /// SPIFFE identity, or `trust domain NAME` for a trust domain with its own roots.
-    pub identity: String,
-    /// `Available`, `Initializing` or `Unavailable: …`, as istioctl shows it. `Available: …` if
-    /// no new certificate could be obtained.
-    pub state: String,
-    /// Leaf and intermediates.
-    pub chain: Vec<CertificateInfo>,
-    /// Roots that peers are verified against.
-    pub roots: Vec<CertificateInfo>,
-    /// Start of the leaf's validity, and first expiry of a certificate on its path to the roots.
-    pub validity: Option<(SystemTime, SystemTime)>,
-    /// Time since which no new certificate could be obtained.
-    pub failing_since: Option<SystemTime>,
-}
-
-impl Certificate {
-    /// Returns the problem with its renewal, if any: less than a quarter of the lifetime is left,
-    /// or renewals have failed for a tenth of it.
-    pub fn renewal_problem(&self, now: SystemTime) -> Option<String> {
-        let (start, end) = self.validity?;
-        let lifetime = end.duration_since(start).unwrap_or_default();
-        let left = end.duration_since(now).unwrap_or_default();
-        let failing = self.failing_since;
-        let failing = failing.and_then(|since| now.duration_since(since).ok());
-        if left < lifetime / 4 {
-            let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
-            Some(format!(
-                "expires in {left}, less than a quarter of its lifetime"
-            ))
-        } else if failing.is_some_and(|failing| failing >= lifetime / 10) {
-            let failing = failing.map_or(0, |failing| failing.as_secs());
-            let failing = humantime::format_duration(Duration::from_secs(failing));
-            Some(format!(
-                "was not renewed for {failing}, a tenth of its lifetime"
-            ))
-        } else {
-            None
-        }
-    }
-}
-
-/// Certificate of a chain or of a set of roots.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CertificateInfo {
-    /// Certificate in PEM.
-    pub pem: String,
-    /// Serial number in decimal.
-    pub serial: String,
-    /// Start of the validity, RFC 3339.
-    pub valid_from: String,
-    /// End of the validity, RFC 3339.
-    pub expires: String,
 }
 
 /// Certificate revocation list in use.
