@@ -70,7 +70,7 @@ pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::Collision;
 pub use remote::RemoteGateway;
-pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
+pub use service_limits::{ServiceLimits, TunnelCount};
 pub use shards::Shards;
 pub use subset::{Subset, SubsetPart};
 pub use trust::{Caller, PeerCluster, TrustSet};
