@@ -15,7 +15,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
-use crate::limits::prefix;
+use crate::limits::{Source, prefix};
 use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{InFlight, SourceHash};
@@ -37,7 +37,7 @@ pub struct Upstream {
     pub stream: EndpointStream,
     /// Grant of the tunnel, with its endpoint.
     pub grant: Grant,
-    _held: (InFlight, TunnelDescriptor),
+    held: (InFlight, TunnelDescriptor),
 }
 
 impl Upstream {
@@ -47,8 +47,13 @@ impl Upstream {
         Self {
             stream,
             grant: permit.into_grant(endpoint),
-            _held: (in_flight, descriptor),
+            held: (in_flight, descriptor),
         }
+    }
+
+    /// Returns the source that the tunnel is charged to.
+    pub fn source(&self) -> &Source {
+        self.held.1.source()
     }
 }
 
@@ -78,8 +83,8 @@ pub async fn run(
     let address = pick.endpoint().address;
     let started = Instant::now();
     let holders = pick.holders();
-    let connected = match holders.map_or(Err(LimitReached::Share), Holders::upstream) {
-        Ok(descriptor) => {
+    let connected = match holders.map_or(Err(LimitReached::Share), Holders::dial) {
+        Ok(dialling) => {
             pick.endpoint().state.begin_dial(started);
             let connected = match remote::target(pick.endpoint()) {
                 None => {
@@ -89,10 +94,11 @@ pub async fn run(
                 Some(target) => {
                     let open = remote::open(&pick, &target, (data_path, peer), deadline);
                     let opened = Box::pin(open).await;
-                    opened.map(|stream| EndpointStream::outer(stream, data_path.budget.account()))
+                    let account = || data_path.budget.account(dialling.descriptor.source());
+                    opened.map(|stream| EndpointStream::outer(stream, account()))
                 }
             };
-            connected.map(|stream| (stream, descriptor))
+            connected.map(|stream| (stream, dialling.descriptor))
         }
         Err(full) => Err(Failure::new(full.reason(), full.to_string())),
     };

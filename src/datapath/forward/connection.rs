@@ -81,7 +81,8 @@ pub async fn serve_stream<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut connection = Box::new(HboneConnection::new(*transport, &data_path.budget));
+    let source = data_path.budget.source(&peer.charged_source());
+    let mut connection = Box::new(HboneConnection::new(*transport, source));
     let established = poll_fn(|cx| match connection.poll(cx) {
         Poll::Ready(end) => Poll::Ready(Err(end)),
         Poll::Pending if connection.downstream.server.is_established() => Poll::Ready(Ok(())),

@@ -21,7 +21,7 @@ use super::open::{End, Open};
 use super::tunnel_copy::{Step, TunnelCopy};
 use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
-use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
+use crate::datapath::limits::budget::{BufferAccount, BufferSource};
 use crate::reason::Reason;
 
 use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
@@ -81,7 +81,8 @@ pub struct HboneConnection<S> {
     requests: Vec<NewRequest>,
     /// Generation of the snapshot that the tunnels were last checked against.
     pub generation: u64,
-    budget: Arc<BufferBudget>,
+    /// Source of the peer, for accounts.
+    source: BufferSource,
     /// Account of the buffers that the peer makes the connection hold, created when it first does.
     held: Option<Arc<BufferAccount>>,
     /// Bytes on that account.
@@ -96,7 +97,7 @@ pub struct HboneConnection<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Creates a connection after its handshake.
-    pub fn new(transport: Transport<S>, budget: &Arc<BufferBudget>) -> Self {
+    pub fn new(transport: Transport<S>, source: BufferSource) -> Self {
         let Transport {
             socket,
             layer,
@@ -114,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             events: Vec::new(),
             requests: Vec::new(),
             generation: u64::MAX,
-            budget: Arc::clone(budget),
+            source,
             held: None,
             charged: 0,
             limit_timer: LimitTimer::default(),
@@ -302,7 +303,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                     ended,
                     price,
                 } => {
-                    let setup = Arc::new(Setup::new(self.budget.account(), ended));
+                    let setup = Arc::new(Setup::new(self.source.account(), ended));
                     self.insert(key, Tunnel::Setup(SetupGuard(Arc::clone(&setup))));
                     self.requests.push(NewRequest {
                         key,
@@ -491,13 +492,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Charges the buffers that the connection holds after a turn: the send buffer while the peer
     /// does not read, and the receive buffer while it holds a part of a record.
     fn charge_buffers(&mut self, cx: &Context<'_>) -> Result<(), ConnectionEnd> {
-        let buffers =
-            usize::from(self.downstream.output.is_blocked()) + usize::from(self.input.is_held());
-        let held = buffers * BUFFER_BYTES;
+        let output = usize::from(self.downstream.output.is_blocked()) * BUFFER_BYTES;
+        let held = output + self.input.park();
         if held == 0 && self.charged == 0 {
             return Ok(());
         }
-        let account = self.held.get_or_insert_with(|| self.budget.account());
+        let account = self.held.get_or_insert_with(|| self.source.account());
         if held > self.charged {
             account.charge(held - self.charged);
         } else if held < self.charged {
