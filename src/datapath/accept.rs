@@ -19,7 +19,7 @@ use crate::telemetry::{AcceptError, connection_refused};
 
 use super::DataPath;
 use super::limits::admission::HandshakeSlot;
-use super::limits::pool::{Descriptor, ListenerReserve};
+use super::limits::descriptors::{Descriptor, ListenerReserve};
 use super::listener::Listener;
 
 /// A connection accepted from a downstream.

@@ -14,7 +14,7 @@ use crate::wire::SpkiHash;
 
 use super::DataPath;
 use super::handshake::HandshakeError;
-use super::limits::pool::{Descriptor, Holders};
+use super::limits::descriptors::{Descriptor, Holders};
 use super::listener::Listener;
 
 /// A downstream, usually with a verified certificate.

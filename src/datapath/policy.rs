@@ -12,6 +12,7 @@ use crate::wire::{Authority, Transit, sni};
 use super::first_peer::FirstPeer;
 use super::http2::tunnel::Origin;
 use super::identity::Peer;
+use super::limits::descriptors::Holders;
 use super::limits::service::TunnelLimits;
 use super::route::{self, Route};
 use super::transit;
@@ -24,12 +25,20 @@ pub struct Permit {
     route: Box<Route>,
     granted_by_listener: bool,
     limits: Option<Box<TunnelLimits>>,
+    /// Holders that the tunnel is counted for: its first peer, or else the peer. `None` in an
+    /// explain query, which cannot dial.
+    holders: Option<Holders>,
 }
 
 impl Permit {
     /// Returns the permitted route.
     pub fn route(&self) -> &Route {
         &self.route
+    }
+
+    /// Returns the holders that the tunnel is counted for.
+    pub fn holders(&self) -> Option<&Holders> {
+        self.holders.as_ref()
     }
 
     /// Counts the tunnel among those of the exposure entries that admit it, with their limits.
@@ -186,10 +195,16 @@ pub fn free_percent(snapshot: &Snapshot, peer: &Peer, route: &Route) -> u32 {
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
     check(snapshot, peer, &route)?;
     let transit = transit::evaluate(snapshot, peer, &route);
+    let gateway_or_peer = peer.holders.as_ref();
+    let holders = gateway_or_peer.map(|holders| match route.first_peer() {
+        Some(first) => first.holders(holders),
+        None => holders.clone(),
+    });
     Ok(Permit {
         route: Box::new(route.permit_transit(transit)),
         granted_by_listener: false,
         limits: None,
+        holders,
     })
 }
 
@@ -232,6 +247,7 @@ pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason
         route: Box::new(route),
         granted_by_listener: true,
         limits: None,
+        holders: peer.holders.clone(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! HBONE connections to the gateways of other networks, and tunnels through them.
 //!
-//! [`Pool`] shares connections between tunnels: `gateway` keeps those to one gateway, `connection`
-//! opens and watches one. `ranks` compares the round trip times of gateways, `rtt` keeps that of a
+//! [`Pool`] shares connections between the tunnels of one source: `gateway` keeps those to one
+//! gateway, `sources` divides them, and `connection` opens and watches one. `ranks` compares the round trip times of gateways, `rtt` keeps that of a
 //! gateway. `request` asks for a tunnel, [`Stream`] is an open one, and `unread` keeps what it has
 //! received. `outcome` maps a rejection to the header `x-strait-outcome` and back. [`open_inner`]
 //! opens an HBONE connection to a workload inside a tunnel. `verify` checks the servers of both.
@@ -14,12 +14,14 @@ mod pool;
 mod ranks;
 mod request;
 mod rtt;
+mod sources;
 mod stream;
 #[cfg(test)]
 pub(crate) mod tests;
 mod unread;
 mod verify;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -53,6 +55,27 @@ impl Target {
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let others = self.gateway.other_addresses.iter().copied();
         std::iter::once(self.address).chain(others)
+    }
+}
+
+/// Addresses of gateways that are not dialled.
+#[derive(Clone)]
+pub struct AddressFilter(Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>);
+
+impl fmt::Debug for AddressFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AddressFilter")
+    }
+}
+
+impl AddressFilter {
+    /// Creates a filter of the addresses for which `is_denied` returns true.
+    pub fn new(is_denied: impl Fn(SocketAddr) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(is_denied))
+    }
+
+    fn has(&self, address: SocketAddr) -> bool {
+        (self.0)(address)
     }
 }
 

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::pool::{DescriptorPool, source};
+use crate::limits::prefix;
+
+use super::descriptors::DescriptorPool;
 
 /// Limit of handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all. The
 /// limit is lower if files or memory are short ([`DescriptorPool::handshakes_max`]).
@@ -69,7 +71,7 @@ impl Admission {
     /// At the limit, the source with the most handshakes loses its oldest one. A good
     /// client finishes within a few round trips, so an old handshake is slow on purpose.
     pub fn acquire_handshake(&self, address: IpAddr) -> Option<HandshakeSlot> {
-        let source = source(address);
+        let source = prefix(address);
         let max = self.pool.handshakes_max().clamp(1, HANDSHAKES_MAX);
         let evicted = Arc::new(Notify::new());
         let mut handshakes = self.handshakes.lock();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::pool::source;
+use crate::limits::prefix;
 
 /// Open connections by client, which is an IPv4 address or an IPv6 /64.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl ClientConnections {
         address: IpAddr,
         limits: ClientLimits,
     ) -> Result<ClientConnection, String> {
-        let client = source(address);
+        let client = prefix(address);
         let mut counts = self.0.lock();
         counts.check(client, limits)?;
         *counts.by_client.entry(client).or_default() += 1;
@@ -59,7 +59,7 @@ impl ClientConnections {
     /// # Errors
     /// As [`Self::open`].
     pub fn check(&self, address: IpAddr, limits: ClientLimits) -> Result<(), String> {
-        self.0.lock().check(source(address), limits)
+        self.0.lock().check(prefix(address), limits)
     }
 }
 

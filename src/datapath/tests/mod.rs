@@ -1,6 +1,7 @@
 //! Tests of the HTTP/2 server against scripted peers, in memory and with a paused clock.
 
 pub(crate) mod chi_square;
+mod dials;
 mod networks;
 #[path = "../../../tests/fuzz/targets/plain.rs"]
 pub(crate) mod plain;
@@ -29,7 +30,7 @@ use super::forward::connection;
 use super::handshake::{HandshakeError, Transport};
 use super::identity::Peer;
 use super::limits::admission::Admission;
-use super::limits::pool;
+use super::limits::descriptors;
 use super::{DataPath, dial};
 
 use plain::PlainRecords;
@@ -103,7 +104,7 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
 }
 
 /// Takes the descriptor of a connection.
-pub(crate) fn descriptor(data_path: &DataPath) -> pool::Descriptor {
+pub(crate) fn descriptor(data_path: &DataPath) -> descriptors::Descriptor {
     let source = data_path
         .admission
         .pool

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::time::Instant;
 
-use crate::datapath::balance::choose;
+use crate::datapath::balance::{Tried, choose};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, LocalityWeight, Mesh, Protocol, Scope, Service, Template, Workload,
@@ -85,7 +85,7 @@ fn set(snapshot: &Snapshot) -> &EndpointSet {
 fn picked(set: &EndpointSet) -> Vec<u32> {
     let mut counts = vec![0; set.endpoints.len()];
     for _ in 0..PICKS {
-        let chosen = choose(set, &[], NO_LINK_FACTORS).expect("an endpoint");
+        let chosen = choose(set, &Tried::default(), NO_LINK_FACTORS).expect("an endpoint");
         let place = set
             .endpoints
             .iter()
@@ -345,6 +345,25 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
         ..weights(if rng.u8(..3) == 0 { &regions } else { &[] })
     };
     build_snapshot(service, workloads, rule)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_endpoints_the_nearer_takes_all_until_its_load_exceeds_that_of_the_other() {
+    let workloads = (0..2).map(|at| workload(at, "west", "us-west/us-west-a"));
+    let rule = TrafficRule {
+        by_latency: Some(true),
+        ..TrafficRule::default()
+    };
+    let snapshot = build_snapshot(service(), workloads.collect(), rule);
+    let set = set(&snapshot);
+    let [near, far] = [0, 1].map(|place| &set.endpoints[place].state);
+    near.record_dial(Duration::from_millis(1));
+    far.record_dial(Duration::from_millis(20));
+    assert_eq!(picked(set), [PICKS, 0]);
+    let _busy: Vec<_> = (0..20).map(|_| InFlight::new(near)).collect();
+    assert_eq!(picked(set), [0, PICKS]);
+    let probabilities = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
+    assert_eq!(probabilities, [0.0, 1.0]);
 }
 
 #[tokio::test(start_paused = true)]
