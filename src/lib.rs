@@ -16,6 +16,7 @@ pub mod yaml;
 // Data path.
 pub mod datapath;
 pub mod explain;
+pub mod limits;
 pub mod outer;
 pub mod responder;
 

@@ -29,12 +29,15 @@ mod subsets;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod transit;
 mod trust;
 mod vips;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
 
 use crate::yaml::{Document, Fields, Findings, Place, Value};
 
@@ -62,7 +65,10 @@ pub use sections::{
 };
 pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};
-pub use trust::{Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
+pub use transit::TransitRule;
+pub use trust::{
+    Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers, VERIFY_DEPTH,
+};
 pub use vips::{vip, vip_count};
 
 section! {
@@ -183,6 +189,19 @@ impl Examined {
 }
 
 impl Config {
+    /// Returns the networks whose queries the DNS responder answers.
+    pub fn dns_clients(&self) -> Vec<IpNet> {
+        if !self.dns.clients.is_empty() {
+            return self.dns.clients.clone();
+        }
+        let of_bindings = self.bindings.iter().flat_map(|binding| &binding.clients);
+        let of_bindings = of_bindings.filter(|net| net.prefix_len() > 0).copied();
+        bindings::loopback()
+            .into_iter()
+            .chain(of_bindings)
+            .collect()
+    }
+
     /// Reads and checks a text as the contents of `path`. There is a configuration exactly when no
     /// finding is an error.
     pub fn parse(path: &Path, text: &str) -> (Option<Self>, Findings) {

@@ -14,6 +14,7 @@ use crate::snapshot::{
 };
 use crate::telemetry::Metrics;
 
+use super::limits::descriptors::Holders;
 use super::policy::Permit;
 use super::route::Route;
 
@@ -37,6 +38,11 @@ impl Pick {
     /// Returns the route of the permit.
     pub fn route(&self) -> &Route {
         self.permit.route()
+    }
+
+    /// Returns the holders that the tunnel is counted for.
+    pub fn holders(&self) -> Option<&Holders> {
+        self.permit.holders()
     }
 
     /// Returns the permit, for another endpoint.

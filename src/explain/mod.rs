@@ -396,7 +396,7 @@ impl Explainer<'_> {
             Ok(route) => route,
             Err(reason) => {
                 lookup.rule = match reason {
-                    Reason::NotForPeer => rules::malformed_first_peer(),
+                    Reason::BadSource => rules::malformed_first_peer(),
                     _ => rules::describe_unknown(self.state, peer, requested),
                 };
                 return (lookup, Err(reason));
@@ -420,7 +420,8 @@ impl Explainer<'_> {
             .rule
             .description
             .extend(rules::limits(self.state, &limiting));
-        let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full());
+        let source = policy::charged_source(peer, route.first_peer());
+        let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full(&source));
         let permit = if is_full {
             Err(Reason::TunnelLimit)
         } else {

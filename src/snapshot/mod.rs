@@ -60,7 +60,7 @@ pub use endpoints::{
 };
 pub use exclusion::ExclusionReason;
 pub use exposure::{
-    Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility,
+    Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility, TransitRule,
 };
 pub use hosts::{Answer, Host, Hosts, RefreshRequests};
 pub use link_factors::{LinkFactors, NO_LINK_FACTORS};
@@ -73,7 +73,7 @@ pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerd
 pub use precedence::Collision;
 pub use recent_sources::SourceHash;
 pub use remote::RemoteGateway;
-pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
+pub use service_limits::{ServiceLimits, TunnelCount};
 pub use set_health::{DialAdmission, Probe};
 pub use shards::Shards;
 pub use subset::{Subset, SubsetPart};

@@ -18,11 +18,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("wire", &["labels"]),
     ("yaml", &[]),
     ("config", &["wire", "reason", "yaml"]),
-    ("snapshot", &["wire", "reason", "status"]),
+    ("snapshot", &["wire", "limits", "reason", "status"]),
     ("status", &["labels", "wire", "reason"]),
+    ("limits", &["labels", "reason", "status"]),
     (
         "telemetry",
-        &["labels", "wire", "config", "reason", "status"],
+        &["labels", "wire", "config", "limits", "reason", "status"],
     ),
     ("grpc", &["config", "lifecycle"]),
     (
@@ -45,6 +46,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         &[
             "wire",
             "config",
+            "limits",
             "snapshot",
             "tls",
             "outer",
@@ -56,13 +58,21 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
     (
         "outer",
-        &["wire", "snapshot", "tls", "status", "lifecycle", "reason"],
+        &[
+            "wire",
+            "limits",
+            "snapshot",
+            "tls",
+            "status",
+            "lifecycle",
+            "reason",
+        ],
     ),
-    ("responder", &["config"]),
+    ("responder", &["config", "limits"]),
     (
         "explain",
         &[
-            "wire", "config", "snapshot", "tls", "outer", "datapath", "reason", "status",
+            "wire", "config", "limits", "snapshot", "tls", "outer", "datapath", "reason", "status",
         ],
     ),
     (
@@ -87,6 +97,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         &[
             "wire",
             "config",
+            "limits",
             "snapshot",
             "telemetry",
             "lifecycle",

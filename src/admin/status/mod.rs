@@ -176,6 +176,7 @@ fn source(state: &AdminState, config: &Config) -> Value {
 }
 
 fn certificate_to_json(certificate: Certificate) -> Value {
+    let problem = certificate.renewal_problem(SystemTime::now());
     // For roots only, the first that expires.
     let root = certificate.roots.into_iter();
     let root = root.min_by(|one, other| one.expires.cmp(&other.expires));
@@ -186,6 +187,7 @@ fn certificate_to_json(certificate: Certificate) -> Value {
         "state": certificate.state,
         "serial": leaf.serial,
         "expires": leaf.expires,
+        "renewalProblem": problem,
     })
 }
 
@@ -196,6 +198,7 @@ fn gateway_to_json(row: RemoteGatewayStatus) -> Value {
         "cluster": row.cluster,
         "state": row.state,
         "connections": row.connections,
+        "sources": row.sources,
         "tunnels": row.streams,
         "rtt": row.rtt.map(|time| humantime::format_duration(time).to_string()),
         "share": format!("{}%", row.share_percent),

@@ -15,6 +15,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use crate::limits::{Source, prefix};
 use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{InFlight, SourceHash};
@@ -26,7 +27,7 @@ use super::balance::{FailedTry, Pick};
 use super::first_peer::FirstPeer;
 use super::identity::Peer;
 use super::io::endpoint::EndpointStream;
-use super::limits::pool::{self, Holders, LimitReached, TunnelDescriptor};
+use super::limits::descriptors::{Holders, LimitReached, TunnelDescriptor};
 use super::policy::Grant;
 
 /// A connection to an endpoint.
@@ -36,7 +37,7 @@ pub struct Upstream {
     pub stream: EndpointStream,
     /// Grant of the tunnel, with its endpoint.
     pub grant: Grant,
-    _held: (InFlight, TunnelDescriptor),
+    held: (InFlight, TunnelDescriptor),
 }
 
 impl Upstream {
@@ -46,8 +47,13 @@ impl Upstream {
         Self {
             stream,
             grant: permit.into_grant(endpoint),
-            _held: (in_flight, descriptor),
+            held: (in_flight, descriptor),
         }
+    }
+
+    /// Returns the source that the tunnel is charged to.
+    pub fn source(&self) -> &Source {
+        self.held.1.source()
     }
 }
 
@@ -76,9 +82,9 @@ pub async fn run(
     let pick = authorized.into_pick();
     let address = pick.endpoint().address;
     let started = Instant::now();
-    let holders = peer.holders.as_ref();
-    let connected = match holders.map_or(Err(LimitReached::Share), Holders::upstream) {
-        Ok(descriptor) => {
+    let holders = pick.holders();
+    let connected = match holders.map_or(Err(LimitReached::Share), Holders::dial) {
+        Ok(dialling) => {
             pick.endpoint().state.begin_dial(started);
             let connected = match remote::target(pick.endpoint()) {
                 None => {
@@ -88,10 +94,11 @@ pub async fn run(
                 Some(target) => {
                     let open = remote::open(&pick, &target, (data_path, peer), deadline);
                     let opened = Box::pin(open).await;
-                    opened.map(|stream| EndpointStream::outer(stream, data_path.budget.account()))
+                    let account = || data_path.budget.account(dialling.descriptor.source());
+                    opened.map(|stream| EndpointStream::outer(stream, account()))
                 }
             };
-            connected.map(|stream| (stream, descriptor))
+            connected.map(|stream| (stream, dialling.descriptor))
         }
         Err(full) => Err(Failure::new(full.reason(), full.to_string())),
     };
@@ -117,7 +124,7 @@ pub async fn run(
 pub fn source_of(peer: &Peer, first_peer: Option<&FirstPeer>) -> SourceHash {
     let source = &*peer.source;
     if peer.is_unauthenticated() {
-        return SourceHash::of(&pool::source(source.address.ip()));
+        return SourceHash::of(&prefix(source.address.ip()));
     }
     let principal = first_peer.map_or(&*source.principal, |first| &*first.principal);
     SourceHash::of(&(&*source.cluster, principal))

@@ -22,9 +22,9 @@ use crate::datapath::identity::{self, Peer};
 use crate::datapath::io::linger;
 use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::limits::budget::BufferAccount;
-use crate::datapath::limits::clients::ClientConnection;
-use crate::datapath::limits::pool::{Holders, LimitReached, TunnelDescriptor};
+use crate::datapath::limits::descriptors::{Holders, LimitReached, TunnelDescriptor};
 use crate::datapath::{DataPath, balance};
+use crate::limits::{Held, Source};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Endpoint, EndpointSet, InFlight, Snapshot};
@@ -33,6 +33,9 @@ use crate::telemetry::{ConnectionGuard, Record};
 use super::establish::{destination, remote_network};
 use super::open::revoke_delay;
 use super::tries::Tries;
+
+/// Limit of gateways of which the log of one connection says why they are not used.
+const UNUSED_SHOWN_MAX: usize = 4;
 
 /// Connection of a local client.
 #[derive(Debug)]
@@ -70,7 +73,7 @@ struct VerifiedClient {
 struct Connection {
     client: Client,
     upstream: GatewayTunnel,
-    _counted: ClientConnection,
+    _counted: Held,
 }
 
 /// Forwards one connection: verifies the client, picks a gateway, opens the tunnel, copies. A
@@ -111,12 +114,13 @@ async fn establish(
     };
     let mut record = Record::new(&data_path.metrics, &peer.source, &binding.authority);
     record.set_service(binding.service.clone(), None);
+    let account = data_path.budget.account(&peer.charged_source());
     let mut client = Client {
         peer: Arc::new(peer),
         record,
         socket,
         tls,
-        account: data_path.budget.account(),
+        account,
         _guards: (resources, data_path.metrics.connection_opened()),
         binding,
         data_path,
@@ -185,9 +189,7 @@ impl Client {
             return Err(Reason::NotForPeer);
         }
         drop(snapshot);
-        if !self.data_path.budget.has_room() {
-            return Err(Reason::BuffersFull);
-        }
+        self.account.check_room()?;
         let drain = &self.peer.listener.drain;
         // A client that has sent FIN may still wait for the answer.
         let reset = self.socket.ready(Interest::ERROR);
@@ -312,11 +314,15 @@ async fn pick_and_open(
     // No gateway is before this one, so a loop ends the way through the picked gateway alone.
     let (mut tries, mut reason) = (Tries::new(true), Reason::NoEndpoint);
     let links = data_path.link_factors(peer);
+    let source = source_of(peer);
     if endpoints.endpoints.is_empty() {
         let clusters = binding.clusters();
         let detail =
             format!("no gateway of {clusters} has an address, except in evacuated regions");
-        record.set_detail(detail);
+        let unused = binding.endpoints.unused(&data_path.reader.load());
+        let unused = unused.into_iter().take(UNUSED_SHOWN_MAX);
+        let unused = unused.map(|(gateway, why)| format!("; {gateway}: {why}"));
+        record.set_detail(detail + &unused.collect::<String>());
     }
     while Instant::now() < deadline
         && let Some(endpoint) = balance::choose(&endpoints, &tries.tried, &links).cloned()
@@ -327,13 +333,13 @@ async fn pick_and_open(
         endpoint.state.begin_dial(Instant::now());
         let in_flight = InFlight::new(&endpoint.state);
         let holders = peer.holders.as_ref();
-        let descriptor = holders.map_or(Err(LimitReached::Share), Holders::upstream);
-        let descriptor = descriptor.map_err(|full| {
+        let dialling = holders.map_or(Err(LimitReached::Share), Holders::dial);
+        let dialling = dialling.map_err(|full| {
             record.set_detail(full.to_string());
             full.reason()
         })?;
         let started = Instant::now();
-        let target = (binding, account);
+        let target = (binding, account, &source);
         let pick = (&*endpoints, &*endpoint);
         let try_end = remote::deadline_of_try(data_path, pick.0, pick.1, &tries.tried, deadline);
         let opened = open(data_path, pick, target, try_end);
@@ -345,7 +351,7 @@ async fn pick_and_open(
                 return Ok(GatewayTunnel {
                     stream,
                     endpoint,
-                    _held: (in_flight, descriptor),
+                    _held: (in_flight, dialling.descriptor),
                 });
             }
             Err(failure) => failure,
@@ -356,16 +362,27 @@ async fn pick_and_open(
     Err(reason)
 }
 
+/// Returns the source that the tunnels of a client of a binding are charged to.
+fn source_of(peer: &Peer) -> Source {
+    let binding = Source::binding(&peer.source.listener);
+    if peer.is_unauthenticated() {
+        binding.client(peer.source.address.ip())
+    } else {
+        binding.identity(&peer.source.principal)
+    }
+}
+
 /// Opens the tunnel through one gateway and, unless the binding has `inner: tcp`, the connection to
 /// the workload in it.
 async fn open(
     data_path: &DataPath,
     (endpoints, endpoint): (&EndpointSet, &Endpoint),
-    (binding, account): (&Binding, &Arc<BufferAccount>),
+    (binding, account, source): (&Binding, &Arc<BufferAccount>, &Source),
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let authority = &binding.authority;
-    let tunnel = remote::open_bound(data_path, endpoints, endpoint, authority, deadline).await?;
+    let at = (endpoints, endpoint);
+    let tunnel = remote::open_bound(data_path, at, source, authority, deadline).await?;
     if !binding.is_inner_hbone() {
         return Ok(tunnel);
     }

@@ -81,7 +81,8 @@ pub async fn serve_stream<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut connection = Box::new(HboneConnection::new(*transport, &data_path.budget));
+    let source = data_path.budget.source(&peer.charged_source());
+    let mut connection = Box::new(HboneConnection::new(*transport, source));
     let established = poll_fn(|cx| match connection.poll(cx) {
         Poll::Ready(end) => Poll::Ready(Err(end)),
         Poll::Pending if connection.downstream.server.is_established() => Poll::Ready(Ok(())),
@@ -211,7 +212,7 @@ impl ConnectionDriver<'_> {
                 }
                 let end = connection.poll(cx);
                 for request in connection.take_requests() {
-                    self.accept(request, &connection);
+                    self.accept(request, &mut connection);
                 }
                 end.map(Wake::End)
             });
@@ -359,14 +360,21 @@ impl ConnectionDriver<'_> {
     }
 
     /// Starts the task that opens a tunnel, or resets the stream.
-    fn accept<S>(&mut self, new: NewRequest, connection: &HboneConnection<S>) {
+    fn accept<S>(&mut self, new: NewRequest, connection: &mut HboneConnection<S>) {
         let NewRequest {
             key,
             request,
             setup,
+            price,
         } = new;
         self.is_used = true;
         self.refresh_peer();
+        let server = &mut connection.downstream.server;
+        server.meter.set_for_gateway(self.is_for_gateway);
+        let has_credit = match request.first_peer().filter(|_| self.is_for_gateway) {
+            Some(first_peer) => server.charge_first_peer(key, first_peer, price),
+            None => true,
+        };
         let mailbox = Arc::clone(&connection.mailbox);
         let connect = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
         let is_late = self
@@ -387,6 +395,9 @@ impl ConnectionDriver<'_> {
             Ok(connect) => connect,
             Err(reason) => return record.finish(reason),
         };
+        if !has_credit {
+            return record.finish(connect.reject(Reason::CreditExhausted));
+        }
         let connect = ConnectRequest {
             tunnel: NewTunnel::new(self.data_path, &self.peer, record),
             slots: Arc::clone(&self.slots),

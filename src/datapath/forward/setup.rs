@@ -13,6 +13,7 @@ use atomic_waker::AtomicWaker;
 use bytes::{Bytes, BytesMut};
 
 use crate::datapath::limits::budget::BufferAccount;
+use crate::datapath::policy::Permit;
 use crate::outer::{OUTCOME_HEADER, outcome_of};
 use crate::reason::Reason;
 use crate::wire::{LOAD_HEADER, ServiceLoad};
@@ -299,6 +300,20 @@ impl PendingConnect {
         self.0.is_for_gateway
     }
 
+    /// Charges what the stream holds to the source of its permitted tunnel, which differs from the
+    /// peer if there is a first peer.
+    ///
+    /// # Errors
+    /// [`Reason::BuffersFull`] if the source holds too much for another tunnel.
+    pub fn charge_to(&self, permit: &Permit) -> Result<(), Reason> {
+        let account = &self.0.setup.account;
+        let has_first_peer = permit.route().first_peer().is_some();
+        if let Some(holders) = permit.holders().filter(|_| has_first_peer) {
+            account.move_to(holders.source());
+        }
+        account.check_room()
+    }
+
     /// Returns the request if its stream is still open. A peer may reset a stream in the same
     /// flight, as in a rapid reset (CVE-2023-44487).
     ///
@@ -335,11 +350,14 @@ impl PendingConnect {
     }
 
     /// Rejects with an empty body, or by a reset: REFUSED_STREAM if the drain left no time to
-    /// try, ENHANCE_YOUR_CALM if the peer sent too much early data. Returns the reason.
+    /// try, ENHANCE_YOUR_CALM if the peer sent too much early data, or its frame credit is used up.
+    /// Returns the reason.
     pub fn reject(mut self, reason: Reason) -> Reason {
         match reason {
             Reason::DrainDeadline => self.0.reset(h2::Reason::REFUSED_STREAM),
-            Reason::EarlyData => self.0.reset(h2::Reason::ENHANCE_YOUR_CALM),
+            Reason::EarlyData | Reason::CreditExhausted => {
+                self.0.reset(h2::Reason::ENHANCE_YOUR_CALM)
+            }
             _ => {
                 self.0.is_done = true;
                 let status = reason.status().as_u16();

@@ -13,7 +13,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::datapath::limits::admission::Admission;
-use crate::datapath::limits::pool::PipeEnd;
+use crate::datapath::limits::descriptors::PipeEnd;
 
 /// Capacity of a pipe. An unprivileged user may have 64 MiB in pipes (`pipe-user-pages-soft`).
 const PIPE_BYTES: usize = 256 * 1024;

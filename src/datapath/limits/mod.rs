@@ -4,6 +4,6 @@
 pub mod admission;
 pub mod budget;
 pub mod clients;
+pub mod descriptors;
 pub mod loop_detection;
-pub mod pool;
 pub mod service;

@@ -30,7 +30,7 @@ use super::forward::connection;
 use super::handshake::{HandshakeError, Transport};
 use super::identity::Peer;
 use super::limits::admission::Admission;
-use super::limits::pool;
+use super::limits::descriptors;
 use super::{DataPath, dial};
 
 use plain::PlainRecords;
@@ -104,7 +104,7 @@ pub(crate) fn peer(not_after: SystemTime) -> Arc<Peer> {
 }
 
 /// Takes the descriptor of a connection.
-pub(crate) fn descriptor(data_path: &DataPath) -> pool::Descriptor {
+pub(crate) fn descriptor(data_path: &DataPath) -> descriptors::Descriptor {
     let source = data_path
         .admission
         .pool
@@ -225,7 +225,9 @@ async fn a_used_connection_that_answers_pings_lives_on() {
 #[tokio::test(start_paused = true)]
 async fn while_the_buffers_are_full_new_tunnels_are_refused() {
     let data_path = data_path();
-    let stalled = data_path.budget.account();
+    let stalled = data_path
+        .budget
+        .account(&crate::limits::Source::prefix([192, 0, 2, 1].into()));
     stalled.charge(BUFFERS + 1);
     let (_served, theirs) = serve_by(Arc::clone(&data_path), SystemTime::now() + FAR);
     let (mut send, connection) = client(theirs).await;

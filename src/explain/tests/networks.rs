@@ -64,7 +64,7 @@ fn snapshot(transit: Transit, has_gateway: bool) -> Snapshot {
             anyone: true,
             ..Audience::default()
         }],
-        transit,
+        transit: Some(transit),
         ..Exposure::default()
     };
     exposure.add_entry("echo.app", &entry, []);

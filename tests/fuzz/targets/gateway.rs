@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use strait::datapath::identity::Peer;
 use strait::datapath::limits::admission::Admission;
-use strait::datapath::limits::pool::Holders;
+use strait::datapath::limits::descriptors::Holders;
 use strait::datapath::listener::Listener;
 use strait::datapath::{DataPath, dial};
 use strait::lifecycle::Lifecycle;

@@ -145,7 +145,7 @@ fn exposure(transit: Transit) -> ExposureTable {
     };
     let entry = Exposure {
         audiences: vec![to],
-        transit,
+        transit: Some(transit),
         ..Exposure::default()
     };
     table.add_entry("echo.app", &entry, [("echo.example", None)]);

@@ -1,0 +1,185 @@
+//! Shares of pools under greedy sources.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const MAX: usize = 1600;
+
+fn peer(cluster: &str, principal: &str) -> Source {
+    Source::cluster(&cluster.into()).identity(&principal.into())
+}
+
+fn behind(gateway: &Source, cluster: &str, principal: &str) -> Source {
+    gateway.behind(&cluster.into()).identity(&principal.into())
+}
+
+/// Takes units until the source is refused.
+fn fill(pool: &std::sync::Arc<Pool>, source: &Source) -> Vec<Held> {
+    let account = pool.account(source);
+    std::iter::from_fn(|| account.take(1).ok()).collect()
+}
+
+#[test]
+fn a_lone_identity_takes_half_and_a_prefix_too() {
+    let pool = Pool::new(Resource::Descriptors, MAX);
+    assert_eq!(fill(&pool, &peer("west", "a")).len(), MAX / 2);
+    let prefix = Source::prefix([192, 0, 2, 1].into());
+    assert_eq!(fill(&pool, &prefix).len(), MAX / 2);
+    assert!(pool.used() == 0 && pool.nodes_len() == 0);
+}
+
+#[test]
+fn one_first_peer_leaves_half_of_its_gateways_share_to_others() {
+    let pool = Pool::new(Resource::Descriptors, MAX);
+    let gateway = peer("west", "gateway");
+    let greedy = fill(&pool, &behind(&gateway, "west", "greedy"));
+    assert!((380..=400).contains(&greedy.len()), "{}", greedy.len());
+    let same_cluster = fill(&pool, &behind(&gateway, "west", "quiet"));
+    assert!(same_cluster.len() >= 50, "{}", same_cluster.len());
+    let other_cluster = fill(&pool, &behind(&gateway, "north", "quiet"));
+    assert!(other_cluster.len() >= 50, "{}", other_cluster.len());
+    assert!(pool.account(&gateway).take(1).is_ok(), "the gateway itself");
+}
+
+#[test]
+fn all_that_a_gateway_invents_stays_within_its_share() {
+    let pool = Pool::new(Resource::Descriptors, MAX);
+    let gateway = peer("west", "gateway");
+    let mut held = Vec::new();
+    for at in 0..2000 {
+        held.extend(fill(&pool, &behind(&gateway, &format!("c{at}"), "one")));
+        let invented = behind(&gateway, "c", &format!("i{at}"));
+        held.extend(fill(&pool, &invented));
+    }
+    let all = pool.account(&gateway).held();
+    assert!(all == held.len() && all <= MAX / 2, "{all}");
+    let other = fill(&pool, &peer("north", "a"));
+    assert!(other.len() >= MAX / 8, "{}", other.len());
+    assert!(pool.account(&peer("west", "b")).take(1).is_ok());
+    // Two nodes for each invented cluster that holds something, and no other.
+    assert!(
+        pool.nodes_len() <= 2 * held.len() + 4,
+        "{}",
+        pool.nodes_len()
+    );
+}
+
+#[test]
+fn identities_behind_a_gateway_share_the_floor_of_their_cluster() {
+    let pool = Pool::new(Resource::Descriptors, MAX);
+    let gateway = peer("west", "gateway");
+    let mut held = Vec::new();
+    for at in 0..2000 {
+        let invented = behind(&gateway, "greedy", &format!("i{at}"));
+        held.extend(pool.account(&invented).take(1));
+    }
+    assert!(held.len() <= MAX / 3 + 8, "{}", held.len());
+    let quiet = fill(&pool, &behind(&gateway, "quiet", "a"));
+    assert!(quiet.len() >= 8, "{}", quiet.len());
+}
+
+#[test]
+fn a_quiet_identity_of_a_busy_cluster_gets_its_floor() {
+    let pool = Pool::new(Resource::Descriptors, MAX);
+    let fill_one = |at| fill(&pool, &peer("west", &format!("busy{at}")));
+    let held: Vec<_> = (0..20).flat_map(fill_one).collect();
+    assert!(held.len() < MAX / 4 * 3, "{}", held.len());
+    assert_eq!(fill(&pool, &peer("west", "quiet")).len(), 8);
+}
+
+#[test]
+fn a_large_amount_needs_as_much_free_and_a_part_goes_back() {
+    let pool = Pool::new(Resource::BufferedBytes, 10 << 20);
+    let account = pool.account(&peer("west", "a"));
+    let mut held = account.take(4 << 20).expect("room");
+    held.grow(2 << 20).expect("less than half is held");
+    let full = LimitReached::Full(Resource::BufferedBytes);
+    assert_eq!(held.grow(5 << 20), Err(full));
+    let share = LimitReached::Share(Resource::BufferedBytes);
+    assert_eq!(held.grow(1), Err(share));
+    held.shrink(3 << 20);
+    assert_eq!((held.amount(), pool.used()), (3 << 20, 3 << 20));
+    held.set(9 << 20);
+    assert_eq!(account.held(), 9 << 20);
+    drop(held);
+    assert_eq!((account.held(), pool.used()), (0, 0));
+}
+
+#[test]
+fn the_largest_holder_is_found_level_by_level() {
+    let pool = Pool::new(Resource::Handshakes, MAX);
+    assert_eq!(pool.largest(), None);
+    let sources = [
+        (peer("west", "a"), 5),
+        (peer("west", "b"), 6),
+        (peer("north", "c"), 8),
+    ];
+    let held = sources.map(|(source, amount)| pool.account(&source).charge(amount));
+    assert_eq!(pool.largest(), Some(peer("west", "b")));
+    let mut moved = pool
+        .account(&Source::prefix([192, 0, 2, 1].into()))
+        .charge(4);
+    moved.move_to(held[2].account());
+    assert_eq!(pool.largest(), Some(peer("north", "c")));
+}
+
+#[test]
+fn sources_have_names_and_ipv6_hosts_are_a_64() {
+    let gateway = peer("west", "gw");
+    let binding = Source::binding(&"db".into());
+    let names = [
+        (gateway.clone(), "identity gw"),
+        (
+            behind(&gateway, "south", "a"),
+            "identity a behind identity gw",
+        ),
+        (
+            gateway.behind(&"south".into()),
+            "cluster south behind identity gw",
+        ),
+        (
+            Source::prefix("2001:db8::1:2".parse().unwrap()),
+            "source 2001:db8::/64",
+        ),
+        (
+            Source::prefix("::ffff:192.0.2.1".parse().unwrap()),
+            "source 192.0.2.1",
+        ),
+        (
+            binding.client([10, 0, 0, 1].into()),
+            "source 10.0.0.1 of binding db",
+        ),
+        (binding.identity(&"a".into()), "identity a of binding db"),
+    ];
+    for (source, name) in names {
+        assert_eq!(source.to_string(), name);
+    }
+    assert_eq!(
+        behind(&gateway, "south", "a").root(),
+        &Source::cluster(&"west".into())
+    );
+}
+
+#[test]
+fn credit_grows_with_time_up_to_its_maximum() {
+    let (start, mut rate) = (Instant::now(), Rate::new(2, 10));
+    assert!(rate.spend(10, start) && !rate.spend(1, start));
+    let later = start + Duration::from_millis(500);
+    assert!(rate.spend(1, later) && !rate.spend(1, later));
+    assert!(!rate.is_full(start + Duration::from_secs(5)));
+    assert!(rate.is_full(start + Duration::from_secs(60)));
+    assert!(!rate.spend(11, start + Duration::from_secs(60)));
+}
+
+#[test]
+fn each_prefix_has_credit_of_its_own_and_a_flood_of_prefixes_shares_one() {
+    let (start, mut rates) = (Instant::now(), Rates::new(Rate::new(1, 2)));
+    let mut spend = |address: [u8; 4], at| rates.spend(address.into(), 1, at);
+    let one = [192, 0, 2, 1];
+    assert!(spend(one, start) && spend(one, start) && !spend(one, start));
+    let flood = (0..20_000_u32).filter(|at| spend((0x0a00_0000 | at).to_be_bytes(), start));
+    assert_eq!(flood.count(), 4095 + 2);
+    let later = start + Duration::from_secs(10);
+    assert!(spend([192, 0, 2, 2], later), "what is full is forgotten");
+}
