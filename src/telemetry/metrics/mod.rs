@@ -98,7 +98,7 @@ metrics! {
         connections_open: Gauge = "strait_connections_open", "Open connections";
         accept_errors: Counters<1> = "strait_accept_errors", "Failed accepts, by kind";
         dials: Counters<1> = "strait_dials", "Dials of one endpoint, by result";
-        ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected because dials failed, or tunnels right after them";
+        ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected after failures";
         buffered: Gauge = "strait_buffered_bytes",
             "Bytes buffered for slow readers, of all tunnels";
         buffered_max: Gauge = "strait_buffered_bytes_max",
