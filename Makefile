@@ -33,7 +33,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check lint envoy strict-client peers certs compare-identity fuzz floods bench bench-xds parts protos \
+.PHONY: help demo quick test check lint envoy strict-client peers certs compare-identity fuzz floods sources bench bench-xds parts protos \
   check-deploy image check-image
 
 help: ## print this list
@@ -71,6 +71,11 @@ bench: envoy ## measure Strait beside Envoy, HAProxy and nginx (ROUNDS=3, ARGS='
 floods: SECONDS = 3
 floods: envoy ## flood Strait and Envoy beside a victim, 10 minutes (SECONDS=3 each, FULL=1)
 	cargo bench --locked --bench floods -- --seconds $(SECONDS) $(if $(FULL),--full)
+
+sources: SECONDS = 20
+sources: ## let one source take what it can beside a victim, 5 minutes (SECONDS=20 each, BEFORE=PROGRAM)
+	cargo bench --locked --bench sources -- --seconds $(SECONDS) \
+	  $(if $(BEFORE),--before '$(abspath $(BEFORE))')
 
 bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short)
 	cargo bench --locked --bench xds -- $(ARGS)

@@ -121,7 +121,7 @@ fn service_to_json(service: &Service, view: &View<'_>) -> Value {
     let weighted: Vec<_> = waypoints
         .map(|one| json!({ "destination": gateway_to_json(&one.gateway), "weight": one.weight }))
         .collect();
-    let preferences = service.preferences.iter();
+    let preferences = service.preferences.iter().flatten();
     let preferences: Vec<_> = preferences.map(|one| format!("{one:?}")).collect();
     let mode = match (service.passthrough, service.strict, preferences.is_empty()) {
         (true, ..) => "Passthrough",

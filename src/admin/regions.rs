@@ -1,7 +1,7 @@
 //! `/drain/region`: evacuation of a region by an operator, and its reversal. POST executes it;
 //! GET returns a preview of the same POST.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::{Query, State};
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::AdminState;
 use super::text::escape_control;
 use super::view::key_of;
-use crate::config;
+use crate::config::{self, Listener, ListenerProtocol};
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::Override;
 use crate::snapshot::{BoundEndpoints, EndpointSet, Locality, Service, Shards, Snapshot};
@@ -22,6 +22,9 @@ const EVACUATED_MAX: usize = 64;
 
 /// Maximum number of services or regions in an answer.
 const NAMED_MAX: usize = 50;
+
+/// Services by hostname, or derived services by label.
+type ServicesByName = Shards<Arc<str>, Arc<Service>>;
 
 /// Query parameters: `?region=REGION`, with `?undo` and `?force`, which need no value. Unknown
 /// parameters are errors, because a typo would change the effect.
@@ -90,7 +93,7 @@ impl DrainRequest {
             if self.undo {
                 self.undo(before)
             } else {
-                let mut lost = services_without_endpoints(before, next);
+                let mut lost = services_without_endpoints(&config.listeners, before, next);
                 lost.extend(bindings_without_gateways(&config.bindings, before, next));
                 self.evacuate((before, next), &lost)
             }
@@ -213,18 +216,70 @@ fn join_names(names: &BTreeSet<String>) -> String {
 
 /// Returns the services (`namespace/hostname`) and aliases that lose their last endpoint on a
 /// port, or the last waypoint for their tunnels.
-fn services_without_endpoints(before: &Snapshot, next: &Snapshot) -> BTreeSet<String> {
+fn services_without_endpoints(
+    listeners: &[Listener],
+    before: &Snapshot,
+    next: &Snapshot,
+) -> BTreeSet<String> {
     let key = |service: &Service| key_of(&service.definition);
-    let services = lost_in(&before.services, &next.services, key);
-    let alias = |service: &Service| format!("alias {}", service.hostname);
-    let aliases = lost_in(&before.derived_services, &next.derived_services, alias);
+    let lost_in = |old: &ServicesByName, new: &ServicesByName| {
+        let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
+            Some((Arc::clone(old), new.get(host)?.clone()))
+        };
+        let changed = old
+            .iter()
+            .filter_map(same)
+            .filter(|(old, new)| !Arc::ptr_eq(old, new));
+        let lost = changed.filter(|(old, new)| loses_endpoints(listeners, before, (old, new)));
+        lost.map(|(old, _)| old).collect::<Vec<_>>()
+    };
+    let services = lost_in(&before.services, &next.services);
+    let aliases = lost_in(&before.derived_services, &next.derived_services);
+    let aliases = aliases.iter().map(|of| format!("alias {}", of.hostname));
     let all = before.services.values();
     let stranded = all.filter(|service| {
         let definition = &service.definition;
         next.lacks_waypoint(definition) && !before.lacks_waypoint(definition)
     });
-    let lost = services.into_iter().chain(aliases);
-    lost.chain(stranded.map(|service| key(service))).collect()
+    let stranded = stranded.map(|service| key(service));
+    let lost = services.iter().map(|service| key(service)).chain(aliases);
+    lost.chain(stranded).collect()
+}
+
+/// Returns whether peers of a listener lose the last endpoint of a port, in this network or in
+/// those that they may use.
+fn loses_endpoints(
+    listeners: &[Listener],
+    before: &Snapshot,
+    (old, new): (&Service, &Service),
+) -> bool {
+    let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
+    let by_transit = |of: &Service, port: u16, transit| {
+        is_empty(
+            of.endpoints_by(port, transit)
+                .or_else(|| of.ports.get(&port)),
+        )
+    };
+    let limits: BTreeSet<_> = listeners
+        .iter()
+        .filter_map(|of| match of.protocol {
+            ListenerProtocol::Hbone { transit, .. } => Some(transit),
+            _ => None,
+        })
+        .collect();
+    let is_lost = |port: &u16| {
+        let granted = before.transits(old, *port);
+        let used = granted
+            .iter()
+            .flat_map(|of| limits.iter().map(|limit| *of.min(limit)));
+        let used: BTreeSet<_> = used.collect();
+        used.into_iter()
+            .any(|transit| !by_transit(old, *port, transit) && by_transit(new, *port, transit))
+    };
+    let mut passthrough = old.passthrough_ports.iter();
+    old.ports.keys().any(is_lost)
+        || passthrough
+            .any(|(port, set)| !is_empty(Some(set)) && is_empty(new.passthrough_ports.get(port)))
 }
 
 /// Returns the bindings that lose their last gateway.
@@ -241,35 +296,6 @@ fn bindings_without_gateways(
     });
     lost.map(|binding| format!("binding {}", binding.service))
         .collect()
-}
-
-fn lost_in(
-    before: &Shards<Arc<str>, Arc<Service>>,
-    next: &Shards<Arc<str>, Arc<Service>>,
-    name: impl Fn(&Service) -> String,
-) -> Vec<String> {
-    let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
-    let has_lost = |old: &Service, new: &Service| {
-        let has_transit = |port: &u16| {
-            let sets = new.transit_ports.get(port);
-            !is_empty(sets.map(|sets| &sets.failover))
-        };
-        let lost_in = |old: &HashMap<u16, _>, new: &HashMap<u16, _>, may_leave: bool| {
-            let mut sets = old.iter();
-            sets.any(|(port, set)| {
-                let is_lost = !is_empty(Some(set)) && is_empty(new.get(port));
-                is_lost && !(may_leave && has_transit(port))
-            })
-        };
-        lost_in(&old.ports, &new.ports, true)
-            || lost_in(&old.passthrough_ports, &new.passthrough_ports, false)
-    };
-    let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
-        let new = next.get(host)?;
-        let lost = !Arc::ptr_eq(old, new) && has_lost(old, new);
-        lost.then(|| name(old))
-    };
-    before.iter().filter_map(same).collect()
 }
 
 #[cfg(test)]
@@ -370,7 +396,7 @@ mod tests {
     fn publish_two_networks(fixture: &Fixture, transit: Transit) {
         let mut exposure = ExposureTable::new(false);
         let entry = Exposure {
-            transit,
+            transit: Some(transit),
             ..Exposure::default()
         };
         exposure.add_entry("echo.app", &entry, []);
@@ -435,6 +461,36 @@ mod tests {
             let order = "/drain/region?region=us-east-2";
             let (_, text) = request(&fixture, "GET", order).await;
             assert_eq!(text.contains("no endpoint"), is_named, "{transit}: {text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_service_whose_last_endpoints_are_in_another_network_is_named() {
+        let fixture = fixture();
+        for (transit, is_ready_here, is_named) in [
+            (Transit::Always, false, true),
+            (Transit::Failover, false, true),
+            (Transit::Off, false, false),
+            (Transit::Always, true, false),
+        ] {
+            publish_two_networks(&fixture, transit);
+            let mut mesh = mesh_of_two_networks();
+            let all: Vec<_> = mesh.workloads.values().cloned().collect();
+            for workload in all {
+                let mut workload = workload.as_ref().clone();
+                workload.healthy &= is_ready_here || !workload.network.is_empty();
+                let uid = Arc::clone(&workload.uid);
+                mesh.workloads.insert(uid, Arc::new(workload));
+            }
+            fixture.publisher.update(Change {
+                mesh: Some((mesh, "east".into())),
+                ..Change::default()
+            });
+            let order = "/drain/region?region=us-west-2";
+            let (status, text) = request(&fixture, "GET", order).await;
+            let case = format!("{transit} {is_ready_here}: {text}");
+            assert_eq!(text.contains("left for app/echo.app;"), is_named, "{case}");
+            assert_eq!(status == StatusCode::CONFLICT, is_named, "{case}");
         }
     }
 

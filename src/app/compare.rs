@@ -28,6 +28,7 @@ pub(super) fn run(
     let mut warnings = names::check_aliases(config, &snapshot);
     warnings.extend(check_gateways(config));
     let Discovery::File { path } = &config.discovery else {
+        warnings.extend(transit::received(config));
         return warnings;
     };
     for exposed in &config.exposure.services {

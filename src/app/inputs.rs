@@ -138,15 +138,17 @@ pub(super) fn load_and_check(source: &Source, examined: Examined) -> Report {
     {
         let ((mesh, policies), mesh_findings) = mesh;
         let (objects, object_findings) = objects;
-        let mesh_files = MeshFiles {
+        let mut mesh_files = MeshFiles {
             mesh,
             policies,
             mesh_findings,
             objects,
             object_findings,
+            ..MeshFiles::default()
         };
         let own_config = config;
         let (config, joined) = report.join(&own_config, &mesh_files);
+        mesh_files.holders = joined.holders;
         let (warnings, passed_over) = (report.warnings.clone(), report.skipped_objects.clone());
         report.inputs = Some(Inputs {
             config,

@@ -2,12 +2,13 @@
 //! configuration.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, ServiceVisibility};
 use crate::wire::sni::SniPattern;
-use crate::xds::objects::{Objects, distribute, join};
+use crate::xds::objects::{AddressHolders, Objects, distribute, join};
 use crate::yaml::Findings;
 
 use super::compare;
@@ -25,6 +26,8 @@ pub(super) struct MeshFiles {
     pub(super) objects: Objects,
     /// Findings about the objects.
     pub(super) object_findings: Findings,
+    /// Holders of the addresses of objects by the last join that was published.
+    pub(super) holders: Arc<AddressHolders>,
 }
 
 /// Result of joining that content under a configuration.
@@ -41,12 +44,14 @@ pub(super) struct Joined {
     pub(super) conflicts: Vec<String>,
     /// Findings about the distributions of objects.
     pub(super) distributed: Findings,
+    /// Holders of the addresses of objects.
+    pub(super) holders: Arc<AddressHolders>,
 }
 
 impl MeshFiles {
     /// Joins mesh and objects under a configuration, and adds the distributions of objects to it.
     pub(super) fn join(&self, config: &mut Config) -> Joined {
-        let joined = join(&self.mesh, &self.objects, config);
+        let joined = join(&self.mesh, &self.objects, config, &self.holders);
         let lines = |findings: Findings| findings.0.iter().map(ToString::to_string).collect();
         let (mesh, conflicts): (_, Vec<_>) = match config.discovery {
             Discovery::File { .. } => (joined.mesh, lines(joined.conflicts)),
@@ -68,6 +73,7 @@ impl MeshFiles {
             warnings: [conflicts.clone(), lines(joined.warnings), compared].concat(),
             conflicts,
             distributed,
+            holders: Arc::new(joined.holders),
         }
     }
 }

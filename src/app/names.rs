@@ -15,7 +15,7 @@ pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
                  name that no service has"
             ));
         }
-        let wrong = missing_targets(alias, snapshot).into_iter();
+        let wrong = missing_targets(config, alias, snapshot).into_iter();
         warnings.extend(wrong.map(|wrong| format!("{at}: warning: the alias {host} {wrong}")));
     }
     for entry in &config.exposure.services {
@@ -40,7 +40,8 @@ pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 pub(super) fn check_aliases(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let is_from_file = matches!(config.discovery, Discovery::File { .. });
     let aliases = config.names.aliases.iter();
-    let good = aliases.filter(|alias| !is_from_file || missing_targets(alias, snapshot).is_empty());
+    let good = aliases
+        .filter(|alias| !is_from_file || missing_targets(config, alias, snapshot).is_empty());
     let warnings = good.flat_map(|alias| {
         let at = &alias.line;
         let name = &alias.name.host;
@@ -163,7 +164,7 @@ fn remedy(
 }
 
 /// Returns the problems of targets or of the region of an alias that the mesh does not have.
-fn missing_targets(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
+fn missing_targets(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
     let mut wrong = Vec::new();
     for target in &alias.to {
         let port = target.port.or(alias.name.port);
@@ -182,18 +183,41 @@ fn missing_targets(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
             }
         }
     }
-    if let Some(region) = alias.region.as_ref().filter(|_| wrong.is_empty()) {
-        let services = alias
-            .to
-            .iter()
-            .filter_map(|to| snapshot.service_by_name(&to.host));
-        let sets = services.flat_map(|service| service.ports.values());
-        let mut endpoints = sets.flat_map(|set| &set.endpoints);
-        if !endpoints.any(|one| *one.definition.locality.region == **region) {
-            wrong.push(format!(
-                "is for region {region}, which has no endpoint; write a region of the mesh"
-            ));
-        }
+    let region = alias.region.as_deref().filter(|_| wrong.is_empty());
+    if let Some(region) = region.filter(|_| !has_endpoint(config, alias, snapshot)) {
+        let services = alias.to.iter();
+        let services = services.filter_map(|to| snapshot.service_by_name(&to.host));
+        let names: Vec<_> = services
+            .map(|of| format!("{}/{}", of.namespace, of.hostname))
+            .collect();
+        let mut instances = snapshot.mesh.workloads.values();
+        let is_known = instances.any(|one| {
+            let is_there = *one.locality.region == *region;
+            let mut names = names.iter();
+            is_there && names.any(|name| one.services.get(&**name).is_some())
+        });
+        wrong.push(if is_known {
+            format!(
+                "is for region {region}, which has no endpoint that its peers may use; write \
+                 `transit` into the entries of its services if they are in another network"
+            )
+        } else {
+            format!("is for region {region}, which has no endpoint; write a region of the mesh")
+        });
     }
     wrong
+}
+
+/// Returns whether an alias of a region has an endpoint, in this network or in one that peers may
+/// use.
+fn has_endpoint(config: &Config, alias: &Alias, snapshot: &Snapshot) -> bool {
+    let derived = super::tables::alias(config, alias);
+    let Some(service) = snapshot.derived_services.get(&derived.label) else {
+        return false;
+    };
+    service.ports.iter().any(|(port, local)| {
+        let transits = snapshot.transits(service, *port).into_iter();
+        let mut sets = transits.filter_map(|transit| service.endpoints_by(*port, transit));
+        !local.endpoints.is_empty() || sets.any(|set| !set.endpoints.is_empty())
+    })
 }

@@ -280,6 +280,7 @@ impl Reloader {
         let set = trust::set(&new, &trust);
         certificates.replace_trust(trust, served);
         drop(certificates);
+        let holders = Arc::clone(&joined.holders);
         let change = Change {
             has_passthrough: Some(new.listeners.iter().any(Listener::is_tls)),
             trust: Some(set),
@@ -289,7 +290,10 @@ impl Reloader {
         };
         let file = new.file.display().to_string();
         self.own_config = own;
-        self.mesh_files = mesh_files;
+        self.mesh_files = MeshFiles {
+            holders,
+            ..mesh_files
+        };
         let closed = self.publish(new, change);
         let mut left = closed.own;
         left.extend(restart_only.into_iter().map(|key| {
@@ -363,11 +367,12 @@ impl Reloader {
         let mut report = Report::from_findings(&files.mesh_findings);
         report.note(&files.object_findings);
         let (new, joined) = report.join(&self.own_config, &files);
+        let holders = Arc::clone(&joined.holders);
         let change = Change {
             policies,
             ..self.change(&new, joined)
         };
-        self.mesh_files = files;
+        self.mesh_files = MeshFiles { holders, ..files };
         let closed = if new == *config {
             self.app.publisher.update(change);
             self.app.listeners.apply(&new)

@@ -4,7 +4,7 @@ use crate::config::{self, Config, DefaultExposure, Listener, ServiceSubset};
 use crate::datapath::binding::audience;
 use crate::datapath::dial::DenyList;
 use crate::snapshot::{
-    Alias, Exposure, ExposureTable, NameTable, ServiceLimits, Subset, SubsetPart,
+    Alias, Exposure, ExposureTable, NameTable, ServiceLimits, Subset, SubsetPart, TransitRule,
 };
 
 /// Returns the name table of the configuration.
@@ -86,7 +86,15 @@ fn service_limits(limits: config::ServiceLimits) -> ServiceLimits {
 
 /// Returns the exposure table of the configuration.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
-    let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
+    let rules = config.exposure.transit.iter().enumerate();
+    let rules = rules.map(|(index, rule)| TransitRule {
+        index,
+        service: rule.service.clone(),
+        namespace: rule.namespace.as_deref().map(Into::into),
+        transit: rule.transit,
+    });
+    let table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
+    let mut table = table.with_transit(rules);
     for (index, entry) in config.exposure.services.iter().enumerate() {
         let to = entry.to.iter().map(audience);
         let exposure = Exposure {

@@ -1,7 +1,9 @@
 //! Load balancing of the configuration: snapshot types, and checks against the mesh.
 
 use std::collections::HashSet;
+use std::iter;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::config::pod::Pod;
 use crate::config::{Config, Discovery, Distribution, LocalityOrigin};
@@ -58,7 +60,15 @@ pub(super) fn traffic_rules(config: &Config) -> Traffic {
             by_latency: entry.latency,
         };
         match &entry.service {
-            Some(service) => services.push((service.as_str().into(), rule)),
+            Some(service) => {
+                let others = entry.alias_namespaces.iter().map(|of| TrafficRule {
+                    namespace: Some(Arc::clone(of)),
+                    ..rule.clone()
+                });
+                let others: Vec<_> = others.collect();
+                let rules = iter::once(rule).chain(others);
+                services.extend(rules.map(|rule| (service.as_str().into(), rule)));
+            }
             None => default_rule = rule,
         }
     }

@@ -6,9 +6,14 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::{Audience, Config, ExposedService, Link, parse_identity};
+use crate::config::{
+    Audience, Config, ExposedService, HostPort, Link, TransitRule, parse_identity,
+};
 use crate::snapshot::{RemoteGateway, Service, Snapshot};
 use crate::wire::Transit;
+
+/// Maximum number of services in a finding.
+const NAMED_MAX: usize = 20;
 
 /// Returns a warning for each entry that widens the reach of peers. Gateways of other networks
 /// authorize this gateway and not the peer, unless they trust its `x-strait-source`.
@@ -17,19 +22,85 @@ pub(super) fn check_grants(config: &Config, snapshot: &Snapshot) -> Vec<String> 
     let findings = entries.flat_map(|entry| {
         let at = format!("{}: warning", entry.line);
         let mut what = unlisted_gateways(config, entry);
-        if entry.transit > Transit::Off {
-            let service = snapshot.service_by_name(&entry.service.host);
-            what.extend(of_every_cluster(entry));
-            what.extend(
-                service
-                    .into_iter()
-                    .flat_map(|of| unlinked(config, entry, of)),
-            );
+        let service = snapshot.service_by_name(&entry.service.host);
+        let default = service.map(|of| snapshot.default_transit(&of.hostname));
+        let transit = entry.transit.or(default).unwrap_or_default();
+        if transit > Transit::Off {
+            what.extend(of_every_cluster(entry, transit));
+            let from = entry.to.iter().filter_map(|to| to.cluster.as_deref());
+            if let Some(service) = service {
+                let what_of = (transit, &entry.service);
+                what.extend(unlinked(config, from, what_of, service));
+            }
         }
         let what = what.into_iter();
         what.map(move |what| format!("{at}: {what}"))
     });
-    findings.collect()
+    let rules = config.exposure.transit.iter().enumerate();
+    let rules = rules.filter_map(|rule| reachable(rule, snapshot));
+    findings.chain(rules).collect()
+}
+
+/// Returns the finding that lists the services that a rule opens to other networks. Those of a
+/// control plane are known only at run time.
+fn reachable((index, rule): (usize, &TransitRule), snapshot: &Snapshot) -> Option<String> {
+    let is_its = |service: &&Arc<Service>| {
+        let deciding = snapshot.transit_rule(&service.hostname);
+        deciding.is_some_and(|of| of.index == index) && relies_on_default(snapshot, service)
+    };
+    let services = snapshot.services.sorted().into_iter();
+    let services = services.filter(|of| !of.other_networks.is_empty());
+    let names: Vec<_> = services
+        .filter(is_its)
+        .map(|service| {
+            let networks = service.other_networks.join(", ");
+            format!("{} (network {networks})", service.hostname)
+        })
+        .collect();
+    if rule.transit == Transit::Off || names.is_empty() {
+        return None;
+    }
+    let shown = names.iter().take(NAMED_MAX).map(String::as_str);
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    let more = match names.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "{}: warning: `exposure.transit` lets peers reach other networks through this gateway, \
+         whose gateways authorize this one and not the peer, for {shown}{more}",
+        rule.line
+    ))
+}
+
+/// Returns whether peers have the default transit to a service.
+fn relies_on_default(snapshot: &Snapshot, service: &Service) -> bool {
+    let host = &*service.hostname;
+    let entry = snapshot.exposure_host(host);
+    if snapshot.is_cluster_local(host) {
+        return false;
+    }
+    if snapshot.exposure.has_entry(&entry) {
+        let mut entries = snapshot.exposure.entries(&entry).iter();
+        return entries.any(|entry| entry.transit.is_none() && !entry.audiences.is_empty());
+    }
+    let mut ports = service.definition.ports.keys();
+    snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, *port))
+}
+
+/// Returns the findings of rules under a control plane, whose services are known only at run time.
+pub(super) fn received(config: &Config) -> Vec<String> {
+    let rules = config.exposure.transit.iter();
+    let rules = rules.filter(|rule| rule.transit > Transit::Off);
+    let finding = |rule: &TransitRule| {
+        format!(
+            "{}: warning: `exposure.transit` lets peers reach other networks through this \
+             gateway, whose gateways authorize this one and not the peer, for the exposed and \
+             exported services of the control plane; `strait status` lists them",
+            rule.line
+        )
+    };
+    rules.map(finding).collect()
 }
 
 /// Returns a finding for each gateway of another network that the entry admits, but not as one of
@@ -98,20 +169,26 @@ pub(super) fn unverifiable_gateways(file: &Path, snapshot: &Snapshot) -> Vec<Str
 }
 
 /// Returns a finding if the entry admits peers of every cluster.
-fn of_every_cluster(entry: &ExposedService) -> Option<String> {
+fn of_every_cluster(entry: &ExposedService, transit: Transit) -> Option<String> {
     let mut to = entry.to.iter();
     let is_open = to.any(|to| to.anyone || to.cluster.is_none());
     is_open.then(|| {
         format!(
-            "`transit: {}` of {} holds for peers of every cluster, whatever other networks expose \
-             to them; write `cluster` into each entry of `to`",
-            entry.transit, entry.service
+            "`transit: {transit}` of {} holds for peers of every cluster, whatever other networks \
+             expose to them; write `cluster` into each entry of `to`",
+            entry.service
         )
     })
 }
 
-/// Returns a finding for each pair of clusters without a link that the entry connects.
-fn unlinked(config: &Config, entry: &ExposedService, service: &Service) -> Vec<String> {
+/// Returns a finding for each pair of clusters without a link that an entry connects, by the
+/// clusters of its peers, its transit and its name of the service.
+fn unlinked<'a>(
+    config: &Config,
+    from: impl Iterator<Item = &'a str>,
+    (transit, name): (Transit, &HostPort),
+    service: &Service,
+) -> Vec<String> {
     let Some(links) = &config.links else {
         return Vec::new();
     };
@@ -119,7 +196,6 @@ fn unlinked(config: &Config, entry: &ExposedService, service: &Service) -> Vec<S
     let endpoints = sets.flat_map(|sets| &sets.always.endpoints);
     let gateways = endpoints.filter_map(|one| one.remote.as_ref());
     let clusters: BTreeSet<&str> = gateways.map(|remote| &*remote.cluster).collect();
-    let from = entry.to.iter().filter_map(|to| to.cluster.as_deref());
     let pairs = from.flat_map(|from| clusters.iter().map(move |to| (from, *to)));
     let is_linked = |(from, to): &(&str, &str)| {
         let is_its = |link: &Link| link.from == *from && link.to == *to;
@@ -128,9 +204,8 @@ fn unlinked(config: &Config, entry: &ExposedService, service: &Service) -> Vec<S
     let unlinked = pairs.filter(|pair| !is_linked(pair));
     let unlinked = unlinked.map(|(from, to)| {
         format!(
-            "`transit: {}` of {} lets cluster {from} reach cluster {to}, to which it has no link; \
-             write `{{from: {from}, to: {to}}}` into `links`, or remove `transit`",
-            entry.transit, entry.service
+            "`transit: {transit}` of {name} lets cluster {from} reach cluster {to}, to which it \
+             has no link; write `{{from: {from}, to: {to}}}` into `links`, or remove `transit`"
         )
     });
     unlinked.collect()
@@ -222,6 +297,31 @@ networks: [{name: north, cluster: north, gateways: ["192.0.2.1:15008"]}]
                 ]
             );
         }
+    }
+
+    #[test]
+    fn the_services_that_a_default_opens_to_other_networks_are_listed() {
+        let of = |rules: &str, entry: &str| {
+            let entry = format!("{{service: echo.app, {entry}to: [{{cluster: west}}]}}");
+            warnings(&format!(
+                "exposure: {{transit: {rules}, services: [{entry}]}}\n"
+            ))
+        };
+        let want = |line| {
+            [format!(
+                "c:{line}: warning: `exposure.transit` lets peers reach other networks through \
+                 this gateway, whose gateways authorize this one and not the peer, for echo.app \
+                 (network north)"
+            )]
+        };
+        assert_eq!(of("failover", ""), want(7));
+        let rules = "[{namespace: app, transit: always}, {transit: off}]";
+        assert_eq!(of(rules, ""), want(7));
+        let none: [String; 0] = [];
+        assert_eq!(of("off", ""), none);
+        assert_eq!(of("failover", "transit: off, "), none);
+        let rules = "[{service: echo.app, transit: off}, {transit: always}]";
+        assert_eq!(of(rules, ""), none);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::define::{
 use super::line::Line;
 use super::names::HostPort;
 use super::subsets::{self, ServiceSubset};
+use super::transit::{TransitRule, TransitRules};
 use crate::wire::Transit;
 use crate::wire::sni::RouteBy;
 use crate::yaml::Value;
@@ -28,6 +29,11 @@ section! {
         /// services that istiod exports (clusters `inbound-vip|PORT|tcp|HOST`) are exposed to the
         /// whole trust set besides, unless they have an entry: then the entry alone counts.
         default: DefaultExposure = default(DefaultExposure::None);
+        /// Use of other networks by tunnels to services that an entry without `transit` or an
+        /// export exposes: `off`, `failover` or `always`, or a list of rules. The hostname of a
+        /// service counts first, then the longest `*.NAME`, its namespace, and a rule without
+        /// both. `strait check` lists the services.
+        transit: Vec<TransitRule> as TransitRules = default(Vec::new()) since "0.2.0";
         /// Exposed services.
         services: Vec<ExposedService> = default(Vec::new());
         /// Files of Kubernetes objects, and directories, of which every `.yaml`, `.yml` and `.json`
@@ -80,7 +86,7 @@ section! {
         /// Use of other networks by tunnels of these peers. It widens their reach: gateways of
         /// other networks authorize this gateway, and not the peer. With `failover`, tunnels that
         /// came through another gateway stay in this network.
-        transit: Transit = default(Transit::Off);
+        transit: Option<Transit> = default(None, "that of `exposure.transit`");
         /// Limits of the tunnels that the entry admits. Peers cannot widen them. If several entries
         /// admit a tunnel, those of each apply. A peer that only a link admits has those of all
         /// entries of the service. Tunnels through `listeners[].routes` have none.

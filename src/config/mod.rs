@@ -29,6 +29,7 @@ mod subsets;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod transit;
 mod trust;
 mod vips;
 
@@ -64,6 +65,7 @@ pub use sections::{
 };
 pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};
+pub use transit::TransitRule;
 pub use trust::{Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
 pub use vips::{vip, vip_count};
 

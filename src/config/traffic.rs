@@ -34,6 +34,8 @@ section! {
         latency: Option<bool> = default(None, "`false`");
         /// Namespace whose services an entry of an object is limited to.
         namespace: Option<Arc<str>> = aside(|_| None);
+        /// Other namespaces with a service behind the alias of that entry.
+        alias_namespaces: Vec<Arc<str>> = aside(|_| Vec::new());
         /// The line of the entry, for findings that need the mesh.
         line: Line = aside(Line::of);
     }
@@ -149,6 +151,7 @@ mod tests {
             regions: regions.into(),
             latency: Some(true),
             namespace: None,
+            alias_namespaces: Vec::new(),
             line: Line::default(),
         };
         let of_every = Traffic {
@@ -158,6 +161,7 @@ mod tests {
             regions: Vec::new(),
             latency: Some(false),
             namespace: None,
+            alias_namespaces: Vec::new(),
             line: Line::default(),
         };
         assert_eq!(traffic, [of_echo, of_every]);

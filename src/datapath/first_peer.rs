@@ -20,8 +20,12 @@ use super::http2::tunnel::Forwarded;
 use super::identity::Peer;
 use super::limits::descriptors::Holders;
 
-/// Separator of identity and cluster. It cannot occur in a SPIFFE ID.
-const CLUSTER: &str = ";cluster=";
+/// Separator of the identity and its parameters. It cannot occur in a SPIFFE ID.
+const SEPARATOR: char = ';';
+/// Parameter with the cluster.
+const CLUSTER: &str = "cluster";
+/// Limit of the bytes of the header. An identity takes up to 2 KiB.
+const HEADER_BYTES_MAX: usize = 4 * 1024;
 
 /// First peer of a tunnel, as a trusted gateway has verified it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +38,8 @@ pub struct FirstPeer {
     pub namespace: Box<str>,
     /// Service account of the identity.
     pub service_account: Box<str>,
+    /// Cluster as the gateway has named it.
+    pub cluster: Option<Box<str>>,
     /// An issuer of its cluster, if `trust.clusters` has the cluster.
     pub issuer: Option<SpkiHash>,
     /// Cluster by the trust set, which its resources are charged to.
@@ -44,7 +50,7 @@ impl FirstPeer {
     /// Returns the first peer of a tunnel, if the peer is in `trust.gateways` and has sent it.
     ///
     /// # Errors
-    /// [`Reason::NotForPeer`] if the header is malformed: nobody is permitted.
+    /// [`Reason::BadSource`] if the header is malformed: nobody is permitted.
     pub fn read(
         snapshot: &Snapshot,
         peer: &Peer,
@@ -55,17 +61,28 @@ impl FirstPeer {
         let Some(header) = header.filter(|_| is_gateway()) else {
             return Ok(None);
         };
-        let parsed = Self::parse(snapshot, header).ok_or(Reason::NotForPeer)?;
+        let parsed = Self::parse(snapshot, header).ok_or(Reason::BadSource)?;
         Ok(Some(Box::new(parsed)))
     }
 
+    /// Parses `IDENTITY;cluster=NAME`. Other parameters are ignored, so that later versions can
+    /// add some. A comma joins the values of several headers.
     fn parse(snapshot: &Snapshot, header: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(header).ok()?;
-        let (principal, cluster) = match text.split_once(CLUSTER) {
-            Some((principal, cluster)) => (principal, Some(cluster)),
-            None => (text, None),
-        };
+        let is_text = |octet: &u8| matches!(octet, b' '..=b'~') && *octet != b',';
+        if header.len() > HEADER_BYTES_MAX || !header.iter().all(is_text) {
+            return None;
+        }
+        let mut parts = std::str::from_utf8(header).ok()?.split(SEPARATOR);
+        let principal = parts.next()?;
         let [trust_domain, namespace, service_account] = parse_identity(principal)?.map(Box::from);
+        let mut cluster = None;
+        for parameter in parts {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            if name.trim().eq_ignore_ascii_case(CLUSTER) {
+                let is_only = !value.trim().is_empty() && cluster.is_none();
+                cluster = Some(is_only.then_some(value.trim())?);
+            }
+        }
         let permitted = snapshot.trust.domain_issuers(&trust_domain);
         let is_permitted = |spki| permitted.is_none_or(|list| list.contains(spki));
         let mut issuers = snapshot.trust.issuers();
@@ -78,16 +95,24 @@ impl FirstPeer {
             trust_domain,
             namespace,
             service_account,
+            cluster: cluster.map(Box::from),
             issuer,
             // One without a cluster is refused.
             charged_cluster: charged.map(|it| it.metric_name).unwrap_or_default(),
         })
     }
 
-    /// Returns the value of the header for a peer of this gateway.
+    /// Returns the value of the header for a peer of this gateway. A cluster whose name the header
+    /// cannot have is omitted.
     pub fn header(peer: &Peer) -> String {
-        let source = &peer.source;
-        format!("{}{CLUSTER}{}", source.principal, source.cluster)
+        let (principal, cluster) = (&peer.source.principal, &peer.source.cluster);
+        let is_text = |octet: u8| matches!(octet, b' '..=b'~') && !b",;".contains(&octet);
+        let header = format!("{principal}{SEPARATOR}{CLUSTER}={cluster}");
+        let is_name = !cluster.is_empty() && cluster.trim() == &**cluster;
+        if is_name && cluster.bytes().all(is_text) && header.len() <= HEADER_BYTES_MAX {
+            return header;
+        }
+        principal.to_string()
     }
 
     /// Returns the source that its tunnels are charged to: a part of the gateway.
@@ -122,13 +147,21 @@ impl FirstPeer {
 
     /// Returns whether its trust domain and issuer are in the trust set, and whether the issuer may
     /// sign for the domain. Peers of this gateway have passed the same checks in their handshake.
+    ///
+    /// Where trust domains determine clusters, the gateway that has verified the first peer knows
+    /// the issuer. Only a cluster that contradicts the domain proves another issuer here.
     pub fn is_trusted(&self, snapshot: &Snapshot) -> bool {
-        let permitted = snapshot.trust.domain_issuers(&self.trust_domain);
-        let is_permitted = permitted.is_none_or(|list| {
-            let issuer = self.issuer.as_ref();
-            issuer.is_some_and(|issuer| list.contains(issuer))
-        });
-        is_permitted && snapshot.trust.cluster(self.caller()).is_some()
+        let trust = &snapshot.trust;
+        let is_permitted = match (trust.domain_issuers(&self.trust_domain), &self.issuer) {
+            (None, _) => true,
+            (Some(list), Some(issuer)) => list.contains(issuer),
+            (Some(_), None) if trust.has_issuers() => false,
+            (Some(_), None) => {
+                let named = self.cluster.as_deref();
+                named.is_none_or(|named| !trust.is_other_cluster(named, &self.trust_domain))
+            }
+        };
+        is_permitted && trust.cluster(self.caller()).is_some()
     }
 
     /// Returns the first peer in the form that exposure rules take.

@@ -125,7 +125,7 @@ impl Route {
 /// Resolves the target.
 ///
 /// # Errors
-/// [`Reason::UnknownService`], [`Reason::UnknownSni`] for a subset, or [`Reason::NotForPeer`] if a
+/// [`Reason::UnknownService`], [`Reason::UnknownSni`] for a subset, or [`Reason::BadSource`] if a
 /// trusted gateway has sent a malformed first peer.
 pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
     let first_peer = FirstPeer::read(snapshot, peer, target.forwarded())?;

@@ -395,7 +395,7 @@ impl Explainer<'_> {
             Ok(route) => route,
             Err(reason) => {
                 lookup.rule = match reason {
-                    Reason::NotForPeer => rules::malformed_first_peer(),
+                    Reason::BadSource => rules::malformed_first_peer(),
                     _ => rules::describe_unknown(self.state, peer, requested),
                 };
                 return (lookup, Err(reason));

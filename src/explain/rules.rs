@@ -134,8 +134,8 @@ pub(super) fn transit(route: &Route) -> Option<String> {
             format!("off for tunnels to a waypoint; other instances are in {networks}")
         }
         Transit::Off => format!(
-            "off; other instances are in {networks}; see `exposure.services[].transit` and \
-             `listeners[].transit`"
+            "off; other instances are in {networks}; see `exposure.services[].transit`, \
+             `exposure.transit` and `listeners[].transit`"
         ),
         Transit::Failover => format!("{transit}: {networks} if no endpoint here can serve"),
         Transit::Always => format!("{transit}: {networks} by the distribution of the service"),
@@ -433,8 +433,9 @@ pub(super) fn first_peer_rule(
 /// Describes the rejection of a malformed `x-strait-source`.
 pub(super) fn malformed_first_peer() -> RuleRow {
     RuleRow {
-        description: "x-strait-source of a gateway in `trust.gateways` is not a workload identity"
-            .to_owned(),
+        description:
+            "x-strait-source of a gateway in `trust.gateways` is malformed, or was sent twice"
+                .to_owned(),
         ..RuleRow::default()
     }
 }

@@ -25,6 +25,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::io::InspectReader;
 
 use crate::lifecycle::DrainScope;
+use crate::limits::Held;
 use crate::reason::Reason;
 use crate::snapshot::Reader;
 use crate::tls::{ALPN_H2, InboundTls, OutboundTls, explain_error, refusal_for_error};
@@ -66,8 +67,8 @@ const PING_DEADLINE: Duration = Duration::from_secs(20);
 const QUIET: Duration = Duration::from_secs(1);
 /// Age from which another connection takes the new tunnels.
 pub(super) const AGE_MAX: Duration = Duration::from_secs(60 * 60);
-/// Time without tunnels after which a connection is closed, as in ztunnel's pool.
-pub(super) const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
+/// Time without tunnels after which a connection is closed.
+pub(super) const IDLE_MAX: Duration = Duration::from_secs(60);
 /// The same during a drain. A tunnel that waits for the connection takes its place before.
 const DRAIN_IDLE_MAX: Duration = Duration::from_millis(100);
 
@@ -80,6 +81,7 @@ type Http2 = h2::client::Connection<TlsStream<Socket>, Bytes>;
 pub(super) struct Connection {
     send: SendRequest<Bytes>,
     pub(super) state: Arc<State>,
+    _charge: Held,
 }
 
 /// State that a connection, its tunnels and its task share.
@@ -89,8 +91,10 @@ pub(super) struct State {
     streams: AtomicUsize,
     /// True once no new tunnel may use the connection.
     is_retired: AtomicBool,
-    /// True while a PING is late.
+    /// True while a PING is late, and after the end.
     is_suspect: watch::Sender<bool>,
+    /// True once the gateway or TCP has ended the connection by an error.
+    is_broken: AtomicBool,
     probe: Notify,
     /// Time at which it was opened.
     pub(super) epoch: Instant,
@@ -118,7 +122,11 @@ pub(super) struct Driver {
 
 /// Tunnel's place among the streams of a connection.
 #[derive(Debug)]
-pub(super) struct Slot(Arc<Connection>);
+pub(super) struct Slot {
+    connection: Arc<Connection>,
+    /// Charge of the place.
+    charge: Option<Held>,
+}
 
 /// Opens a connection. It is usable: the gateway has accepted our certificate and sent its
 /// SETTINGS, as it has acknowledged a PING.
@@ -126,6 +134,7 @@ pub(super) async fn open(
     (target, rtt): (&Target, Arc<Mutex<MinRtt>>),
     tls: &InboundTls,
     reader: &Reader,
+    charge: Held,
 ) -> Result<(Arc<Connection>, Driver), Failure> {
     let unreachable = |detail: String| {
         let address = target.address;
@@ -153,7 +162,7 @@ pub(super) async fn open(
         }
         HandshakeError::Failed(detail) => unreachable(detail),
     })?;
-    establish((stream, reads), own, (verified, rtt))
+    establish((stream, reads), own, (verified, rtt), charge)
         .await
         .map_err(|error| unreachable(error.to_string()))
 }
@@ -229,6 +238,7 @@ async fn establish(
     (stream, reads): (TlsStream<Socket>, Arc<AtomicU64>),
     tls: Arc<OutboundTls>,
     (verified, rtt): (Verified, Arc<Mutex<MinRtt>>),
+    charge: Held,
 ) -> Result<(Arc<Connection>, Driver), h2::Error> {
     let mut settings = Builder::new();
     settings
@@ -256,6 +266,7 @@ async fn establish(
         streams: AtomicUsize::new(0),
         is_retired: AtomicBool::new(false),
         is_suspect: watch::Sender::new(false),
+        is_broken: AtomicBool::new(false),
         probe: Notify::new(),
         epoch: Instant::now(),
         reads,
@@ -269,6 +280,7 @@ async fn establish(
     let connection = Arc::new(Connection {
         send,
         state: Arc::clone(&state),
+        _charge: charge,
     });
     let driver = Driver {
         http2,
@@ -293,9 +305,13 @@ impl Driver {
         let (http2, connection) = (&mut self.http2, &self.connection);
         let run = poll_fn(|cx| {
             let ended = Pin::new(&mut *http2).poll(cx);
-            if ended.is_pending() && !state.is_retired() {
+            if let Poll::Ready(Err(error)) = &ended {
+                state.note_error(error);
+            }
+            if !state.is_retired() {
                 let open = connection.upgrade();
-                if open.is_some_and(|open| open.retire_after_goaway()) && state.streams() > 0 {
+                let is_over = open.is_some_and(|open| open.retire_after_goaway());
+                if is_over && ended.is_pending() && state.streams() > 0 {
                     on_goaway();
                 }
             }
@@ -411,6 +427,22 @@ impl State {
         let _ = suspect.wait_for(|is_suspect| *is_suspect).await;
     }
 
+    /// Notes the cause of the end, if it is an error.
+    pub(super) fn note_error(&self, error: &h2::Error) {
+        let is_code = error
+            .reason()
+            .is_some_and(|code| code != h2::Reason::NO_ERROR);
+        let io = error.get_io().map(io::Error::kind);
+        if is_code || io == Some(io::ErrorKind::ConnectionReset) {
+            self.is_broken.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns true if an error has ended the connection.
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::SeqCst)
+    }
+
     /// Keeps new tunnels off the connection. Open ones go on.
     pub(super) fn retire(&self) {
         self.is_retired.store(true, Ordering::SeqCst);
@@ -433,8 +465,13 @@ impl State {
         !is_current || self.epoch.elapsed() >= AGE_MAX || self.peer.not_after() <= SystemTime::now()
     }
 
+    /// Returns the time since the last tunnel has ended, if there is none.
+    pub(super) fn idle_time(&self) -> Option<Duration> {
+        (self.streams() == 0).then(|| self.time_since(&self.emptied_ms))
+    }
+
     /// Retires the connection if it has had no tunnel for this time.
-    fn retire_if_idle(&self, time: Duration) -> bool {
+    pub(super) fn retire_if_idle(&self, time: Duration) -> bool {
         if self.is_retired() || self.streams() > 0 || self.time_since(&self.emptied_ms) < time {
             return false;
         }
@@ -450,7 +487,10 @@ impl Connection {
         let max = self.send.current_max_send_streams().min(STREAMS_MAX);
         let taken = self.state.streams.fetch_add(1, Ordering::SeqCst);
         // The drop of the slot gives the place back.
-        let slot = Slot(Arc::clone(self));
+        let slot = Slot {
+            connection: Arc::clone(self),
+            charge: None,
+        };
         if taken >= max || self.state.is_unusable() {
             return None;
         }
@@ -477,29 +517,36 @@ impl Connection {
 
     /// Retires the connection if the gateway has sent GOAWAY. Returns true if it has.
     fn retire_after_goaway(&self) -> bool {
-        let is_over = matches!(self.poll_ready(), Poll::Ready(Err(_)));
-        if is_over {
-            self.state.retire();
-        }
-        is_over
+        let Poll::Ready(Err(error)) = self.poll_ready() else {
+            return false;
+        };
+        self.state.note_error(&error);
+        self.state.retire();
+        true
     }
 }
 
 impl Slot {
     /// Returns the state of the connection.
     pub(super) fn state(&self) -> &Arc<State> {
-        &self.0.state
+        &self.connection.state
+    }
+
+    /// Charges the place for as long as the tunnel holds it.
+    pub(super) fn charge(mut self, charge: Held) -> Self {
+        self.charge = Some(charge);
+        self
     }
 
     /// Returns a handle for one request.
     pub(super) fn sender(&self) -> SendRequest<Bytes> {
-        self.0.send.clone()
+        self.connection.send.clone()
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let state = &self.0.state;
+        let state = &self.connection.state;
         if state.streams.fetch_sub(1, Ordering::SeqCst) == 1 {
             state.emptied_ms.store(state.now_ms(), Ordering::Relaxed);
         }

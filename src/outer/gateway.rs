@@ -1,43 +1,53 @@
 //! Connections to one gateway, and its ejection.
+//!
+//! Each source has connections of its own, so that none can end or fill those of others. The health
+//! of the gateway, and the number of attempts to connect, are common to all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info};
 
 use crate::lifecycle::Lifecycle;
+use crate::limits::{self, LimitReached, Resource, Source};
 use crate::reason::Reason;
-use crate::snapshot::{EndpointState, FACTOR_ONE, Reader, Snapshot};
+#[cfg(test)]
+use crate::snapshot::EndpointState;
+use crate::snapshot::{FACTOR_ONE, Reader};
 use crate::status::RemoteGatewayStatus;
-use crate::tls::{InboundTls, OutboundTls};
+use crate::tls::InboundTls;
 
-use super::connection::{self, Connection, STREAMS_MAX, Slot};
+use super::connection::{self, Connection, Slot};
 use super::rtt::MinRtt;
+use super::sources::Connections;
 use super::{Failure, Target};
 
-/// Limit of connections to one gateway: 6,400 tunnels with the limit of one connection.
-const CONNECTIONS_MAX: usize = 64;
-/// Limit of attempts to connect to one gateway at once.
-const ATTEMPTS_MAX: usize = 8;
-/// Limit of tunnels that wait for a new connection.
-const WAITERS_MAX: usize = 1024;
-/// Number of connections without an answer to a CONNECT after which attempts pause for
-/// [`REPLACE_PAUSE`]: the gateway accepts connections and no tunnels.
-const UNANSWERED_MAX: usize = 3;
+/// Limit of tunnels through one gateway. One source may hold half.
+pub(super) const PLACES_MAX: usize = 16 * 1024;
+/// Limit of connections to one gateway, of up to 24 KiB each without tunnels. One cluster may have
+/// 1,500 sources.
+pub(super) const CONNECTIONS_MAX: usize = 2048;
+/// Limit of attempts to connect to one gateway at once. Others wait for their turn.
+const ATTEMPTS_MAX: usize = 32;
 /// Deadline for a new connection, from TCP to the answer to the first PING.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Limit of a tunnel's wait for a new connection, which each connection that is opened extends.
 /// Three of them fit into the time that a tunnel has for all endpoints, so that a network whose
 /// gateways are silent does not use it up.
 pub(crate) const CONNECTION_WAIT_MAX: Duration = Duration::from_secs(3);
-/// Pause after the first failure to replace a connection that still serves. It doubles with each
-/// further failure.
-const REPLACE_PAUSE: Duration = Duration::from_secs(1);
-const REPLACE_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Limit of a tunnel's wait for a place while the limit of connections is reached. Another gateway
+/// may have one.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Pause after which a tunnel that cannot start an attempt looks again.
+const ROOM_PAUSE: Duration = Duration::from_millis(100);
+/// Time for which the loss of a connection by one source counts, until another source loses one.
+const LOSS_TIME: Duration = Duration::from_secs(60);
+/// Time for which a failure of the gateway proves that it can be ejected.
+const PROOF_TIME: Duration = Duration::from_secs(5);
 
 /// Gateway with its connections.
 #[derive(Debug)]
@@ -47,48 +57,13 @@ pub(super) struct GatewayConnections {
     pub(super) rtt: Arc<Mutex<MinRtt>>,
     /// Factor of its weights, in units of [`FACTOR_ONE`].
     weight_factor: AtomicU32,
+    /// Tunnels of each source.
+    places: Arc<limits::Pool>,
+    /// Connections of each source.
+    room: Arc<limits::Pool>,
+    /// Attempts to connect that may run.
+    turns: Semaphore,
     connections: Mutex<Connections>,
-}
-
-#[derive(Debug, Default)]
-struct Connections {
-    open: Vec<Arc<Connection>>,
-    /// Number of attempts to connect that are running.
-    attempts: usize,
-    /// Result of the last attempt, for the tunnels that wait. A failure is left out while others
-    /// are running.
-    result: watch::Sender<Option<Failure>>,
-    waiters: usize,
-    /// Time at which the last connection was opened.
-    opened_at: Option<Instant>,
-    /// Number of connections that were opened since the last answer to a CONNECT.
-    unanswered: usize,
-    replacement: Replacement,
-    health: EndpointState,
-    /// Start of the last attempt that failed, or time of a later ejection. Only connections that
-    /// were opened afterwards prove that the gateway has recovered.
-    failed_at: Option<Instant>,
-    ejections: u64,
-    last_error: String,
-}
-
-/// Back-off of attempts to replace a connection that still serves.
-#[derive(Debug, Default)]
-struct Replacement {
-    /// Time of the next attempt; `None` if the last one succeeded.
-    next_attempt: Option<Instant>,
-    pause: Duration,
-}
-
-impl Replacement {
-    fn is_due(&self) -> bool {
-        self.next_attempt.is_none_or(|at| Instant::now() >= at)
-    }
-
-    fn back_off(&mut self) {
-        self.pause = (2 * self.pause).clamp(REPLACE_PAUSE, REPLACE_PAUSE_MAX);
-        self.next_attempt = Some(Instant::now() + self.pause);
-    }
 }
 
 /// Inputs of a new connection.
@@ -103,12 +78,38 @@ pub(super) struct Context {
 /// Result of an attempt to connect.
 type Opened = Result<(Arc<Connection>, connection::Driver), Failure>;
 
+/// Result of a look for a place.
+enum Picked {
+    Slot(Slot),
+    Wait(Wait),
+}
+
+/// Wait for a connection.
+struct Wait {
+    result: watch::Receiver<Option<Failure>>,
+    /// Limit of the wait.
+    end: Instant,
+    /// Cause for which no attempt of the source runs.
+    blocked: Option<Blocked>,
+}
+
+/// Cause for which a source starts no attempt to connect.
+enum Blocked {
+    /// Another source tries whether the gateway has recovered.
+    Tried,
+    /// The limit of connections is reached.
+    Full(LimitReached),
+}
+
 /// Tunnel that waits for a connection.
-struct Waiter<'a>(&'a GatewayConnections);
+struct Waiter<'a>(&'a GatewayConnections, &'a Source);
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.0.connections.lock().waiters -= 1;
+        let mut connections = self.0.connections.lock();
+        connections.waiters -= 1;
+        connections.of(self.1).waiters -= 1;
+        connections.prune(self.1);
     }
 }
 
@@ -118,109 +119,218 @@ impl GatewayConnections {
             target,
             rtt: Arc::default(),
             weight_factor: FACTOR_ONE.into(),
+            places: limits::Pool::new(Resource::GatewayTunnels, PLACES_MAX),
+            room: limits::Pool::new(Resource::GatewayConnections, CONNECTIONS_MAX),
+            turns: Semaphore::new(ATTEMPTS_MAX),
             connections: Mutex::default(),
         }
     }
 
-    /// Takes a place on a connection, and opens one if there is none.
+    fn failure(&self, reason: Reason, why: &str) -> Failure {
+        Failure::new(reason, format!("{}: {why}", self.target.address))
+    }
+
+    /// Takes a place on a connection of the source, and opens one if there is none.
     pub(super) async fn take(
         self: &Arc<Self>,
+        source: &Source,
         context: &Context,
         deadline: Instant,
     ) -> Result<Slot, Failure> {
+        let charge = self.places.account(source).take(1);
+        let charge = charge.map_err(|full| self.failure(Reason::RemoteBusy, &full.to_string()))?;
         let (since, mut failure) = (Instant::now(), None);
         loop {
-            let (mut result, _waiter) = match self.pick(context, (since, failure))? {
-                Picked::Slot(slot) => return Ok(slot),
-                Picked::Wait(result) => (result, Waiter(self)),
+            let Wait {
+                mut result,
+                end,
+                blocked,
+            } = match self.pick((source, context), (since, failure))? {
+                Picked::Slot(slot) => return Ok(slot.charge(charge)),
+                Picked::Wait(wait) => wait,
             };
-            let end = deadline.min(Instant::now() + CONNECTION_WAIT_MAX);
-            failure = match timeout_at(end, result.changed()).await {
+            let _waiter = Waiter(self, source);
+            let (end, now) = (end.min(deadline), Instant::now());
+            let next = match blocked {
+                Some(_) => end.min(now + ROOM_PAUSE),
+                None => end,
+            };
+            failure = match timeout_at(next, result.changed()).await {
                 Ok(_) => result.borrow().clone(),
-                Err(_) => {
-                    let detail = format!("{}: no connection in time", self.target.address);
-                    Some(Failure::new(Reason::GatewayUnreachable, detail))
-                }
+                Err(_) if Instant::now() < end => None,
+                Err(_) => Some(self.missed(blocked, (end < deadline).then_some(since))),
             };
         }
+    }
+
+    /// Returns the failure of a tunnel that has waited in vain. If its own deadline was not too
+    /// short, and no connection was opened since, it proves a failure of the gateway.
+    fn missed(&self, blocked: Option<Blocked>, since: Option<Instant>) -> Failure {
+        if let Some(Blocked::Full(full)) = blocked {
+            return self.failure(Reason::RemoteBusy, &full.to_string());
+        }
+        if let Some(since) = since {
+            let mut connections = self.connections.lock();
+            if connections.opened_at.is_none_or(|at| at < since) {
+                connections.proved_at = Some(Instant::now());
+            }
+        }
+        self.failure(Reason::GatewayUnreachable, "no connection in time")
     }
 
     /// Takes a place, or counts one more waiter. A tunnel that has waited since a time in vain
     /// fails if there is still no place.
     fn pick(
         self: &Arc<Self>,
-        context: &Context,
+        (source, context): (&Source, &Context),
         (since, failure): (Instant, Option<Failure>),
     ) -> Result<Picked, Failure> {
         let tls = context.tls.outbound();
+        let snapshot = context.reader.load();
         let mut connections = self.connections.lock();
-        connections.retire_unverified(&self.target, &context.reader.load());
-        if let Some(slot) = connections.take(tls.as_ref()) {
+        let own = connections.of(source);
+        own.retire_unverified(&self.target, &snapshot);
+        if let Some(slot) = own.take(tls.as_ref()) {
             // A tunnel never waits for the replacement of a connection that still serves.
-            let is_aged = slot.state().is_aged(tls.as_ref());
-            if is_aged && connections.attempts == 0 && connections.replacement.is_due() {
-                self.connect(&mut connections, context);
+            let is_alone = own.attempts == 0;
+            if slot.state().is_aged(tls.as_ref()) && is_alone && connections.replacement.is_due() {
+                let _ = self.connect(&mut connections, (source, context));
             }
             return Ok(Picked::Slot(slot));
         }
-        if let Some(failure) = failure {
-            connections.last_error.clone_from(&failure.detail);
-            return Err(connections.judge(failure, since));
+        let wait = match failure {
+            Some(failure) => {
+                connections.last_error.clone_from(&failure.detail);
+                Err(connections.judge(failure, since))
+            }
+            None => self.wait(&mut connections, (source, context), since),
+        };
+        if wait.is_err() {
+            connections.prune(source);
         }
-        let attempts = connections.useful_attempts().map_err(|detail| {
-            let detail = format!("{}: {detail}", self.target.address);
-            Failure::new(Reason::RemoteBusy, detail)
-        })?;
-        if connections.attempts < attempts {
-            self.connect(&mut connections, context);
-        }
-        connections.waiters += 1;
-        Ok(Picked::Wait(connections.result.subscribe()))
+        wait.map(Picked::Wait)
     }
 
-    /// Starts a task that opens a connection. A tunnel that no longer waits does not stop it.
-    fn connect(self: &Arc<Self>, connections: &mut Connections, context: &Context) {
-        let (gateway, inputs) = (Arc::clone(self), context.clone());
-        self.attempt(connections, context, async move {
-            let of = (&gateway.target, Arc::clone(&gateway.rtt));
-            connection::open(of, &inputs.tls, &inputs.reader).await
+    /// Counts one more waiter, and starts an attempt to connect if it needs one.
+    fn wait(
+        self: &Arc<Self>,
+        connections: &mut Connections,
+        (source, context): (&Source, &Context),
+        since: Instant,
+    ) -> Result<Wait, Failure> {
+        let useful = connections.useful_attempts(source);
+        let useful = useful.map_err(|why| self.failure(Reason::RemoteBusy, &why))?;
+        let mut blocked = None;
+        if connections.of(source).attempts < useful {
+            blocked = self.connect(connections, (source, context)).err();
+        }
+        let failed = connections.failure.as_ref().filter(|(at, _)| *at >= since);
+        if let (Some(Blocked::Tried), Some((_, failure))) = (&blocked, failed) {
+            return Err(connections.judge(failure.clone(), since));
+        }
+        connections.waiters += 1;
+        let own = connections.of(source);
+        own.waiters += 1;
+        blocked = blocked.filter(|_| own.attempts == 0);
+        let limit = match blocked {
+            Some(Blocked::Full(_)) => ROOM_WAIT_MAX,
+            _ => CONNECTION_WAIT_MAX,
+        };
+        Ok(Wait {
+            result: own.result.subscribe(),
+            end: own.opened_at.map_or(since, |at| at.max(since)) + limit,
+            blocked,
+        })
+    }
+
+    /// Starts a task that opens a connection for a source. A tunnel that no longer waits does not
+    /// stop it. At the limit of connections, the one that was idle for longest makes room.
+    ///
+    /// # Errors
+    /// The source has to wait.
+    fn connect(
+        self: &Arc<Self>,
+        connections: &mut Connections,
+        (source, context): (&Source, &Context),
+    ) -> Result<(), Blocked> {
+        // After a failure, one attempt finds out whether the gateway has recovered.
+        if connections.replacement.next_attempt.is_some() && connections.attempts > 0 {
+            return Err(Blocked::Tried);
+        }
+        let account = self.room.account(source);
+        let charge = account.take(1).or_else(|full| {
+            let is_share = matches!(full, LimitReached::Share(_));
+            connections.release_idle(is_share.then(|| source.root()));
+            account.take(1)
         });
+        let charge = charge.map_err(Blocked::Full)?;
+        let (gateway, inputs) = (Arc::clone(self), context.clone());
+        self.attempt(connections, (source, context), async move {
+            let of = (&gateway.target, Arc::clone(&gateway.rtt));
+            connection::open(of, &inputs.tls, &inputs.reader, charge).await
+        });
+        Ok(())
     }
 
     /// Counts an attempt to connect until it has succeeded, failed, panicked or taken too long.
     fn attempt(
         self: &Arc<Self>,
         connections: &mut Connections,
-        context: &Context,
+        (source, context): (&Source, &Context),
         open: impl Future<Output = Opened> + Send + 'static,
     ) {
         connections.attempts += 1;
+        connections.of(source).attempts += 1;
         let (gateway, context, started) = (Arc::clone(self), context.clone(), Instant::now());
+        let source = source.clone();
         tokio::spawn(async move {
-            // A task of its own, whose panic ends the attempt and not this task.
-            let open = tokio::spawn(timeout(CONNECT_DEADLINE, open));
-            let fail = |why: &str| {
-                let detail = format!("{}: {why}", gateway.target.address);
-                Err(Failure::new(Reason::GatewayUnreachable, detail))
-            };
-            let opened = match open.await {
-                Ok(Ok(opened)) => opened,
-                Ok(Err(_)) => fail("no HBONE connection within 5 s"),
-                Err(panicked) => fail(&panicked.to_string()),
-            };
-            gateway.finish(opened, started, &context);
+            let opened = gateway.run_attempt(open, started).await;
+            gateway.finish(opened, source, started, &context);
         });
     }
 
+    /// Runs an attempt to connect, once fewer than [`ATTEMPTS_MAX`] others run.
+    async fn run_attempt(
+        &self,
+        open: impl Future<Output = Opened> + Send + 'static,
+        queued: Instant,
+    ) -> Opened {
+        let fail = |why: &str| Err(self.failure(Reason::GatewayUnreachable, why));
+        let Ok(Ok(_turn)) = timeout(CONNECT_DEADLINE, self.turns.acquire()).await else {
+            let why = "too many connections are being opened";
+            return Err(self.failure(Reason::RemoteBusy, why));
+        };
+        let failure = self.connections.lock().failure.clone();
+        if let Some((_, failure)) = failure.filter(|(at, _)| *at > queued) {
+            return Err(failure);
+        }
+        // A task of its own, whose panic ends the attempt and not this task.
+        match tokio::spawn(timeout(CONNECT_DEADLINE, open)).await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(_)) => fail("no HBONE connection within 5 s"),
+            Err(panicked) => fail(&panicked.to_string()),
+        }
+    }
+
     /// Adds a new connection, which replaces those that are aged.
-    fn finish(self: &Arc<Self>, opened: Opened, started: Instant, context: &Context) {
+    fn finish(
+        self: &Arc<Self>,
+        opened: Opened,
+        source: Source,
+        started: Instant,
+        context: &Context,
+    ) {
         let mut connections = self.connections.lock();
         connections.attempts -= 1;
+        connections.of(&source).attempts -= 1;
         let (connection, driver) = match opened {
             Ok(opened) => opened,
-            Err(failure) => return connections.note_failure(failure, started),
+            Err(failure) => {
+                connections.note_failure(&source, failure, started);
+                return connections.prune(&source);
+            }
         };
-        connections.add(connection);
+        connections.add(&source, connection);
         drop(connections);
         let (gateway, context) = (Arc::downgrade(self), context.clone());
         let (lifecycle, drain) = (context.lifecycle.clone(), context.lifecycle.drain_scope());
@@ -228,57 +338,76 @@ impl GatewayConnections {
         lifecycle.spawn_closing(async move {
             let forget = || {
                 if let Some(gateway) = gateway.upgrade() {
-                    gateway.forget(None);
+                    gateway.forget(&source, None);
                 }
             };
             let replace = || {
                 if let Some(gateway) = gateway.upgrade().filter(|_| !drain.is_draining()) {
-                    gateway.replace(&context);
+                    gateway.replace(&source, &context);
                 }
             };
             let error = driver.run(&drain, forget, replace).await;
             if let Some(gateway) = gateway.upgrade() {
                 let address = gateway.target.address;
                 debug!(%address, error, "connection to a gateway of another network ended");
-                gateway.forget(Some(error));
+                gateway.forget(&source, Some(error));
             }
         });
     }
 
-    /// Notes the answer to a CONNECT on a connection that was opened at this time. Failures before
-    /// are forgotten.
-    pub(super) fn answered(&self, opened: Instant) {
+    /// Notes the answer to a CONNECT of a source on a connection that was opened at this time.
+    /// Failures before are forgotten.
+    pub(super) fn answered(&self, source: &Source, opened: Instant) {
         let mut connections = self.connections.lock();
-        connections.unanswered = 0;
-        if connections.failed_at.is_some_and(|at| at <= opened) {
-            connections.failed_at = None;
-            connections.health = EndpointState::new();
-            connections.replacement = Replacement::default();
+        connections.answered(source, opened);
+    }
+
+    /// Notes that the connection of a source has ended by an error before its CONNECT was answered.
+    /// The source itself may be the cause, unless another one has lost a connection too.
+    pub(super) fn note_loss(&self, source: &Source) {
+        let mut connections = self.connections.lock();
+        let now = Instant::now();
+        let before = connections.lost_by.replace((source.clone(), now));
+        if before.is_some_and(|(other, at)| other != *source && now - at < LOSS_TIME) {
+            connections.proved_at = Some(now);
         }
+    }
+
+    /// Notes a failure that the gateway alone can have caused.
+    pub(super) fn note_proof(&self) {
+        self.connections.lock().proved_at = Some(Instant::now());
     }
 
     /// Opens a connection in place of a retired one, so that the next tunnel need not wait for it.
-    fn replace(self: &Arc<Self>, context: &Context) {
+    fn replace(self: &Arc<Self>, source: &Source, context: &Context) {
         let mut connections = self.connections.lock();
-        connections.open.retain(|one| !one.state.is_retired());
-        let is_alone = connections.open.is_empty() && connections.attempts == 0;
+        let own = connections.of(source);
+        own.open.retain(|one| !one.state.is_retired());
+        let is_alone = own.open.is_empty() && own.attempts == 0;
         if is_alone && connections.replacement.is_due() {
-            self.connect(&mut connections, context);
+            let _ = self.connect(&mut connections, (source, context));
         }
+        connections.prune(source);
     }
 
-    /// Forgets retired connections, with the cause of the last end.
-    fn forget(&self, why: Option<String>) {
+    /// Forgets retired connections of a source, with the cause of the last end.
+    fn forget(&self, source: &Source, why: Option<String>) {
         let mut connections = self.connections.lock();
-        connections.open.retain(|one| !one.state.is_retired());
+        let own = connections.of(source);
+        own.open.retain(|one| !one.state.is_retired());
+        connections.prune(source);
         if let Some(why) = why {
             connections.last_error = why;
         }
     }
 
-    /// Returns true if the last attempt to connect has failed.
+    /// Returns true if the last attempt to connect has failed, or the gateway has recently failed
+    /// otherwise, which a source alone cannot cause.
     pub(super) fn has_failed(&self) -> bool {
-        self.connections.lock().replacement.next_attempt.is_some()
+        let connections = self.connections.lock();
+        let proved = connections.proved_at;
+        connections.replacement.next_attempt.is_some()
+            || proved.is_some_and(|at| at.elapsed() < PROOF_TIME)
     }
 
     /// Returns true if the gateway is ejected, or if a tunnel tries it again after its ejection.
@@ -294,11 +423,19 @@ impl GatewayConnections {
         self.connections.lock().attempts = usize::from(is_running);
     }
 
+    /// Limits tunnels and connections.
+    #[cfg(test)]
+    pub(super) fn simulate_limits(&self, places: usize, connections: usize) {
+        self.places.set_max(places);
+        self.room.set_max(connections);
+    }
+
     /// Starts an attempt to connect that panics.
     #[cfg(test)]
-    pub(super) fn simulate_panic(self: &Arc<Self>, context: &Context) {
+    pub(super) fn simulate_panic(self: &Arc<Self>, source: &Source, context: &Context) {
         let mut connections = self.connections.lock();
-        self.attempt(&mut connections, context, async { panic!("simulated") });
+        let panic = async { panic!("simulated") };
+        self.attempt(&mut connections, (source, context), panic);
     }
 
     /// Forgets failures, as after a successful attempt.
@@ -324,7 +461,7 @@ impl GatewayConnections {
     /// Returns true if it has no state to keep.
     pub(super) fn is_unused(&self) -> bool {
         let connections = self.connections.lock();
-        connections.open.is_empty()
+        connections.by_source.is_empty()
             && connections.attempts == 0
             && !connections.health.is_ejected(Instant::now())
     }
@@ -332,8 +469,7 @@ impl GatewayConnections {
     /// Returns the least round trip time, if it has a usable connection.
     pub(super) fn rtt(&self) -> Option<Duration> {
         let connections = self.connections.lock();
-        let mut open = connections.open.iter();
-        let is_usable = open.any(|one| !one.state.is_unusable());
+        let is_usable = connections.open().any(|one| !one.state.is_unusable());
         is_usable.then(|| self.rtt.lock().least())
     }
 
@@ -349,8 +485,8 @@ impl GatewayConnections {
     /// Returns the state for the status page.
     pub(super) fn status(&self) -> RemoteGatewayStatus {
         let connections = self.connections.lock();
-        let newest = connections.open.last().map(|one| &one.state);
-        let streams = connections.open.iter().map(|one| one.state.streams());
+        let newest = connections.open().max_by_key(|one| one.state.epoch);
+        let newest = newest.map(|one| &one.state);
         let state = match (newest, connections.attempts) {
             _ if connections.health.is_ejected(Instant::now()) => "ejected",
             (Some(state), _) if state.is_unusable() => "silent",
@@ -359,13 +495,15 @@ impl GatewayConnections {
             (None, 0) if connections.last_error.is_empty() => "idle",
             (None, 0) => "failed",
         };
+        let sources = connections.by_source.values();
         RemoteGatewayStatus {
             address: self.target.address,
             network: Arc::clone(&self.target.gateway.network),
             cluster: Arc::clone(&self.target.gateway.cluster),
             state,
-            connections: connections.open.len(),
-            streams: streams.sum(),
+            connections: connections.open().count(),
+            sources: sources.filter(|own| !own.open.is_empty()).count(),
+            streams: connections.open().map(|one| one.state.streams()).sum(),
             rtt: newest.map(|_| self.rtt.lock().least()),
             share_percent: self.weight_factor() * 100 / FACTOR_ONE,
             ejections: connections.ejections,
@@ -373,92 +511,5 @@ impl GatewayConnections {
             identity: newest.map(|state| Arc::clone(&state.peer.identity.uri)),
             not_after: newest.map(|state| state.peer.not_after()),
         }
-    }
-}
-
-/// Result of a look for a place.
-enum Picked {
-    Slot(Slot),
-    Wait(watch::Receiver<Option<Failure>>),
-}
-
-impl Connections {
-    /// Adds a new connection. It replaces those that are aged, or take no tunnels at all.
-    fn add(&mut self, new: Arc<Connection>) {
-        let tls = &new.state.tls;
-        let is_used = |one: &Arc<Connection>| !one.state.is_aged(Some(tls)) && one.has_places();
-        self.open.retain(is_used);
-        self.open.push(new);
-        self.opened_at = Some(Instant::now());
-        self.unanswered += 1;
-        self.result.send_replace(None);
-    }
-
-    /// Notes an attempt that failed.
-    fn note_failure(&mut self, failure: Failure, started: Instant) {
-        self.last_error.clone_from(&failure.detail);
-        self.replacement.back_off();
-        self.failed_at = self.failed_at.max(Some(started));
-        if self.attempts == 0 {
-            let failure = self.judge(failure, started);
-            self.result.send_replace(Some(failure));
-        }
-    }
-
-    /// Returns the failure of an attempt or a wait with its reason. If a connection was opened
-    /// meanwhile, the gateway is not unreachable.
-    fn judge(&self, failure: Failure, since: Instant) -> Failure {
-        if self.opened_at.is_some_and(|at| at >= since) {
-            return Failure::new(Reason::RemoteBusy, failure.detail);
-        }
-        failure
-    }
-
-    /// Returns the number of attempts that should run for one more waiter. After a failure it is
-    /// one.
-    ///
-    /// # Errors
-    /// The tunnel cannot wait.
-    fn useful_attempts(&self) -> Result<usize, String> {
-        if self.waiters >= WAITERS_MAX {
-            return Err(format!("{WAITERS_MAX} tunnels wait for a connection"));
-        }
-        let room = CONNECTIONS_MAX.saturating_sub(self.open.len());
-        if room == 0 && self.attempts == 0 {
-            return Err(format!(
-                "all tunnels of {CONNECTIONS_MAX} connections are in use"
-            ));
-        }
-        let is_recent = |at: Instant| at.elapsed() < REPLACE_PAUSE;
-        let is_useless = self.unanswered >= UNANSWERED_MAX
-            && self.opened_at.is_some_and(is_recent)
-            && self.open.iter().all(|one| one.state.streams() == 0);
-        if is_useless && self.attempts == 0 {
-            return Err("its connections take no tunnels".to_owned());
-        }
-        let has_failed = self.replacement.next_attempt.is_some();
-        let most = if has_failed { 1 } else { ATTEMPTS_MAX };
-        let useful = (self.waiters + 1).div_ceil(STREAMS_MAX).min(most);
-        Ok(if is_useless { 0 } else { useful.min(room) })
-    }
-
-    /// Forgets retired connections, and retires those whose certificate has expired or no longer
-    /// proves the gateway.
-    fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {
-        self.open.retain(|one| {
-            let peer = &one.state.peer;
-            let checked = || peer.server().check_gateway(&target.gateway, snapshot);
-            if peer.not_after() <= SystemTime::now() || checked().is_err() {
-                one.state.retire();
-            }
-            !one.state.is_retired()
-        });
-    }
-
-    /// Takes a place, on an aged connection only if no other has one.
-    fn take(&self, tls: Option<&Arc<OutboundTls>>) -> Option<Slot> {
-        let (aged, fresh): (Vec<_>, Vec<_>) =
-            self.open.iter().partition(|one| one.state.is_aged(tls));
-        fresh.into_iter().chain(aged).find_map(Connection::try_take)
     }
 }

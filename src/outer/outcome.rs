@@ -15,6 +15,7 @@ const DIAL_FAILED: &str = "dial_failed";
 const OVERLOADED: &str = "overloaded";
 const DRAINING: &str = "draining";
 const LOOP: &str = "gateway_loop";
+const RESET: &str = "gateway_reset";
 
 /// Returns the outcome of a CONNECT that is rejected for a reason, if there is one.
 pub const fn outcome_of(reason: Reason) -> Option<&'static str> {
@@ -42,6 +43,7 @@ pub const fn outcome_of(reason: Reason) -> Option<&'static str> {
         | Reason::RemoteBusy => OVERLOADED,
         Reason::DrainDeadline => DRAINING,
         Reason::GatewayLoop => LOOP,
+        Reason::GatewayReset => RESET,
         _ => return None,
     })
 }
@@ -55,6 +57,7 @@ pub(super) fn reason_of(status: StatusCode, outcome: Option<&[u8]>) -> Reason {
         Some(NO_ENDPOINT | DIAL_FAILED) => Reason::RemoteUnavailable,
         Some(OVERLOADED | DRAINING) => Reason::RemoteBusy,
         Some(LOOP) => Reason::GatewayLoop,
+        Some(RESET) => Reason::GatewayReset,
         _ if status == StatusCode::TOO_MANY_REQUESTS => Reason::RemoteBusy,
         _ if status.is_server_error() => Reason::RemoteUnavailable,
         _ => Reason::RemoteRejected,
@@ -77,6 +80,7 @@ mod tests {
             (Reason::OverShare, Reason::RemoteBusy),
             (Reason::DrainDeadline, Reason::RemoteBusy),
             (Reason::GatewayLoop, Reason::GatewayLoop),
+            (Reason::GatewayReset, Reason::GatewayReset),
         ] {
             let outcome = outcome_of(rejected).map(str::as_bytes);
             assert!(outcome.is_some(), "{rejected}");

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::lifecycle::Lifecycle;
+use crate::limits::Source;
 use crate::snapshot::{Reader, Snapshot};
 use crate::status::RemoteGatewayStatus;
 use crate::tls::InboundTls;
@@ -63,14 +64,14 @@ impl Pool {
         }))
     }
 
-    /// Opens a tunnel through a gateway. Requests that the gateway has not processed are repeated
-    /// on another connection.
+    /// Opens a tunnel of a source through a gateway. Requests that the gateway has not processed
+    /// are repeated on another connection of the source.
     ///
     /// # Errors
     /// The gateway cannot be reached or has rejected the tunnel, and no byte of it was sent.
     pub async fn open(
         &self,
-        target: &Target,
+        (target, source): (&Target, &Source),
         request: &Request,
         deadline: Instant,
     ) -> Result<Answer, Failure> {
@@ -78,12 +79,17 @@ impl Pool {
         let weight_factor = gateway.weight_factor();
         let mut tries = 0;
         loop {
-            let slot = gateway.take(&self.0.context, deadline).await?;
+            let slot = gateway.take(source, &self.0.context, deadline).await?;
             tries += 1;
             let opened = slot.state().epoch;
             let sent = request::send(slot, request, deadline).await;
             if matches!(sent, Ok(_) | Err(Refused::Processed(_))) {
-                gateway.answered(opened);
+                gateway.answered(source, opened);
+            }
+            match &sent {
+                Err(Refused::Silent(_)) => gateway.note_proof(),
+                Err(Refused::Broken(_)) => gateway.note_loss(source),
+                _ => {}
             }
             match sent {
                 Ok((stream, load)) => {
@@ -93,10 +99,12 @@ impl Pool {
                         weight_factor,
                     });
                 }
-                Err(Refused::Unprocessed(_)) if tries < CONNECTIONS_TRIED => {}
+                Err(Refused::Unprocessed(_) | Refused::Silent(_)) if tries < CONNECTIONS_TRIED => {}
                 Err(
                     Refused::Unprocessed(failure)
+                    | Refused::Silent(failure)
                     | Refused::Unanswered(failure)
+                    | Refused::Broken(failure)
                     | Refused::Processed(failure),
                 ) => return Err(failure),
             }
@@ -149,7 +157,7 @@ impl Pool {
         self.known(target).is_some_and(|known| known.is_ejected())
     }
 
-    /// Returns true if the last attempt to connect to a gateway has failed.
+    /// Returns true if a gateway has failed, which a source alone cannot cause.
     pub fn has_failed(&self, target: &Target) -> bool {
         self.known(target).is_some_and(|known| known.has_failed())
     }
@@ -171,10 +179,16 @@ impl Pool {
         self.gateway(target).simulate_attempt(is_running);
     }
 
+    /// Limits the tunnels and connections of a gateway.
+    #[cfg(test)]
+    pub(super) fn simulate_limits(&self, target: &Target, places: usize, connections: usize) {
+        self.gateway(target).simulate_limits(places, connections);
+    }
+
     /// Starts an attempt to connect that panics.
     #[cfg(test)]
-    pub(super) fn simulate_panic(&self, target: &Target) {
-        self.gateway(target).simulate_panic(&self.0.context);
+    pub(super) fn simulate_panic(&self, target: &Target, source: &Source) {
+        self.gateway(target).simulate_panic(source, &self.0.context);
     }
 
     /// Forgets failures of a gateway, as after a successful attempt.

@@ -21,6 +21,8 @@ labelled! {
         NotConnect = "not_connect",
         /// The request has more header fields, or a larger header list, than the limit.
         TooManyFields = "too_many_fields",
+        /// `x-strait-source` of a gateway in `trust.gateways` is malformed, or was sent twice.
+        BadSource = "bad_source",
         /// The ClientHello has no server name, or no route or subset has that name.
         UnknownSni = "unknown_sni",
         /// The ClientHello on an Istio listener offers none of Istio's ALPN protocols.
@@ -74,6 +76,9 @@ labelled! {
         GatewayUnreachable = "gateway_unreachable",
         /// The certificate of a gateway of another network is not that of the expected gateway.
         GatewayUntrusted = "gateway_untrusted",
+        /// A gateway of another network ended its connection or reset the stream by an error before
+        /// it answered the CONNECT, which is not repeated.
+        GatewayReset = "gateway_reset",
         /// A gateway of another network has no endpoint for the service, or did not reach one in
         /// time.
         RemoteUnavailable = "remote_unavailable",
@@ -95,6 +100,9 @@ labelled! {
         BuffersFull = "buffers_full",
         /// The peer sent more than 64 KiB before the answer.
         EarlyData = "early_data",
+        /// The first peer of the tunnel sent more frames through a gateway than its tunnels account
+        /// for.
+        CreditExhausted = "credit_exhausted",
         /// The peer sent trailers on a tunnel (RFC 9113 section 8.5).
         Malformed = "malformed",
         /// The peer reset the stream with CANCEL or NO_ERROR.
@@ -105,7 +113,7 @@ labelled! {
         DownstreamLost = "downstream_lost",
         /// The endpoint reset the connection, or the connection failed.
         UpstreamReset = "upstream_reset",
-        /// The endpoint of a TLS tunnel sent no byte within 10 s of the dial.
+        /// The endpoint sent no byte within 5 s of a complete ClientHello of the peer.
         EndpointSilent = "endpoint_silent",
         /// The tunnel was open at the drain deadline.
         DrainDeadline = "drain_deadline",
@@ -142,6 +150,7 @@ impl Reason {
             Self::BadAuthority
             | Self::NotConnect
             | Self::TooManyFields
+            | Self::BadSource
             | Self::UnknownSni
             | Self::NoIstioAlpn
             | Self::NoClientHello
@@ -154,6 +163,7 @@ impl Reason {
             | Self::OverShare
             | Self::BindingFull
             | Self::EarlyData
+            | Self::CreditExhausted
             | Self::Malformed
             | Self::DownstreamReset
             | Self::DownstreamLost => Fault::Downstream,
@@ -165,6 +175,7 @@ impl Reason {
             | Self::DialFailed
             | Self::GatewayUnreachable
             | Self::GatewayUntrusted
+            | Self::GatewayReset
             | Self::RemoteUnavailable
             | Self::RemoteRejected
             | Self::RemoteBusy
@@ -227,7 +238,7 @@ impl Reason {
     /// ztunnel's. Reasons that normally arise after 200 return 503.
     pub const fn status(self) -> StatusCode {
         match self {
-            Self::BadAuthority => StatusCode::BAD_REQUEST,
+            Self::BadAuthority | Self::BadSource => StatusCode::BAD_REQUEST,
             Self::PolicyDenied => StatusCode::UNAUTHORIZED,
             Self::NotConnect => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -263,6 +274,7 @@ impl Reason {
     pub fn reset_code(self) -> h2::Reason {
         match self.blame() {
             _ if self == Self::Malformed => h2::Reason::PROTOCOL_ERROR,
+            _ if self == Self::CreditExhausted => h2::Reason::ENHANCE_YOUR_CALM,
             Fault::Upstream => h2::Reason::CONNECT_ERROR,
             Fault::None | Fault::Downstream | Fault::Gateway => h2::Reason::INTERNAL_ERROR,
         }
@@ -296,6 +308,7 @@ impl Reason {
             | Self::GatewayLoop
             | Self::GatewayUnreachable
             | Self::GatewayUntrusted
+            | Self::GatewayReset
             | Self::RemoteUnavailable
             | Self::RemoteRejected
             | Self::RemoteBusy

@@ -159,7 +159,8 @@ impl BoundEndpoints {
 #[cfg(test)]
 mod tests {
     use super::super::builder::{Change, build};
-    use super::super::mesh::{Mesh, Template, Workload};
+    use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Template, Workload};
+    use super::super::remote::{GATEWAY_RECORD, RemoteGateway};
     use super::super::tests::{locality, region_weights};
     use super::super::traffic::{Override, Traffic};
     use super::super::{NetworkRule, NetworkTable};
@@ -325,5 +326,112 @@ mod tests {
         let next = build(&snapshot(Mesh::new([service()], [])), change);
         let bound = BoundEndpoints::new(["north".into()], "echo.app".into(), 80);
         assert_eq!(bound.load(&next).endpoints.len(), 1);
+    }
+
+    /// Returns the record of a gateway as istiod sends it, without a cluster.
+    fn record(address: &str) -> Workload {
+        Workload {
+            uid: format!("{GATEWAY_RECORD}west/{address}/15008").into(),
+            addresses: [address.parse().expect("an address")].into(),
+            healthy: true,
+            capacity: 1,
+            template: Template {
+                network: "west".into(),
+                cluster: "Kubernetes".into(),
+                trust_domain: "east.local".into(),
+                namespace: "istio-system".into(),
+                service_account: "eastwest".into(),
+                ..Template::default()
+            }
+            .into(),
+            ..Workload::default()
+        }
+    }
+
+    /// Returns the workload that stands for a cluster's instances of a service behind an address.
+    fn split_horizon(cluster: &str, address: &str, host: &str) -> Workload {
+        let place = Place::Address("west".to_owned(), address.parse().expect("an address"));
+        Workload {
+            uid: format!("{cluster}/SplitHorizonWorkload/gw/gw/{address}/{host}").into(),
+            healthy: true,
+            capacity: 2,
+            services: [(format!("app/{host}").into(), [(80, 80)].into())].into(),
+            network_gateway: Some(Arc::new(GatewayAddress { place, port: 15008 })),
+            template: Template {
+                network: "west".into(),
+                cluster: cluster.into(),
+                protocol: Protocol::Hbone,
+                ..Template::default()
+            }
+            .into(),
+            ..Workload::default()
+        }
+    }
+
+    /// Returns the gateway of a binding to cluster west, and why others are not used.
+    fn bound(snapshot: &Snapshot) -> (Option<Arc<RemoteGateway>>, Vec<(String, String)>) {
+        snapshot.index.remote.assert_counts();
+        let bound = BoundEndpoints::new(["west".into()], "echo.app".into(), 80);
+        let set = bound.load(snapshot);
+        let gateway = set.endpoints.first().and_then(|one| one.remote.clone());
+        (gateway, bound.unused(snapshot))
+    }
+
+    #[test]
+    fn the_cluster_of_a_gateway_without_one_is_that_of_all_instances_behind_its_address() {
+        const V4: &str = "192.0.2.9";
+        const V6: &str = "2001:db8::9";
+        let domains = [("east.local", "east"), ("west.local", "west")];
+        let table = NetworkTable::default().with_domains(domains);
+        let next = |before: &Snapshot, workloads: Vec<Workload>| {
+            let change = Change {
+                mesh: Some((Mesh::new([service()], workloads), "east".into())),
+                networks: Some(table.clone()),
+                ..Change::default()
+            };
+            build(before, change)
+        };
+        let west = |host| split_horizon("west", V4, host);
+        let north = |host| split_horizon("north", V4, host);
+        let of_one = "neither its record nor an instance";
+        let mut snapshot = Snapshot::default();
+        for (workloads, why) in [
+            (vec![], Err(of_one)),
+            (vec![west("echo.app")], Ok(())),
+            (vec![west("other.app")], Ok(())),
+            (
+                vec![west("other.app"), north("more.app")],
+                Err("several clusters"),
+            ),
+            (vec![north("more.app")], Err("")),
+            (vec![west("other.app"), west("more.app")], Ok(())),
+            (
+                vec![split_horizon("west", "192.0.2.8", "other.app")],
+                Err(of_one),
+            ),
+            (vec![split_horizon("", V4, "echo.app")], Err(of_one)),
+        ] {
+            for records in [vec![record(V4)], vec![record(V4), record(V6)]] {
+                let all = [records, workloads.clone()].concat();
+                snapshot = next(&snapshot, all.clone());
+                let fresh = next(&Snapshot::default(), all);
+                let (gateway, unused) = bound(&snapshot);
+                assert_eq!((&gateway, &unused), (&bound(&fresh).0, &bound(&fresh).1));
+                assert_eq!(gateway.is_some(), why.is_ok(), "{unused:?}");
+                match (gateway, why) {
+                    (Some(gateway), _) => {
+                        assert_eq!(&*gateway.cluster, "west");
+                        let identity = "spiffe://west.local/ns/istio-system/sa/eastwest";
+                        assert_eq!(gateway.identities, [identity.into()].into());
+                    }
+                    (None, Err("")) => assert!(unused.is_empty(), "another cluster: {unused:?}"),
+                    (None, Err(why)) => {
+                        assert!(unused.iter().all(|one| one.1.contains(why)), "{unused:?}");
+                        assert!(!unused.is_empty());
+                    }
+                    (None, Ok(())) => {}
+                }
+            }
+        }
     }
 }

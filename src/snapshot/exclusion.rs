@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(flooded, Some(ExclusionReason::Evacuated("flooded".into())));
         let strict = |region: &'static str| {
             reason_after(move |service, workload| {
-                service.preferences = vec![Scope::Network, Scope::Node, Scope::Region];
+                service.preferences = Some(vec![Scope::Network, Scope::Node, Scope::Region]);
                 service.strict = true;
                 is_in(workload, region);
             })

@@ -144,8 +144,9 @@ pub struct Service {
     pub waypoints: Vec<Waypoint>,
     /// True if traffic from an ingress gateway has to pass the waypoints, too.
     pub ingress_use_waypoint: bool,
-    /// Preferences for endpoints, in order. Empty if the balancing mode does not rank.
-    pub preferences: Vec<Scope>,
+    /// Preferences for endpoints, in order; `None` if the source states none. An empty list is the
+    /// statement that there are none (`Any` of Kubernetes objects).
+    pub preferences: Option<Vec<Scope>>,
     /// True if endpoints that miss a preference are never used (mode STRICT). Otherwise they are
     /// the fallback.
     pub strict: bool,

@@ -35,11 +35,13 @@ mod networks;
 mod pick_probability;
 mod policies;
 mod precedence;
+mod recent_sources;
 mod remote;
 mod remote_gateways;
 mod remote_instances;
 mod required_hosts;
 mod service_limits;
+mod set_health;
 mod shards;
 mod subset;
 #[cfg(test)]
@@ -58,7 +60,7 @@ pub use endpoints::{
 };
 pub use exclusion::ExclusionReason;
 pub use exposure::{
-    Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility,
+    Audience, ExportSet, Exposure, ExposureTable, ExposureVerdict, ServiceVisibility, TransitRule,
 };
 pub use hosts::{Answer, Host, Hosts, RefreshRequests};
 pub use link_factors::{LinkFactors, NO_LINK_FACTORS};
@@ -69,8 +71,10 @@ pub use networks::{NetworkRule, NetworkTable, gateway_record};
 pub use pick_probability::{Load, pick_probabilities};
 pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerdict};
 pub use precedence::Collision;
+pub use recent_sources::SourceHash;
 pub use remote::RemoteGateway;
 pub use service_limits::{ServiceLimits, TunnelCount};
+pub use set_health::{DialAdmission, Probe};
 pub use shards::Shards;
 pub use subset::{Subset, SubsetPart};
 pub use trust::{Caller, PeerCluster, TrustSet};

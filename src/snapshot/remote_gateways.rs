@@ -55,20 +55,32 @@ pub(super) struct Gateway {
 
 impl Gateway {
     /// Returns the gateways of a record: one for each address, or for each pair of both families.
+    /// `cluster_behind` gives the cluster of the instances behind addresses, which counts if the
+    /// record names none, as those of istiod (pilot/pkg/serviceregistry/kube/controller/ambient).
     pub(super) fn of_record(
         record: &Arc<Workload>,
         network: &str,
         rules: &NetworkTable,
+        cluster_behind: impl Fn(&[SocketAddr]) -> Arc<str>,
     ) -> Vec<Self> {
         let port = record_port(record, network);
+        let is_named = !["", UNNAMED_CLUSTER].contains(&&*record.cluster);
         let gateway = |(first, other): (IpAddr, Option<IpAddr>)| {
-            let mut remote = remote_gateway(network, (&record.cluster, Some(record)), rules);
-            remote.other_addresses = other
+            let address = SocketAddr::new(first, port);
+            let others: Box<[_]> = other
                 .map(|ip| SocketAddr::new(ip, port))
                 .into_iter()
                 .collect();
+            let cluster = if is_named {
+                Arc::clone(&record.cluster)
+            } else {
+                let addresses: Vec<_> = others.iter().copied().chain([address]).collect();
+                cluster_behind(&addresses)
+            };
+            let mut remote = remote_gateway(network, (&cluster, Some(record)), rules);
+            remote.other_addresses = others;
             Self {
-                address: SocketAddr::new(first, port),
+                address,
                 remote: Arc::new(remote),
                 record: Some(Arc::clone(record)),
                 second_record: None,
@@ -81,7 +93,8 @@ impl Gateway {
     ///
     /// istiod has a record for each address of a Gateway, without the name of the Gateway. The n-th
     /// IPv6 and IPv4 addresses of equal records are one gateway, as in [`pairs`]. Two of which one
-    /// is not ready stay apart, and the pairs after them stay the same.
+    /// is not ready, or that different clusters are behind, stay apart, and the pairs after them
+    /// stay the same.
     pub(super) fn join_families(mut all: Vec<Self>) -> Vec<Self> {
         all.sort_by_key(|one| one.address);
         let is_ipv4 = |one: &Self| one.address.is_ipv4();
@@ -92,13 +105,20 @@ impl Gateway {
                 continue;
             };
             let other = v4.remove(at);
-            if !(v6.is_ready() && other.is_ready()) {
+            // Instances may name one of the addresses alone.
+            let known = match (&*v6.remote.cluster, &*other.remote.cluster) {
+                (one, two) if one == two || two.is_empty() => Some(&v6.remote),
+                ("", _) => Some(&other.remote),
+                _ => None,
+            };
+            let known = known.filter(|_| v6.is_ready() && other.is_ready());
+            let Some(known) = known else {
                 apart.push(other);
                 continue;
-            }
+            };
             let remote = RemoteGateway {
                 other_addresses: [other.address].into(),
-                ..(*v6.remote).clone()
+                ..(**known).clone()
             };
             v6.remote = Arc::new(remote);
             v6.second_record = other.record;
@@ -131,6 +151,12 @@ impl Gateway {
     pub(super) fn accepts_same_certificates(&self, other: &RemoteGateway) -> bool {
         let own = &self.remote;
         (&own.cluster, &own.identities) == (&other.cluster, &other.identities)
+    }
+
+    /// Returns its addresses.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let others = self.remote.other_addresses.iter().copied();
+        std::iter::once(self.address).chain(others)
     }
 
     pub(super) fn has_address(&self, address: SocketAddr) -> bool {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::exclusion::{is_split_horizon, remote_network, service_exclusion, speaks_hbone};
 use super::mesh::{self, GatewayAddress, Place, Workload};
 use super::networks::NetworkTable;
-use super::remote::gateway_network;
+use super::remote::{UNNAMED_CLUSTER, gateway_network};
 use super::remote_gateways::{Gateway, Rank, remote_gateway};
 use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards, Subset};
 
@@ -23,7 +23,12 @@ pub(super) struct RemoteInstances {
     services: Shards<Arc<str>, Arc<Instances>>,
     /// Number of services behind each gateway of `services`, by address and form.
     counts: Shards<(SocketAddr, Arc<RemoteGateway>), usize>,
+    /// Clusters of the instances behind each gateway, by network and address.
+    clusters: Shards<(Arc<str>, SocketAddr), Arc<ClustersBehind>>,
 }
+
+/// Number of instances of each cluster, once for each of their services.
+type ClustersBehind = BTreeMap<Arc<str>, usize>;
 
 /// Instances of one service.
 #[derive(Debug, Default)]
@@ -123,20 +128,26 @@ impl RemoteInstances {
     ) -> Applied {
         let mut has_new_gateway = false;
         let mut touched: BTreeSet<Arc<str>> = edits.services.keys().copied().cloned().collect();
-        if !edits.gateways.is_empty() {
+        let mut gateways = edits.gateways;
+        for network in self.count_clusters(&edits.services, own_network) {
+            gateways.entry(network).or_default();
+        }
+        if !gateways.is_empty() {
             let is_behind = |one: &Arc<Workload>| {
                 let network = remote_network(one, own_network);
-                network.is_some_and(|network| edits.gateways.contains_key(network))
+                network.is_some_and(|network| gateways.contains_key(network))
             };
             let services = self.services.iter();
             let behind = services.filter(|(_, of)| of.list.iter().any(is_behind));
             touched.extend(behind.map(|(name, _)| Arc::clone(name)));
         }
-        for (network, changes) in edits.gateways {
+        for (network, changes) in gateways {
             let old = self.gateways.get(&network).into_iter();
             let records = old.flat_map(|list| list.iter().flat_map(Gateway::records).cloned());
             let records = merge(records, &changes).into_iter();
-            let list = records.flat_map(|record| Gateway::of_record(&record, &network, rules));
+            let behind = |addresses: &[SocketAddr]| self.cluster_behind(&network, addresses);
+            let list =
+                records.flat_map(|record| Gateway::of_record(&record, &network, rules, behind));
             let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
             let earlier = self.gateways.get(&network);
             let earlier = earlier.or_else(|| previous.gateways.get(&network));
@@ -184,6 +195,67 @@ impl RemoteInstances {
             services: touched,
             has_new_gateway,
         }
+    }
+
+    /// Counts the clusters of the instances of changed services. Returns the networks with a record
+    /// of a gateway whose cluster may have changed.
+    fn count_clusters(
+        &mut self,
+        services: &HashMap<&Arc<str>, Changes<'_>>,
+        own_network: &str,
+    ) -> BTreeSet<Arc<str>> {
+        let place = |one: &Workload| {
+            let (ip, port) = address_of(one.network_gateway.as_deref())?;
+            let is_named = !["", UNNAMED_CLUSTER].contains(&&*one.cluster);
+            let network = remote_network(one, own_network).filter(|_| is_named)?;
+            Some((
+                (network.into(), SocketAddr::new(ip, port)),
+                Arc::clone(&one.cluster),
+            ))
+        };
+        let mut counted: HashMap<((Arc<str>, SocketAddr), Arc<str>), isize> = HashMap::new();
+        for (name, changes) in services {
+            let old = self.services.get(*name).cloned().unwrap_or_default();
+            let old = old
+                .list
+                .iter()
+                .filter(|one| changes.contains_key(&*one.uid));
+            for place in old.filter_map(|one| place(one)) {
+                *counted.entry(place).or_default() -= 1;
+            }
+            for place in changes.values().flatten().filter_map(|one| place(one)) {
+                *counted.entry(place).or_default() += 1;
+            }
+        }
+        let mut changed = BTreeSet::new();
+        for ((key, cluster), change) in counted.into_iter().filter(|(_, change)| *change != 0) {
+            let old = self.clusters.get(&key).cloned().unwrap_or_default();
+            let mut new = ClustersBehind::clone(&old);
+            let count = new.entry(Arc::clone(&cluster)).or_default();
+            *count = count.saturating_add_signed(change);
+            if *count == 0 {
+                new.remove(&cluster);
+            }
+            if !old.keys().eq(new.keys()) && self.gateways.contains_key(&key.0) {
+                changed.insert(Arc::clone(&key.0));
+            }
+            self.clusters
+                .set(key, (!new.is_empty()).then(|| Arc::new(new)));
+        }
+        changed
+    }
+
+    /// Returns the cluster of all instances behind a gateway; empty without any, or with several.
+    fn cluster_behind(&self, network: &Arc<str>, addresses: &[SocketAddr]) -> Arc<str> {
+        common(self.clusters_behind(network, addresses).into_iter())
+    }
+
+    fn clusters_behind(&self, network: &Arc<str>, of: &[SocketAddr]) -> BTreeSet<&Arc<str>> {
+        let known = of.iter().filter_map(|address| {
+            let key = (Arc::clone(network), *address);
+            self.clusters.get(&key)
+        });
+        known.flat_map(|clusters| clusters.keys()).collect()
     }
 
     /// Returns the current form of a gateway. One without a record keeps what the configuration of
@@ -390,6 +462,17 @@ impl RemoteInstances {
             .map(|(key, count)| (key.clone(), *count))
             .collect();
         assert_eq!(kept, counts);
+        let mut clusters = HashMap::new();
+        let instances = self.services.values().flat_map(|of| &of.list);
+        for one in instances.filter(|one| !["", UNNAMED_CLUSTER].contains(&&*one.cluster)) {
+            if let Some((ip, port)) = address_of(one.network_gateway.as_deref()) {
+                let behind: &mut ClustersBehind = clusters.entry((ip, port)).or_default();
+                *behind.entry(Arc::clone(&one.cluster)).or_default() += 1;
+            }
+        }
+        let kept = self.clusters.iter();
+        let kept = kept.map(|((_, at), of)| ((at.ip(), at.port()), ClustersBehind::clone(of)));
+        assert_eq!(kept.collect::<HashMap<_, _>>(), clusters);
     }
 
     /// Returns the endpoints of a service port behind the gateways of these clusters. A network
@@ -443,9 +526,12 @@ impl RemoteInstances {
             let instances = found.map_or(&[][..], |found| &found.all);
             let has_ready = found.is_none_or(|found| capacity(&found.serving).0 > 0);
             let mut gateways = self.gateways(network, instances, rules);
-            gateways.retain(|one| clusters.contains(&one.remote.cluster));
+            gateways.retain(|one| {
+                one.remote.cluster.is_empty() || clusters.contains(&one.remote.cluster)
+            });
             gateways.into_iter().filter_map(move |gateway| {
                 let why = match (gateway.is_ready(), has_ready) {
+                    _ if gateway.remote.cluster.is_empty() => self.why_unknown(&gateway),
                     (true, true) => return None,
                     (false, _) => "the gateway is not ready",
                     (true, false) => "no instance of the service behind it is ready",
@@ -454,6 +540,19 @@ impl RemoteInstances {
             })
         });
         unused.collect()
+    }
+
+    /// Returns the reason for which the cluster of a gateway is unknown.
+    fn why_unknown(&self, gateway: &Gateway) -> &'static str {
+        let addresses: Vec<_> = gateway.addresses().collect();
+        let network = &gateway.remote.network;
+        if self.clusters_behind(network, &addresses).is_empty() {
+            "its cluster is unknown: neither its record nor an instance behind its address says it; \
+             write `cluster` for the network into `networks`"
+        } else {
+            "its cluster is unknown: instances of several clusters are behind its address; write \
+             `cluster` for the network into `networks`"
+        }
     }
 
     /// Returns the instances of a service by network.

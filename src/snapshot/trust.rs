@@ -184,6 +184,15 @@ impl TrustSet {
         })
     }
 
+    /// Returns whether a name is that of a cluster to which other trust domains lead, or that of
+    /// issuers without a cluster.
+    pub fn is_other_cluster(&self, cluster: &str, domain: &str) -> bool {
+        let of_domain = self.clusters.get(domain).map(|own| &**own);
+        let mut clusters = self.clusters.values();
+        of_domain != Some(cluster)
+            && (cluster == UNKNOWN_CLUSTER || clusters.any(|other| **other == *cluster))
+    }
+
     /// Returns whether a trust domain is in the set.
     pub fn contains(&self, domain: &str) -> bool {
         let is_named = self.clusters.contains_key(domain);

@@ -17,6 +17,8 @@ pub struct RemoteGatewayStatus {
     pub state: &'static str,
     /// Number of connections.
     pub connections: usize,
+    /// Number of sources with a connection.
+    pub sources: usize,
     /// Number of tunnels.
     pub streams: usize,
     /// Least round trip time of the PINGs of the last five minutes.
@@ -42,6 +44,7 @@ impl RemoteGatewayStatus {
             cluster: Arc::clone(cluster),
             state: "idle",
             connections: 0,
+            sources: 0,
             streams: 0,
             rtt: None,
             share_percent: 100,

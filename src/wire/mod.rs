@@ -11,6 +11,7 @@ mod load;
 mod region;
 pub mod sni;
 mod spki;
+pub mod trace;
 mod transit;
 mod via;
 

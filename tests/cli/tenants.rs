@@ -230,3 +230,67 @@ spec: {ips: [x]}
         assert!(!explained.stdout.is_empty(), "{explained:?}");
     });
 }
+
+#[test]
+fn a_global_traffic_policy_of_admiral_divides_an_alias_of_two_namespaces() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let config = GOOD.replacen("exposure:\n", "exposure:\n  files: [objects.yaml]\n", 1);
+        let (mut services, mut workloads) = (String::new(), String::new());
+        let mut exposed = String::new();
+        for (at, region) in [(1, "us-west-2"), (2, "us-east-2")] {
+            let namespace = region.replace('-', "");
+            let host = format!("payments.{namespace}.svc.cluster.local");
+            exposed += &format!("    - {{service: {host}, to: [{{cluster: west}}]}}\n");
+            services += &format!(
+                "  - {{name: payments, namespace: {namespace}, hostname: {host}, vips: [], ports: \
+                 {{80: 8080}}}}\n"
+            );
+            workloads += &format!(
+                "  - {{uid: w{at}, namespace: {namespace}, workloadIps: [10.0.1.{at}], locality: \
+                 {{region: {region}}}, services: {{{namespace}/{host}: {{80: 8080}}}}}}\n"
+            );
+        }
+        let mesh = GOOD_MESH.replacen("services:\n", &format!("services:\n{services}"), 1);
+        let mesh = mesh.replacen("workloads:\n", &format!("workloads:\n{workloads}"), 1);
+        let names = "names: {aliases: [{name: \"default.payments.global:80\", to: \
+                     [payments.uswest2.svc.cluster.local, payments.useast2.svc.cluster.local]}]}\n";
+        let config = config.replacen("  services:\n", &format!("  services:\n{exposed}"), 1);
+        write(folder.path(), "mesh.yaml", &mesh);
+        write(folder.path(), "strait.yaml", &format!("{config}{names}"));
+        let policy = |namespace: &str| {
+            format!(
+                "apiVersion: admiral.io/v1alpha1
+kind: GlobalTrafficPolicy
+metadata: {{name: payments-gtp, namespace: {namespace}}}
+spec:
+  selector:
+    identity: payments
+  policy:
+  - dns: default.payments.global
+    lbType: 1
+    target:
+    - region: us-west-2/*
+      weight: 10
+    - region: us-east-2/*
+      weight: 90
+"
+            )
+        };
+        let explain = "explain -c strait.yaml --from spiffe://west.local/ns/shop/sa/checkout --to \
+                       default.payments.global:80";
+        let explain: Vec<_> = explain.split(' ').collect();
+        for (namespace, is_used) in [("uswest2", true), ("useast2", true), ("other", false)] {
+            write(folder.path(), "objects.yaml", &policy(namespace));
+            let checked = check(folder.path()).await;
+            assert_eq!(checked.code == Some(0), is_used, "{checked:?}");
+            assert_eq!(checked.stderr.is_empty(), is_used, "{checked:?}");
+            let explained = run_command(folder.path(), &explain).await.stdout;
+            for (at, share) in [("10.0.1.1:", "10.0%"), ("10.0.1.2:", "90.0%")] {
+                let line = explained.lines().find(|line| line.contains(at));
+                let line = line.unwrap_or_else(|| panic!("{explained}"));
+                assert_eq!(line.trim_start().starts_with(share), is_used, "{explained}");
+            }
+        }
+    });
+}

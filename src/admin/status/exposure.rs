@@ -49,7 +49,9 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     let by_link = by_link.map(|cluster| format!("cluster {cluster} (links)"));
     let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
     if !entries.is_empty() {
-        let reported: Vec<_> = entries.iter().flat_map(of_entry).chain(by_link).collect();
+        let default = snapshot.default_transit(host);
+        let reported = entries.iter().flat_map(|entry| of_entry(entry, default));
+        let reported: Vec<_> = reported.chain(by_link).collect();
         if reported.is_empty() {
             return Err("nobody: its `to` is empty".to_owned());
         }
@@ -61,13 +63,15 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
         ports.filter(|port| snapshot.is_exported(host, **port)),
         ", ",
     );
+    let transit = other_networks(snapshot.default_transit(host));
     if snapshot.scope.exported.contains(host) {
-        audiences.push("the trust set (exported)".to_owned());
+        audiences.push(format!("the trust set (exported){transit}"));
     } else if !exported.is_empty() {
-        audiences.push(format!("the trust set on port {exported} (export set)"));
+        let how = "(export set)";
+        audiences.push(format!("the trust set on port {exported} {how}{transit}"));
     }
     if snapshot.is_exposed_by_default(host) {
-        audiences.push("the trust set (exposure.default)".to_owned());
+        audiences.push(format!("the trust set (exposure.default){transit}"));
     }
     if !audiences.is_empty() {
         Ok(audiences)
@@ -78,7 +82,7 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     }
 }
 
-fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
+fn of_entry(entry: &Exposure, default: Transit) -> impl Iterator<Item = String> {
     let port = entry.port.map(|port| format!(" on port {port}"));
     let port = port.unwrap_or_default();
     let workloads = if entry.exposes_workloads {
@@ -86,15 +90,19 @@ fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
     } else {
         ""
     };
-    let transit = match entry.transit {
-        Transit::Off => String::new(),
-        transit => format!(", other networks too (transit {transit})"),
-    };
+    let transit = other_networks(entry.transit.unwrap_or(default));
     let limits = entry.limits;
     let limits = limits.is_some().then(|| format!(" (limits: {limits})"));
     let limits = limits.unwrap_or_default();
     let audiences = entry.audiences.iter();
     audiences.map(move |to| format!("{to}{port}{workloads}{transit}{limits}"))
+}
+
+fn other_networks(transit: Transit) -> String {
+    match transit {
+        Transit::Off => String::new(),
+        transit => format!(", other networks too (transit {transit})"),
+    }
 }
 
 /// Access to services through TLS listeners, whose peers have no verified identity.

@@ -196,6 +196,7 @@ fn gateway_to_json(row: RemoteGatewayStatus) -> Value {
         "cluster": row.cluster,
         "state": row.state,
         "connections": row.connections,
+        "sources": row.sources,
         "tunnels": row.streams,
         "rtt": row.rtt.map(|time| humantime::format_duration(time).to_string()),
         "share": format!("{}%", row.share_percent),

@@ -176,7 +176,7 @@ async fn istioctl_reads_the_dump() {
     let behind = mesh::Service {
         hostname: "behind.app".into(),
         waypoints: vec![waypoint],
-        preferences: vec![mesh::Scope::Network, mesh::Scope::Zone],
+        preferences: Some(vec![mesh::Scope::Network, mesh::Scope::Zone]),
         ..mesh::Service::default()
     };
     mesh.services.insert("app/z".into(), Arc::new(behind));

@@ -49,6 +49,8 @@ pub(super) enum Shape {
         /// True if one entry may stand without a list.
         or_one: bool,
     },
+    /// One of two shapes.
+    Either(Box<[Self; 2]>),
     /// A map whose keys are data.
     Pairs(Box<Self>),
     /// A map with fixed keys.
@@ -58,7 +60,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    fn list(of: Self, needs_entry: bool, or_one: bool) -> Self {
+    pub(super) fn list(of: Self, needs_entry: bool, or_one: bool) -> Self {
         Self::List {
             of: Box::new(of),
             needs_entry,

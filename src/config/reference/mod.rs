@@ -82,6 +82,7 @@ fn rows_below(shape: &Shape, path: &str) -> Vec<String> {
     match shape {
         Shape::Scalar(..) | Shape::Pairs(_) => Vec::new(),
         Shape::List { of, .. } => rows_below(of, &format!("{path}[]")),
+        Shape::Either(of) => of.iter().flat_map(|of| rows_below(of, path)).collect(),
         Shape::Map(keys) => {
             let below = keys.iter().map(|key| (key, format!("{path}.{}", key.name)));
             below.flat_map(|(key, path)| rows(key, &path, "")).collect()
@@ -135,6 +136,7 @@ fn format(shape: &Shape) -> String {
                 format!("list: {of}")
             }
         }
+        Shape::Either(of) => of.each_ref().map(format).join("; or "),
         Shape::Pairs(of) => format!("map of names to values: {}", format(of)),
         Shape::Map(_) | Shape::Kinds(_) => "map".to_owned(),
     }
@@ -194,6 +196,7 @@ fn values(shape: &Shape) -> Json {
                 list
             }
         }
+        Shape::Either(of) => json!({"anyOf": of.each_ref().map(values)}),
         Shape::Pairs(of) => json!({"type": "object", "additionalProperties": values(of)}),
         Shape::Map(keys) => map(keys),
         Shape::Kinds(kinds) => {

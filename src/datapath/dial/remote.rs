@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::limits::Source;
 use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet};
+use crate::wire::trace::{BAGGAGE, TRACEPARENT, is_forwarded};
 use crate::wire::{GatewayHash, HOPS_MAX, ServiceLoad, Via};
 
 use super::super::DataPath;
-use super::super::balance::Pick;
+use super::super::balance::{Pick, Tried};
 use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
@@ -89,10 +91,19 @@ pub(super) async fn open(
         let what = "endpoints of other networks are reached only from HBONE listeners";
         return Err(Failure::new(Reason::DialDenied, what));
     }
-    let request = request(data_path, peer, pick);
-    let request = request.map_err(|detail| Failure::new(Reason::GatewayLoop, detail))?;
-    let (endpoints, endpoint) = (pick.route().endpoints(), pick.endpoint());
-    send(data_path, endpoints, endpoint, target, &request, deadline).await
+    let request = request(data_path, peer, pick)?;
+    let Some(holders) = pick.holders() else {
+        return Err(Failure::new(Reason::OverShare, "the tunnel has no source"));
+    };
+    let at = (&**pick.route().endpoints(), &**pick.endpoint());
+    send(
+        data_path,
+        at,
+        (target, holders.source()),
+        &request,
+        deadline,
+    )
+    .await
 }
 
 /// Returns the deadline for a try of an endpoint. If it is behind a gateway, the time is divided
@@ -102,7 +113,7 @@ pub fn deadline_of_try(
     data_path: &DataPath,
     endpoints: &EndpointSet,
     endpoint: &Endpoint,
-    tried: &[Arc<Endpoint>],
+    tried: &Tried,
     deadline: Instant,
 ) -> Instant {
     let Some(target) = target(endpoint) else {
@@ -110,8 +121,10 @@ pub fn deadline_of_try(
     };
     let now = Instant::now();
     // A gateway may be an endpoint of several groups, with one state.
-    let mut counted: Vec<_> = tried.iter().map(|one| &one.state).collect();
-    let left = endpoints.endpoints.iter().filter(|other| {
+    let mut counted: Vec<_> = tried.endpoints.iter().map(|one| &one.state).collect();
+    let left_out = |other: &Endpoint| other.remote.is_none() && tried.is_own_network_left_out;
+    let others = endpoints.endpoints.iter().filter(|other| !left_out(other));
+    let left = others.filter(|other| {
         let is_counted = counted.iter().any(|one| Arc::ptr_eq(one, &other.state));
         let is_left = !is_counted && is_alternative(data_path, other, &target, now);
         counted.extend(is_left.then_some(&other.state));
@@ -129,8 +142,8 @@ pub fn deadline_of_try(
 /// Opens a tunnel for the client of a binding through the gateway of an endpoint.
 pub async fn open_bound(
     data_path: &DataPath,
-    endpoints: &EndpointSet,
-    endpoint: &Endpoint,
+    (endpoints, endpoint): (&EndpointSet, &Endpoint),
+    source: &Source,
     authority: &str,
     deadline: Instant,
 ) -> Result<Stream, Failure> {
@@ -141,17 +154,17 @@ pub async fn open_bound(
     let via = own.and_then(|own| Via::default().with(own));
     let via = via.ok_or_else(|| fail(Reason::GatewayUnreachable, "no certificate yet"))?;
     let request = Request::new(authority.to_owned(), &via);
-    send(data_path, endpoints, endpoint, &target, &request, deadline).await
+    let at = (endpoints, endpoint);
+    send(data_path, at, (&target, source), &request, deadline).await
 }
 
-/// Sends a CONNECT to the gateway of an endpoint, and records the factors of its weight. Ejects the
-/// gateway if it has failed and there is another one. A tunnel whose own deadline was too short
-/// proves a failure only with an attempt that failed.
+/// Sends a CONNECT of a source to the gateway of an endpoint, and records the factors of its
+/// weight. Ejects the gateway if it has failed, which a source alone cannot cause, and there is
+/// another one.
 async fn send(
     data_path: &DataPath,
-    endpoints: &EndpointSet,
-    endpoint: &Endpoint,
-    target: &Target,
+    (endpoints, endpoint): (&EndpointSet, &Endpoint),
+    (target, source): (&Target, &Source),
     request: &Request,
     deadline: Instant,
 ) -> Result<Stream, Failure> {
@@ -159,7 +172,7 @@ async fn send(
     if let Some(detail) = addresses.find_map(|address| data_path.deny.explain(address)) {
         return Err(Failure::new(Reason::DialDenied, detail));
     }
-    let open = data_path.outer.open(target, request, deadline);
+    let open = data_path.outer.open((target, source), request, deadline);
     let refresh = async {
         sleep(REFRESH_AFTER).await;
         data_path.reader.request_refresh(endpoint);
@@ -174,7 +187,7 @@ async fn send(
         endpoint.state.record_share(answer.weight_factor, now);
         if let Some(load) = answer.load {
             match ServiceLoad::parse(load.as_bytes()) {
-                Some(load) => endpoint.state.record_load(load, now),
+                Some(load) => endpoint.record_load(load, now),
                 None => data_path.metrics.load_malformed(),
             }
         }
@@ -185,7 +198,7 @@ async fn send(
             failure.reason,
             Reason::GatewayUnreachable | Reason::GatewayUntrusted
         );
-        let is_proved = Instant::now() < deadline || data_path.outer.has_failed(target);
+        let is_proved = data_path.outer.has_failed(target);
         if is_gateway && is_proved && has_alternative(data_path, endpoints, target) {
             data_path.outer.eject(target);
         }
@@ -208,30 +221,39 @@ fn is_alternative(data_path: &DataPath, other: &Endpoint, target: &Target, now: 
 }
 
 /// Creates the CONNECT for the service of the picked endpoint, with our hash in `x-strait-via`.
+/// Headers of traces that the gateway could refuse are left out.
 ///
 /// # Errors
-/// The tunnel has passed too many gateways.
-fn request(data_path: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, String> {
+/// The tunnel has passed too many gateways, or its first peer has no header.
+fn request(data_path: &DataPath, peer: &Peer, pick: &Pick) -> Result<Request, Failure> {
+    let fail = |detail: &str| Failure::new(Reason::GatewayLoop, detail);
     let forwarded = pick.route().forwarded();
     let own = data_path.outer.own_hash(&data_path.reader.load());
-    let via = extend_via(own, forwarded)?;
+    let via = extend_via(own, forwarded).map_err(|detail| fail(&detail))?;
     let authority = pick.endpoint().remote_authority();
-    let authority = authority.ok_or("the endpoint names no service")?;
+    let authority = authority.ok_or_else(|| fail("the endpoint names no service"))?;
     let mut request = Request::new(authority, &via);
     let received = forwarded.and_then(|forwarded| forwarded.source.as_deref());
-    match received.filter(|_| pick.route().first_peer().is_some()) {
+    let is_set = match received.filter(|_| pick.route().first_peer().is_some()) {
         Some(trusted) => request.set(SOURCE_HEADER, trusted),
         None => request.set(SOURCE_HEADER, FirstPeer::header(peer).as_bytes()),
+    };
+    if !is_set {
+        // Without the header, the next gateway would evaluate this gateway alone.
+        let detail = "x-strait-source does not fit into a request";
+        return Err(Failure::new(Reason::BadSource, detail));
     }
     let traces = forwarded.map(|forwarded| {
         [
-            ("baggage", forwarded.baggage.as_deref()),
-            ("traceparent", forwarded.traceparent.as_deref()),
+            (TRACEPARENT, forwarded.traceparent.as_deref()),
+            (BAGGAGE, forwarded.baggage.as_deref()),
         ]
     });
     for (name, value) in traces.into_iter().flatten() {
-        if let Some(value) = value {
-            request.set(name, value);
+        if let Some(value) = value
+            && !(is_forwarded(name, value) && request.set(name, value))
+        {
+            data_path.metrics.trace_header_dropped(name);
         }
     }
     Ok(request)

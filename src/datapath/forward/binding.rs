@@ -24,7 +24,7 @@ use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::limits::budget::BufferAccount;
 use crate::datapath::limits::descriptors::{Holders, LimitReached, TunnelDescriptor};
 use crate::datapath::{DataPath, balance};
-use crate::limits::Held;
+use crate::limits::{Held, Source};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Endpoint, EndpointSet, InFlight, Snapshot};
@@ -33,6 +33,9 @@ use crate::telemetry::{ConnectionGuard, Record};
 use super::establish::{destination, remote_network};
 use super::open::revoke_delay;
 use super::tries::Tries;
+
+/// Limit of gateways of which the log of one connection says why they are not used.
+const UNUSED_SHOWN_MAX: usize = 4;
 
 /// Connection of a local client.
 #[derive(Debug)]
@@ -309,13 +312,17 @@ async fn pick_and_open(
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let endpoints = binding.endpoints.load(&data_path.reader.load());
     // No gateway is before this one, so a loop ends the way through the picked gateway alone.
-    let (mut tries, mut reason) = (Tries::new(data_path, true), Reason::NoEndpoint);
+    let (mut tries, mut reason) = (Tries::new(true), Reason::NoEndpoint);
     let links = data_path.link_factors(peer);
+    let source = peer.charged_source();
     if endpoints.endpoints.is_empty() {
         let clusters = binding.clusters();
         let detail =
             format!("no gateway of {clusters} has an address, except in evacuated regions");
-        record.set_detail(detail);
+        let unused = binding.endpoints.unused(&data_path.reader.load());
+        let unused = unused.into_iter().take(UNUSED_SHOWN_MAX);
+        let unused = unused.map(|(gateway, why)| format!("; {gateway}: {why}"));
+        record.set_detail(detail + &unused.collect::<String>());
     }
     while Instant::now() < deadline
         && let Some(endpoint) = balance::choose(&endpoints, &tries.tried, &links).cloned()
@@ -323,6 +330,7 @@ async fn pick_and_open(
         if remote::avoid(data_path, &endpoints, &endpoint) {
             continue;
         }
+        endpoint.state.begin_dial(Instant::now());
         let in_flight = InFlight::new(&endpoint.state);
         let holders = peer.holders.as_ref();
         let dialling = holders.map_or(Err(LimitReached::Share), Holders::dial);
@@ -331,7 +339,7 @@ async fn pick_and_open(
             full.reason()
         })?;
         let started = Instant::now();
-        let target = (binding, account);
+        let target = (binding, account, &source);
         let pick = (&*endpoints, &*endpoint);
         let try_end = remote::deadline_of_try(data_path, pick.0, pick.1, &tries.tried, deadline);
         let opened = open(data_path, pick, target, try_end);
@@ -349,7 +357,7 @@ async fn pick_and_open(
             Err(failure) => failure,
         };
         reason = failure.reason;
-        tries.next(failure, &endpoints, endpoint, record)?;
+        tries.next(data_path, failure, &endpoints, endpoint, record)?;
     }
     Err(reason)
 }
@@ -359,11 +367,12 @@ async fn pick_and_open(
 async fn open(
     data_path: &DataPath,
     (endpoints, endpoint): (&EndpointSet, &Endpoint),
-    (binding, account): (&Binding, &Arc<BufferAccount>),
+    (binding, account, source): (&Binding, &Arc<BufferAccount>, &Source),
     deadline: Instant,
 ) -> Result<Stream, Failure> {
     let authority = &binding.authority;
-    let tunnel = remote::open_bound(data_path, endpoints, endpoint, authority, deadline).await?;
+    let at = (endpoints, endpoint);
+    let tunnel = remote::open_bound(data_path, at, source, authority, deadline).await?;
     if !binding.is_inner_hbone() {
         return Ok(tunnel);
     }

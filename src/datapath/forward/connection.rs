@@ -212,7 +212,7 @@ impl ConnectionDriver<'_> {
                 }
                 let end = connection.poll(cx);
                 for request in connection.take_requests() {
-                    self.accept(request, &connection);
+                    self.accept(request, &mut connection);
                 }
                 end.map(Wake::End)
             });
@@ -360,14 +360,21 @@ impl ConnectionDriver<'_> {
     }
 
     /// Starts the task that opens a tunnel, or resets the stream.
-    fn accept<S>(&mut self, new: NewRequest, connection: &HboneConnection<S>) {
+    fn accept<S>(&mut self, new: NewRequest, connection: &mut HboneConnection<S>) {
         let NewRequest {
             key,
             request,
             setup,
+            price,
         } = new;
         self.is_used = true;
         self.refresh_peer();
+        let server = &mut connection.downstream.server;
+        server.meter.set_for_gateway(self.is_for_gateway);
+        let has_credit = match request.first_peer().filter(|_| self.is_for_gateway) {
+            Some(first_peer) => server.charge_first_peer(key, first_peer, price),
+            None => true,
+        };
         let mailbox = Arc::clone(&connection.mailbox);
         let connect = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
         let is_late = self
@@ -388,6 +395,9 @@ impl ConnectionDriver<'_> {
             Ok(connect) => connect,
             Err(reason) => return record.finish(reason),
         };
+        if !has_credit {
+            return record.finish(connect.reject(Reason::CreditExhausted));
+        }
         let connect = ConnectRequest {
             tunnel: NewTunnel::new(self.data_path, &self.peer, record),
             slots: Arc::clone(&self.slots),

@@ -14,6 +14,7 @@ pub mod hbone;
 mod limit_timer;
 pub mod open;
 pub mod passthrough;
+mod receive;
 pub mod setup;
 mod sni;
 pub mod tries;

@@ -350,11 +350,14 @@ impl PendingConnect {
     }
 
     /// Rejects with an empty body, or by a reset: REFUSED_STREAM if the drain left no time to
-    /// try, ENHANCE_YOUR_CALM if the peer sent too much early data. Returns the reason.
+    /// try, ENHANCE_YOUR_CALM if the peer sent too much early data, or its frame credit is used up.
+    /// Returns the reason.
     pub fn reject(mut self, reason: Reason) -> Reason {
         match reason {
             Reason::DrainDeadline => self.0.reset(h2::Reason::REFUSED_STREAM),
-            Reason::EarlyData => self.0.reset(h2::Reason::ENHANCE_YOUR_CALM),
+            Reason::EarlyData | Reason::CreditExhausted => {
+                self.0.reset(h2::Reason::ENHANCE_YOUR_CALM)
+            }
             _ => {
                 self.0.is_done = true;
                 let status = reason.status().as_u16();

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -22,16 +23,15 @@ use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
 use crate::datapath::limits::budget::{BufferAccount, BufferSource};
 use crate::reason::Reason;
-use crate::tls::record::Content;
 
 use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
 use crate::datapath::http2::input::Input;
-use crate::datapath::http2::meter::CreditExhausted;
 use crate::datapath::http2::request::Request;
-use crate::datapath::http2::server::{ConnectionError, Event};
+use crate::datapath::http2::server::Event;
 use crate::datapath::http2::streams::StreamKey;
 
-/// Limit of rounds in one turn, after which other tasks of the worker run.
+/// Limit of rounds in one turn, after which other tasks of the worker run. The work of received
+/// frames limits a turn, too: [`FrameMeter`](crate::datapath::http2::meter::FrameMeter).
 const ROUNDS: usize = 4;
 /// Limit of tunnels that are served between two reads of the peer.
 const TUNNELS_PER_ROUND: usize = 16;
@@ -49,6 +49,8 @@ pub struct NewRequest {
     pub request: Request,
     /// State that the stream's task shares with the connection.
     pub setup: Arc<Setup>,
+    /// Price of its header block.
+    pub price: u64,
 }
 
 /// Tunnel of a stream.
@@ -62,8 +64,10 @@ enum Tunnel {
 /// Connection with its socket, streams and tunnels.
 #[derive(Debug)]
 pub struct HboneConnection<S> {
-    socket: S,
-    input: Input,
+    pub(super) socket: S,
+    pub(super) input: Input,
+    /// Rest of the record that was opened last: plaintext that the next turn receives.
+    pub(super) unread: Range<usize>,
     /// HTTP/2 state, send buffer and record protection.
     pub downstream: Downstream,
     /// Commands and wake-ups.
@@ -73,7 +77,7 @@ pub struct HboneConnection<S> {
     ready: VecDeque<StreamKey>,
     /// Empty list, of which only the memory is kept.
     woken: Vec<StreamKey>,
-    events: Vec<Event>,
+    pub(super) events: Vec<Event>,
     requests: Vec<NewRequest>,
     /// Generation of the snapshot that the tunnels were last checked against.
     pub generation: u64,
@@ -84,10 +88,11 @@ pub struct HboneConnection<S> {
     /// Bytes on that account.
     charged: usize,
     limit_timer: LimitTimer,
-    /// The bytes that came with the handshake were processed.
-    is_started: bool,
+    /// Records may be left that were received and not processed. Those that came with the handshake
+    /// are.
+    pub(super) has_unread: bool,
     /// The peer has sent close_notify or FIN.
-    is_read_closed: bool,
+    pub(super) is_read_closed: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
@@ -101,6 +106,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         Self {
             socket,
             input: Input::with(&received),
+            unread: 0..0,
             downstream: Downstream::new(layer),
             mailbox: Arc::default(),
             tunnels: Vec::new(),
@@ -113,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             held: None,
             charged: 0,
             limit_timer: LimitTimer::default(),
-            is_started: false,
+            has_unread: true,
             is_read_closed: false,
         }
     }
@@ -122,13 +128,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// follows.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         self.mailbox.register(cx);
-        if !std::mem::replace(&mut self.is_started, true)
-            && let Err(end) = self.receive()
-        {
-            return Poll::Ready(end);
-        }
+        self.downstream.server.meter.begin_turn();
         match self.poll_rounds(cx) {
-            Ok(true) => cx.waker().wake_by_ref(),
+            Ok(true) => yield_turn(cx),
             Ok(false) => {}
             Err(end) => return Poll::Ready(end),
         }
@@ -144,7 +146,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         let mut has_more = true;
         for _ in 0..ROUNDS {
             has_more = self.poll_round(cx)?;
-            if !has_more {
+            if !has_more || self.downstream.server.meter.is_turn_over() {
                 break;
             }
         }
@@ -161,6 +163,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         let has_read = !skips_read && self.poll_read(cx)?;
         self.downstream.write_control()?;
         self.take_woken();
+        for _ in 0..TUNNELS_PER_ROUND {
+            let Some(key) = self.downstream.server.take_writable() else {
+                break;
+            };
+            self.enqueue(key);
+        }
         for _ in 0..TUNNELS_PER_ROUND.min(self.ready.len()) {
             if !self.downstream.output.has_room()
                 && !self.downstream.poll_flush(cx, &mut self.socket)?
@@ -180,7 +188,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             return Err(ConnectionEnd::Closed);
         }
         // A read that was skipped has registered no waker.
-        Ok(has_read || is_flushed && (skips_read || !self.ready.is_empty()))
+        let can_send = !self.ready.is_empty() || self.downstream.server.has_writable();
+        Ok(has_read || is_flushed && (skips_read || can_send))
     }
 
     /// Lists the tunnels that were woken.
@@ -239,7 +248,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
-        let limits = copy.tunnel().check_limits();
+        let limits = copy.check_limits();
         if let Ok(Some(due)) = limits {
             self.limit_timer.set(due);
         }
@@ -247,6 +256,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         let mut started = limits.map(drop);
         if started.is_ok() && !early.is_empty() {
             started = copy.receive(&[IoSlice::new(&early)], &mut self.downstream);
+            if let Some(due) = copy.answer_due() {
+                self.limit_timer.set(due);
+            }
         }
         if started.is_ok() && has_ended {
             started = copy.receive_end().map(|_| ());
@@ -260,7 +272,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Lists an open tunnel for its next step, once.
     fn enqueue(&mut self, key: StreamKey) {
-        if self.downstream.server.find(key.id) == Some(key)
+        if self.downstream.server.has(key)
             && let Some(Some(Tunnel::Open(copy))) = self.tunnels.get_mut(key.slot())
             && !std::mem::replace(&mut copy.is_queued, true)
         {
@@ -268,68 +280,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
     }
 
-    /// Reads the peer once, and forwards what it sent. Returns true if there may be more.
-    fn poll_read(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionEnd> {
-        if self.is_read_closed {
-            return Ok(false);
-        }
-        match self.input.poll_read(cx, &mut self.socket) {
-            Poll::Pending => return Ok(false),
-            Poll::Ready(Ok(0)) => self.is_read_closed = true,
-            Poll::Ready(Ok(_)) => {}
-            Poll::Ready(Err(error)) => return Err(ConnectionEnd::Lost(error)),
-        }
-        self.receive()?;
-        Ok(true)
-    }
-
-    /// Processes the records that were received.
-    ///
-    /// # Errors
-    /// The connection has to end. Everything before the violation was forwarded.
-    fn receive(&mut self) -> Result<(), ConnectionEnd> {
-        let opened = self.open_records();
-        self.handle_events();
-        self.input.release_if_empty();
-        opened
-    }
-
-    fn open_records(&mut self) -> Result<(), ConnectionEnd> {
-        while let Some(record) = self
-            .input
-            .open(&mut self.downstream.layer)
-            .map_err(ConnectionEnd::Record)?
-        {
-            let meter = &mut self.downstream.server.meter;
-            let charged = match record.content {
-                Content::KeyUpdate { .. } => meter.received_key_update(),
-                _ => meter.received_record(record.payload.len()),
-            };
-            charged.map_err(|CreditExhausted| ConnectionEnd::Http2(ConnectionError::EXHAUSTED))?;
-            match record.content {
-                Content::ApplicationData if !record.payload.is_empty() => {
-                    let input = &self.input.bytes()[..record.payload.end];
-                    let start = record.payload.start;
-                    let received = self
-                        .downstream
-                        .server
-                        .receive(input, start, &mut self.events);
-                    received.map_err(ConnectionEnd::Http2)?;
-                }
-                Content::KeyUpdate { requested } => {
-                    self.downstream.is_key_update_requested |= requested
-                }
-                Content::CloseNotify => {
-                    self.is_read_closed = true;
-                    return Ok(());
-                }
-                Content::ApplicationData | Content::Nothing => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn handle_events(&mut self) {
+    /// Performs the events of what was received.
+    pub(super) fn handle_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         let input = std::mem::take(&mut self.input);
         for at in 0..events.len() {
@@ -344,16 +296,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 }
                 Event::End(key) => self.receive_end(key),
                 Event::Reset(key, reason) => self.receive_reset(key, reason),
-                Event::Writable(Some(key)) => self.enqueue(key),
-                Event::Writable(None) => {
-                    for key in self.downstream.server.take_blocked() {
-                        self.enqueue(key);
-                    }
-                }
+                Event::Writable(key) => self.enqueue(key),
                 Event::Request {
                     key,
                     request,
                     ended,
+                    price,
                 } => {
                     let setup = Arc::new(Setup::new(self.source.account(), ended));
                     self.insert(key, Tunnel::Setup(SetupGuard(Arc::clone(&setup))));
@@ -361,6 +309,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                         key,
                         request,
                         setup,
+                        price,
                     });
                 }
             }
@@ -404,7 +353,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Passes DATA to the tunnel of a stream. A reset may follow it in the same input.
     fn receive_data(&mut self, key: StreamKey, slices: &[IoSlice<'_>]) {
-        if self.downstream.server.find(key.id) != Some(key) {
+        if !self.downstream.server.has(key) {
             return;
         }
         match self.tunnels.get_mut(key.slot()) {
@@ -414,7 +363,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 }
             }
             Some(Some(Tunnel::Open(copy))) => {
-                if let Err(reason) = copy.receive(slices, &mut self.downstream) {
+                let received = copy.receive(slices, &mut self.downstream);
+                if let Some(due) = copy.answer_due() {
+                    self.limit_timer.set(due);
+                }
+                if let Err(reason) = received {
                     self.end(key, Err(reason));
                 }
             }
@@ -464,7 +417,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Ends an open tunnel: its stream by a reset unless it has ended, its endpoint by
     /// [`Open::end`].
     pub fn end(&mut self, key: StreamKey, result: Result<(), Reason>) {
-        if self.downstream.server.find(key.id) != Some(key) {
+        if !self.downstream.server.has(key) {
             return;
         }
         if let Err(reason) = result {
@@ -477,7 +430,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Forgets a stream that has ended.
     fn forget(&mut self, key: StreamKey) -> Option<Tunnel> {
-        if self.downstream.server.find(key.id) != Some(key) {
+        if !self.downstream.server.has(key) {
             return None;
         }
         self.downstream.server.remove(key);
@@ -491,7 +444,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
     /// Ends all open tunnels by a reset.
     pub fn end_all(&mut self, reason: Reason) {
-        for key in self.downstream.server.keys().to_vec() {
+        for key in self.downstream.server.keys() {
             if matches!(self.tunnels.get(key.slot()), Some(Some(Tunnel::Open(_)))) {
                 self.end(key, Err(reason));
             }
@@ -512,7 +465,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     pub fn check_limits(&mut self) {
         let (mut ended, mut next) = (Vec::new(), None::<Instant>);
         for copy in self.open_tunnels() {
-            match copy.tunnel().check_limits() {
+            match copy.check_limits() {
                 Ok(due) => next = next.into_iter().chain(due).min(),
                 Err(reason) => ended.push((copy.key, reason)),
             }
@@ -595,4 +548,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         self.socket
     }
+}
+
+/// Wakes the task once the other tasks have run and the runtime has polled all sockets. After a
+/// plain wake-up, up to 60 turns of one connection would precede the next poll of the sockets.
+fn yield_turn(cx: &mut Context<'_>) {
+    // It is pending, and its waker is called even if it is dropped.
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
 }

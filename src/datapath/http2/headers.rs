@@ -6,17 +6,19 @@ use crate::reason::Reason;
 
 use super::frame::{FrameHeader, flag};
 use super::receive::{frame_size_error, is_self_dependent, protocol_error};
-use super::request;
 use super::server::{ConnectionError, Event, Server};
+use super::streams::StreamEnd;
+use super::{meter, request};
 
-/// Limit of an encoded header block. Decoded lists may have 16 KiB; encoders rarely expand them.
-const HEADER_BLOCK_BYTES: usize = 32 * 1024;
+/// Limit of an encoded header block. Decoded lists may have 16 KiB, which Huffman codes of rare
+/// octets expand to 60 KiB. A peer that expands one field so is answered on its stream.
+const HEADER_BLOCK_BYTES: usize = 64 * 1024;
 
 impl Server {
     pub(super) fn check_block_size(&self, header: FrameHeader) -> Result<(), ConnectionError> {
         let before = self.block.as_ref().map_or(0, |(_, block)| block.len());
         if before + header.length > HEADER_BLOCK_BYTES {
-            let rule = "header block above 32 KiB";
+            let rule = "header block above 64 KiB";
             return Err(ConnectionError::new(ErrorCode::ENHANCE_YOUR_CALM, rule));
         }
         Ok(())
@@ -51,7 +53,7 @@ impl Server {
         }
         self.end_block(header, block)?;
         if is_self_dependent_stream {
-            self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR);
+            return self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR);
         }
         Ok(())
     }
@@ -99,13 +101,14 @@ impl Server {
         };
         let key = self.streams.insert(id, self.peer_window);
         let ended = header.has(flag::END_STREAM);
-        if let Some(stream) = self.streams.get_mut(key) {
-            stream.received_end = ended;
+        if ended {
+            self.streams.end(key, StreamEnd::Received);
         }
         self.events.push(Event::Request {
             key,
             request,
             ended,
+            price: meter::request_price(block.len()),
         });
         Ok(())
     }
@@ -115,8 +118,8 @@ impl Server {
     fn receive_trailers(&mut self, id: u32) -> Result<(), ConnectionError> {
         let stream = self.streams.find(id);
         match stream.and_then(|key| Some((key, self.streams.get(key)?))) {
-            Some((_, stream)) if stream.is_reset => {}
-            Some((key, stream)) if stream.received_end => {
+            Some((_, stream)) if stream.is_reset() => {}
+            Some((key, stream)) if stream.has_received_end() => {
                 self.reset(key, ErrorCode::STREAM_CLOSED);
                 self.events.push(Event::Reset(key, Reason::DownstreamReset));
             }
@@ -124,7 +127,7 @@ impl Server {
                 self.reset(key, ErrorCode::PROTOCOL_ERROR);
                 self.events.push(Event::Reset(key, Reason::Malformed));
             }
-            None if self.reset.contains(&id) => {}
+            None if self.resets.contains(id) => {}
             None => {
                 let rule = "HEADERS on a closed stream";
                 return Err(ConnectionError::new(ErrorCode::STREAM_CLOSED, rule));

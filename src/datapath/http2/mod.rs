@@ -12,9 +12,13 @@ pub mod hpack;
 pub mod meter;
 mod receive;
 pub mod request;
+pub mod resets;
 pub mod server;
 pub mod slots;
 pub mod streams;
 
 pub mod input;
 pub mod output;
+
+#[cfg(test)]
+mod tests;

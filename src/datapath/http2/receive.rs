@@ -9,9 +9,9 @@ use crate::reason::Reason;
 use super::frame::{
     self, DEFAULT_FRAME_BYTES, FrameHeader, HEADER_BYTES, PREFACE, WINDOW_MAX, flag, kind, setting,
 };
-use super::meter::CreditExhausted;
+use super::meter::{self, FirstPeerId, PRICE_RESET};
 use super::server::{ConnectionError, DataFrame, Event, FRAME_BYTES_MAX, Read, Server};
-use super::streams::StreamKey;
+use super::streams::{StreamEnd, StreamKey};
 
 /// Size of a DATA frame up to which a part of it is not forwarded: an alert of the TLS inside
 /// then arrives as a whole.
@@ -26,8 +26,8 @@ pub(super) const fn frame_size_error(rule: &'static str) -> ConnectionError {
 }
 
 impl Server {
-    /// Receives the bytes of `input` from `start` on. Appends events, whose positions are those
-    /// of `input`.
+    /// Receives the bytes of `input` from `start` on, until the turn is over. Appends events, whose
+    /// positions are those of `input`. Returns the position of the first byte that is left.
     ///
     /// # Errors
     /// The peer has violated a rule whose violation ends the connection. GOAWAY was not sent yet.
@@ -36,15 +36,15 @@ impl Server {
         input: &[u8],
         start: usize,
         events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    ) -> Result<usize, ConnectionError> {
         let (mut at, mut received) = (start, Ok(()));
         mem::swap(&mut self.events, events);
-        while at < input.len() && received.is_ok() {
+        while at < input.len() && received.is_ok() && !self.meter.is_turn_over() {
             let step = self.receive_step(&input[at..], at);
             received = step.map(|bytes| at += bytes);
         }
         mem::swap(&mut self.events, events);
-        received
+        received.map(|()| at)
     }
 
     /// Receives at least one byte of `input`, which begins at position `at`. Returns the number of
@@ -107,13 +107,25 @@ impl Server {
         }
     }
 
-    /// Checks the rules for frames of all types, and charges for the frame.
+    /// Returns the first peer of a stream that is open, if there is one.
+    fn first_peer(&self, id: u32) -> Option<FirstPeerId> {
+        if !self.meter.has_first_peers() {
+            return None;
+        }
+        let stream = self.streams.get(self.streams.find(id)?)?;
+        stream.first_peer.filter(|_| !stream.is_reset())
+    }
+
+    /// Checks the rules for frames of all types, and charges for all but DATA.
     fn check_frame(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
         if header.length > FRAME_BYTES_MAX {
             return Err(frame_size_error("frame above SETTINGS_MAX_FRAME_SIZE"));
         }
-        let charged = self.meter.received(header);
-        charged.map_err(|CreditExhausted| ConnectionError::EXHAUSTED)?;
+        if header.kind != kind::DATA {
+            let first_peer = self.first_peer(header.stream);
+            let charged = self.meter.charge(meter::price(header), first_peer);
+            self.settle(charged)?;
+        }
         if !self.has_settings && (header.kind != kind::SETTINGS || header.has(flag::ACK)) {
             return Err(protocol_error("no SETTINGS after the preface"));
         }
@@ -163,9 +175,8 @@ impl Server {
                 return Err(frame_size_error("PRIORITY not of 5 bytes"));
             }
             kind::PRIORITY if header.length != 5 => {
-                self.reject_stream(header.stream, ErrorCode::FRAME_SIZE_ERROR);
                 self.skip(header.length);
-                return Ok(());
+                return self.reject_stream(header.stream, ErrorCode::FRAME_SIZE_ERROR);
             }
             kind::SETTINGS
             | kind::PING
@@ -194,12 +205,24 @@ impl Server {
         };
     }
 
+    /// Charges for a DATA frame. The streams of a first peer without credit are reset by that.
+    fn charge_data(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
+        let key = self.streams.find(header.stream);
+        let stream = key.and_then(|key| self.streams.get(key));
+        let stream = stream.filter(|stream| !stream.is_reset());
+        let first_peer = stream.and_then(|stream| stream.first_peer);
+        let is_open = stream.is_some_and(|stream| !stream.has_received_end());
+        let charged = self.meter.received_data(header.length, is_open, first_peer);
+        self.settle(charged)
+    }
+
     /// Starts a DATA frame: charges the windows (RFC 9113 sections 5.2 and 6.1).
     fn start_data_frame(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
         let id = header.stream;
         if id == 0 || self.is_idle(id) {
             return Err(protocol_error("DATA on an idle stream"));
         }
+        self.charge_data(header)?;
         let length = u32::try_from(header.length).unwrap_or(u32::MAX);
         match self.windows.receive(length) {
             Ok(None) => {}
@@ -211,20 +234,20 @@ impl Server {
         }
         let mut key = self.streams.find(id);
         let refused = match key.and_then(|key| self.streams.get_mut(key)) {
-            None if self.reset.contains(&id) => None,
+            None if self.resets.contains(id) => None,
             None => Some(ErrorCode::STREAM_CLOSED),
-            Some(stream) if stream.is_reset => {
+            Some(stream) if stream.is_reset() => {
                 key = None;
                 None
             }
-            Some(stream) if stream.received_end => Some(ErrorCode::STREAM_CLOSED),
+            Some(stream) if stream.has_received_end() => Some(ErrorCode::STREAM_CLOSED),
             Some(stream) => {
                 stream.receive_window -= i64::from(length);
                 (stream.receive_window < 0).then_some(ErrorCode::FLOW_CONTROL_ERROR)
             }
         };
         if let Some(code) = refused {
-            self.reject_stream(id, code);
+            self.reject_stream(id, code)?;
             key = None;
         }
         if header.has(flag::PADDED) {
@@ -293,9 +316,9 @@ impl Server {
         self.skip(data.padding);
         if data.ends
             && let Some(key) = data.key
-            && let Some(stream) = self.streams.get_mut(key)
+            && self.streams.get(key).is_some()
         {
-            stream.received_end = true;
+            self.streams.end(key, StreamEnd::Received);
             self.events.push(Event::End(key));
         }
     }
@@ -305,16 +328,26 @@ impl Server {
         id.is_multiple_of(2) || id > self.last_stream
     }
 
-    /// Resets a stream for an error of the peer. A stream that is gone is reset too: the peer
-    /// believes that it is open.
-    pub(super) fn reject_stream(&mut self, id: u32, code: ErrorCode) {
+    /// Resets a stream for an error of the peer. A stream that is gone is reset too, and charged:
+    /// the peer believes that it is open.
+    pub(super) fn reject_stream(
+        &mut self,
+        id: u32,
+        code: ErrorCode,
+    ) -> Result<(), ConnectionError> {
         match self.streams.find(id) {
             Some(key) => {
                 self.reset(key, code);
                 self.events.push(Event::Reset(key, Reason::DownstreamReset));
             }
-            None => self.push_reset(id, code),
+            None if self.resets.contains(id) => {}
+            None => {
+                let charged = self.meter.charge(PRICE_RESET, None);
+                self.settle(charged)?;
+                self.push_reset(id, code);
+            }
         }
+        Ok(())
     }
 
     fn end_payload(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
@@ -337,9 +370,10 @@ impl Server {
             kind::PRIORITY => {
                 let is_open = self.streams.find(header.stream).is_some();
                 if is_open && is_self_dependent(header.stream, &payload) {
-                    self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR);
+                    self.reject_stream(header.stream, ErrorCode::PROTOCOL_ERROR)
+                } else {
+                    Ok(())
                 }
-                Ok(())
             }
             _ => Ok(()),
         };
@@ -384,7 +418,6 @@ impl Server {
         }
         if let Some(window) = window {
             self.set_peer_window(window)?;
-            self.events.push(Event::Writable(None));
         }
         frame::push(&mut self.control, kind::SETTINGS, flag::ACK, 0, &[]);
         Ok(())
@@ -396,9 +429,9 @@ impl Server {
         }
         let code = ErrorCode::from(first_u32(payload));
         if let Some(key) = self.streams.find(id)
-            && let Some(stream) = self.streams.get_mut(key).filter(|it| !it.is_reset)
+            && self.is_open(key)
         {
-            stream.is_reset = true;
+            self.streams.end(key, StreamEnd::Reset);
             self.events.push(Event::Reset(key, reason_of_code(code)));
         }
         Ok(())
@@ -407,7 +440,6 @@ impl Server {
     fn receive_window_update(&mut self, id: u32, payload: &[u8]) -> Result<(), ConnectionError> {
         let increment = i64::from(first_u32(payload) & 0x7fff_ffff);
         if id == 0 {
-            let was_blocked = self.windows.send <= 0;
             self.windows.send += increment;
             if increment == 0 {
                 return Err(protocol_error("WINDOW_UPDATE of 0"));
@@ -415,9 +447,6 @@ impl Server {
             if self.windows.send > WINDOW_MAX {
                 let rule = "window of the connection above 2^31 - 1";
                 return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
-            }
-            if was_blocked && self.windows.send > 0 {
-                self.events.push(Event::Writable(None));
             }
             return Ok(());
         }
@@ -427,17 +456,19 @@ impl Server {
         let Some(key) = self.streams.find(id) else {
             return Ok(());
         };
-        let Some(stream) = self.streams.get_mut(key).filter(|it| !it.is_reset) else {
+        let Some(stream) = self.streams.get_mut(key).filter(|it| !it.is_reset()) else {
             return Ok(());
         };
         stream.send_window += increment;
         if increment == 0 {
-            self.reject_stream(id, ErrorCode::PROTOCOL_ERROR);
-        } else if stream.send_window > WINDOW_MAX {
-            self.reject_stream(id, ErrorCode::FLOW_CONTROL_ERROR);
-        } else if stream.is_blocked && stream.send_window > 0 {
+            return self.reject_stream(id, ErrorCode::PROTOCOL_ERROR);
+        }
+        if stream.send_window > WINDOW_MAX {
+            return self.reject_stream(id, ErrorCode::FLOW_CONTROL_ERROR);
+        }
+        if stream.is_blocked && stream.send_window > 0 {
             stream.is_blocked = false;
-            self.events.push(Event::Writable(Some(key)));
+            self.events.push(Event::Writable(key));
         }
         Ok(())
     }

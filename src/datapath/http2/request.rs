@@ -37,6 +37,14 @@ pub struct Request {
     pub source_cluster: Option<Box<[u8]>>,
 }
 
+impl Request {
+    /// Returns the first peer as sent, which is trusted only from a gateway.
+    pub fn first_peer(&self) -> Option<&[u8]> {
+        let forwarded = self.target.as_ref().ok()?.forwarded()?;
+        forwarded.source.as_deref()
+    }
+}
+
 /// A header list that is no request: a stream error of type PROTOCOL_ERROR (RFC 9113
 /// section 8.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +84,27 @@ struct HeaderList {
     /// Origin of the only [`ISTIO_SOURCE_HEADER`]. Two values count as none.
     origin: Option<Origin>,
     source_cluster: Option<Box<[u8]>>,
-    forwarded: Option<Box<Forwarded>>,
+    forwarded: Option<Box<ForwardedLines>>,
+}
+
+/// Headers for the gateways of other networks, with the lines of each joined.
+#[derive(Default)]
+struct ForwardedLines {
+    via: Option<Vec<u8>>,
+    source: Option<Vec<u8>>,
+    baggage: Option<Vec<u8>>,
+    traceparent: Option<Vec<u8>>,
+}
+
+impl From<ForwardedLines> for Forwarded {
+    fn from(lines: ForwardedLines) -> Self {
+        Self {
+            via: lines.via.map(Into::into),
+            source: lines.source.map(Into::into),
+            baggage: lines.baggage.map(Into::into),
+            traceparent: lines.traceparent.map(Into::into),
+        }
+    }
 }
 
 impl HeaderList {
@@ -85,11 +113,13 @@ impl HeaderList {
             return;
         }
         self.bytes += name.len() + value.len() + FIELD_OVERHEAD_BYTES;
+        let is_pseudo = name.first() == Some(&b':');
+        self.fields += usize::from(!is_pseudo);
         if self.is_too_large() {
             return;
         }
         let accepted = is_value(value).then_some(()).and_then(|()| {
-            if name.first() == Some(&b':') {
+            if is_pseudo {
                 self.push_pseudo(name, value)
             } else {
                 self.push_field(name, value)
@@ -99,7 +129,7 @@ impl HeaderList {
     }
 
     const fn is_too_large(&self) -> bool {
-        self.bytes > HEADER_LIST_BYTES_MAX
+        self.bytes > HEADER_LIST_BYTES_MAX || self.fields > HEADER_FIELDS_MAX
     }
 
     /// Adds a pseudo-header field (RFC 9113 section 8.3). Returns none if it is malformed.
@@ -128,7 +158,6 @@ impl HeaderList {
     /// Adds another field (RFC 9113 section 8.2). Returns none if it is malformed.
     fn push_field(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         self.fields_began = true;
-        self.fields += 1;
         match name {
             // RFC 9113 section 8.2.2.
             b"connection" | b"proxy-connection" | b"keep-alive" | b"transfer-encoding"
@@ -163,7 +192,7 @@ impl HeaderList {
         Some(())
     }
 
-    fn forwarded(&mut self) -> &mut Forwarded {
+    fn forwarded(&mut self) -> &mut ForwardedLines {
         self.forwarded.get_or_insert_default()
     }
 
@@ -198,16 +227,14 @@ impl HeaderList {
         if has_authority && parsed.is_err() && uri::Authority::try_from(&*authority).is_err() {
             return Err(Malformed);
         }
-        let target = if self.fields > HEADER_FIELDS_MAX {
-            Err(Reason::TooManyFields)
-        } else if !is_connect {
+        let target = if !is_connect {
             Err(Reason::NotConnect)
         } else {
             parsed
                 .map(|authority| Target {
                     authority,
                     origin: self.origin.unwrap_or(Origin::Workload),
-                    forwarded: self.forwarded,
+                    forwarded: self.forwarded.map(|lines| Box::new((*lines).into())),
                 })
                 .map_err(|_| Reason::BadAuthority)
         };
@@ -219,12 +246,16 @@ impl HeaderList {
     }
 }
 
-/// Appends a line of a field to those before it (RFC 9110 section 5.3).
-fn append(lines: &mut Option<Box<[u8]>>, value: &[u8]) {
-    *lines = Some(match lines.take() {
-        None => value.into(),
-        Some(before) => [&*before, value].join(&b',').into(),
-    });
+/// Appends a line of a field to those before it (RFC 9110 section 5.3). Only the line is copied:
+/// the price of a request covers no copy of all lines before each of them.
+fn append(lines: &mut Option<Vec<u8>>, value: &[u8]) {
+    match lines {
+        None => *lines = Some(value.into()),
+        Some(lines) => {
+            lines.push(b',');
+            lines.extend_from_slice(value);
+        }
+    }
 }
 
 /// Returns true if a value has only octets of a field value (RFC 9110 section 5.5), and no

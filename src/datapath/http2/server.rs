@@ -5,7 +5,6 @@
 //! frames by itself. All frames that it sends except DATA are appended to `control`, which the
 //! connection sends in order with its DATA frames.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use h2::Reason as ErrorCode;
@@ -15,17 +14,16 @@ use crate::reason::Reason;
 use super::frame::setting;
 use super::frame::{self, DEFAULT_WINDOW, FrameHeader, HEADER_BYTES, WINDOW_MAX, flag, kind};
 use super::hpack;
-use super::meter::FrameMeter;
+use super::meter::{CreditExhausted, FrameMeter, PRICE_RESET};
 use super::request::{HEADER_LIST_BYTES_MAX, Request};
+use super::resets::Resets;
 use super::streams::{
-    CONNECTION_WINDOW, ConnectionWindows, STREAM_WINDOW_MIN, STREAMS_MAX, StreamKey, Streams,
+    CONNECTION_WINDOW, ConnectionWindows, STREAM_WINDOW_MIN, STREAMS_MAX, StreamEnd, StreamKey,
+    Streams,
 };
 
 /// Limit of received frames in bytes. Larger frames would delay the bytes of other tunnels.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
-/// Limit of streams that are remembered after a reset by this side. Frames that the peer sent
-/// before it received the reset are ignored (RFC 9113 section 5.1).
-const RESET_MEMORY: usize = 1024;
 /// Payload of the PING that follows the first GOAWAY. Its acknowledgement shows that the peer has
 /// received the GOAWAY (RFC 9113 section 6.8).
 const GOAWAY_PING: [u8; 8] = *b"drained?";
@@ -45,6 +43,8 @@ pub enum Event {
         request: Request,
         /// True if END_STREAM came with it.
         ended: bool,
+        /// Price of its header block.
+        price: u64,
     },
     /// DATA bytes of a stream were received, within the input.
     Data {
@@ -64,8 +64,9 @@ pub enum Event {
     End(StreamKey),
     /// The peer or a stream error has reset the stream.
     Reset(StreamKey, Reason),
-    /// Streams that had no window may have some: one stream, or all.
-    Writable(Option<StreamKey>),
+    /// A stream that had no window has some. Those that had no window of the connection are
+    /// returned by [`Server::take_writable`].
+    Writable(StreamKey),
 }
 
 /// Error that ends the connection.
@@ -145,8 +146,8 @@ pub struct Server {
     pub(super) peer_window: i64,
     /// Highest identifier of a stream that the peer has opened.
     pub(super) last_stream: u32,
-    /// Streams that this side has reset, oldest first.
-    pub(super) reset: VecDeque<u32>,
+    /// Streams that this side has reset.
+    pub(super) resets: Resets,
     goaway: GoAway,
     pub(super) peer_is_leaving: bool,
     /// True if the next header block begins with a table size update (RFC 7541 section 4.2).
@@ -184,7 +185,7 @@ impl Default for Server {
             windows: ConnectionWindows::default(),
             peer_window: DEFAULT_WINDOW,
             last_stream: 0,
-            reset: VecDeque::new(),
+            resets: Resets::default(),
             goaway: GoAway::NotSent,
             peer_is_leaving: false,
             owes_table_update: false,
@@ -214,16 +215,24 @@ impl Server {
     }
 
     /// Returns the streams that are open or not removed yet.
-    pub fn keys(&self) -> &[StreamKey] {
+    pub fn keys(&mut self) -> Vec<StreamKey> {
         self.streams.keys()
     }
 
     /// Returns true if the stream exists and was not reset.
     pub fn is_open(&self, key: StreamKey) -> bool {
-        self.streams.get(key).is_some_and(|stream| !stream.is_reset)
+        self.streams
+            .get(key)
+            .is_some_and(|stream| !stream.is_reset())
+    }
+
+    /// Returns true if the stream was not removed yet.
+    pub fn has(&self, key: StreamKey) -> bool {
+        self.streams.get(key).is_some()
     }
 
     /// Returns the stream with this identifier.
+    #[cfg(test)]
     pub fn find(&self, id: u32) -> Option<StreamKey> {
         self.streams.find(id)
     }
@@ -231,12 +240,11 @@ impl Server {
     /// Sends the header list of a response: 200 opens the tunnel, any other status ends the
     /// stream. `field` is a header besides the status.
     pub fn respond(&mut self, key: StreamKey, status: u16, field: Option<(&str, &str)>) {
-        let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset) else {
+        let Some(stream) = self.streams.get(key).filter(|stream| !stream.is_reset()) else {
             return;
         };
+        let (ended, first_peer) = (stream.has_received_end(), stream.first_peer);
         let ends = status != 200;
-        stream.sent_end = ends;
-        let ended = stream.received_end;
         let mut block = Vec::with_capacity(16);
         if std::mem::take(&mut self.owes_table_update) {
             // Dynamic table size update to 0: responses use the static table only.
@@ -249,8 +257,12 @@ impl Server {
         let end_stream = if ends { flag::END_STREAM } else { 0 };
         let flags = flag::END_HEADERS | end_stream;
         frame::push(&mut self.control, kind::HEADERS, flags, key.id, &block);
-        self.meter.sent(kind::HEADERS, flags, block.len());
-        if ends && !ended {
+        if !ends {
+            return self.meter.sent_answer(block.len(), first_peer);
+        }
+        self.meter.sent_refusal(first_peer);
+        self.streams.end(key, StreamEnd::Sent);
+        if !ended {
             // The peer may send what it likes on a rejected stream, so nothing more is read from
             // it (RFC 9113 section 8.1).
             self.reset(key, ErrorCode::NO_ERROR);
@@ -259,18 +271,52 @@ impl Server {
 
     /// Resets a stream, unless it was reset before.
     pub fn reset(&mut self, key: StreamKey, code: ErrorCode) {
-        if let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset) {
-            stream.is_reset = true;
+        if self.is_open(key) {
+            self.streams.end(key, StreamEnd::Reset);
             self.push_reset(key.id, code);
         }
     }
 
     pub(super) fn push_reset(&mut self, id: u32, code: ErrorCode) {
-        if self.reset.len() == RESET_MEMORY {
-            self.reset.pop_front();
-        }
-        self.reset.push_back(id);
+        self.resets.insert(id);
         frame::push_reset(&mut self.control, id, code);
+    }
+
+    /// Charges a request to its first peer, which a gateway has sent as `source`, and its stream's
+    /// later frames. Returns false if the first peer has no credit.
+    pub fn charge_first_peer(&mut self, key: StreamKey, source: &[u8], mut price: u64) -> bool {
+        let first_peer = Some(self.meter.first_peer(source));
+        match self.streams.get_mut(key) {
+            Some(stream) => stream.first_peer = first_peer,
+            // The peer has reset the stream in the same turn.
+            None => price += PRICE_RESET,
+        }
+        let has_credit = self.meter.charge_first_peer(price, first_peer).is_ok();
+        if !has_credit {
+            self.meter.sent_refusal(None);
+        }
+        has_credit
+    }
+
+    /// Resets the streams of a first peer that has used its credit up.
+    ///
+    /// # Errors
+    /// The credit of the connection is used up.
+    pub(super) fn settle(
+        &mut self,
+        charged: Result<(), CreditExhausted>,
+    ) -> Result<(), ConnectionError> {
+        match charged {
+            Err(CreditExhausted::Connection) => return Err(ConnectionError::EXHAUSTED),
+            Err(CreditExhausted::FirstPeer(id)) => {
+                for key in self.streams.keys_of(id) {
+                    self.reset(key, ErrorCode::ENHANCE_YOUR_CALM);
+                    self.events.push(Event::Reset(key, Reason::CreditExhausted));
+                }
+            }
+            Ok(()) => {}
+        }
+        Ok(())
     }
 
     /// Forgets a stream that has ended.
@@ -279,10 +325,14 @@ impl Server {
     }
 
     /// Returns the number of bytes that may be sent on a stream. If it is 0, an
-    /// [`Event::Writable`] follows.
+    /// [`Event::Writable`] follows, or the stream is returned by [`Self::take_writable`].
     pub fn capacity(&mut self, key: StreamKey) -> usize {
         let connection = self.windows.send;
-        let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset) else {
+        let Some(stream) = self
+            .streams
+            .get_mut(key)
+            .filter(|stream| !stream.is_reset())
+        else {
             return 0;
         };
         let capacity = usize::try_from(stream.send_window.min(connection)).unwrap_or(0);
@@ -293,21 +343,30 @@ impl Server {
         capacity
     }
 
-    /// Takes the streams that had no window.
-    pub fn take_blocked(&mut self) -> Vec<StreamKey> {
-        self.streams.take_blocked()
+    /// Takes the stream that has waited longest for the window of the connection, if it has any.
+    pub fn take_writable(&mut self) -> Option<StreamKey> {
+        self.has_writable().then(|| self.streams.take_waiting())?
+    }
+
+    /// Returns true if [`Self::take_writable`] may return a stream.
+    pub fn has_writable(&self) -> bool {
+        self.windows.send > 0 && self.streams.has_waiting()
     }
 
     /// Takes `bytes` of DATA that the driver sends from the windows.
     pub fn sent_data(&mut self, key: StreamKey, bytes: usize, frames: usize, ends: bool) {
         let count = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.windows.send -= count;
-        if let Some(stream) = self.streams.get_mut(key) {
-            stream.send_window -= count;
-            stream.sent_end |= ends;
-        }
-        for _ in 0..frames {
-            self.meter.sent(kind::DATA, 0, bytes / frames);
+        let Some(stream) = self.streams.get_mut(key) else {
+            return;
+        };
+        stream.send_window -= count;
+        let is_cut = stream.send_window <= 0 || self.windows.send <= 0;
+        let first_peer = stream.first_peer;
+        let answers = frames.saturating_sub(usize::from(is_cut && !ends));
+        self.meter.sent_data(answers, bytes, first_peer);
+        if ends {
+            self.streams.end(key, StreamEnd::Sent);
         }
     }
 
@@ -379,11 +438,18 @@ impl Server {
     /// Applies a new initial window of the peer to all streams (RFC 9113 section 6.9.2).
     pub(super) fn set_peer_window(&mut self, value: u32) -> Result<(), ConnectionError> {
         let value = i64::from(value);
+        if value == self.peer_window {
+            return Ok(());
+        }
+        let charged = self.meter.changed_windows(self.streams.len());
+        self.settle(charged)?;
         if value > WINDOW_MAX || !self.streams.shift_send_windows(value - self.peer_window) {
             let rule = "SETTINGS_INITIAL_WINDOW_SIZE above 2^31 - 1";
             return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
         }
         self.peer_window = value;
+        let unblocked = self.streams.take_unblocked().into_iter();
+        self.events.extend(unblocked.map(Event::Writable));
         Ok(())
     }
 }

@@ -1,6 +1,9 @@
 //! Streams of one connection: their states and flow-control windows (RFC 9113 sections 5.1, 5.2).
 
+use std::collections::{HashMap, VecDeque};
+
 use super::frame::{DEFAULT_WINDOW, WINDOW_MAX};
+use super::meter::FirstPeerId;
 
 /// Initial receive window of each stream, in bytes.
 pub const STREAM_WINDOW_MIN: u32 = 256 * 1024;
@@ -14,6 +17,9 @@ pub const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
 pub const STREAMS_MAX: u32 = 256;
 /// Limit of streams × window for growth. It bounds the memory that one connection can fill.
 const GROWN_WINDOWS_MAX: u32 = CONNECTION_WINDOW / 4;
+
+/// Number of streams in [`Streams::waiting`] below which those that are gone are kept.
+const WAITING_MIN: usize = 64;
 
 const _: () = assert!(STREAMS_MAX * STREAM_WINDOW_MIN == CONNECTION_WINDOW);
 
@@ -44,26 +50,56 @@ pub struct Stream {
     released: u32,
     /// Size of the receive window, which grows.
     window: u32,
-    /// True once END_STREAM was sent.
-    pub sent_end: bool,
-    /// True once END_STREAM was received.
-    pub received_end: bool,
-    /// True once the stream was reset by either side. It stays until the driver removes it.
-    pub is_reset: bool,
-    /// True if the driver had bytes to send and no window.
+    /// First peer that its frames are charged to, besides the connection.
+    pub first_peer: Option<FirstPeerId>,
+    state: State,
+    /// True if the driver had bytes to send and the stream no window.
     pub is_blocked: bool,
+    /// True while the stream is in [`Streams::waiting`].
+    is_waiting: bool,
 }
 
-/// Streams that are open or not removed yet.
+/// Ends of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    sent_end: bool,
+    received_end: bool,
+    is_reset: bool,
+}
+
+impl State {
+    /// Returns true if the stream counts for [`STREAMS_MAX`].
+    const fn counts(self) -> bool {
+        !(self.is_reset || self.sent_end && self.received_end)
+    }
+}
+
+/// End of a stream in one or both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// END_STREAM was sent.
+    Sent,
+    /// END_STREAM was received.
+    Received,
+    /// Either side has reset the stream, which stays until the driver removes it.
+    Reset,
+}
+
+/// Streams that are open or not removed yet. Operations take constant time, except for those that
+/// concern all streams.
 #[derive(Debug, Default)]
 pub struct Streams {
     slots: Vec<Option<Stream>>,
     free: Vec<u32>,
-    /// Identifiers in ascending order, as peers open them, with their slots.
-    index: Vec<StreamKey>,
-    /// Slot of the stream that was first blocked by the connection since blocked streams were taken
-    /// last.
-    first_blocked: Option<u32>,
+    /// Slots by identifier.
+    index: HashMap<u32, u32>,
+    /// Number of streams that count for [`STREAMS_MAX`].
+    counted: usize,
+    /// Streams that wait for the window of the connection, oldest first. Some are gone.
+    waiting: VecDeque<StreamKey>,
+    /// Number of slots that operations on all streams have visited.
+    #[cfg(test)]
+    pub visited: usize,
 }
 
 impl Streams {
@@ -79,18 +115,10 @@ impl Streams {
 
     /// Returns true if [`STREAMS_MAX`] streams are open. Streams that have ended do not count.
     pub fn is_full(&self) -> bool {
-        let limit = STREAMS_MAX as usize;
-        if self.len() < limit {
-            return false;
-        }
-        let is_open = |stream: &&Stream| {
-            let has_ended = stream.sent_end && stream.received_end;
-            !(stream.is_reset || has_ended)
-        };
-        self.slots.iter().flatten().filter(is_open).count() >= limit
+        self.counted >= STREAMS_MAX as usize
     }
 
-    /// Inserts a stream whose identifier is above all others.
+    /// Inserts a stream whose identifier is new.
     pub fn insert(&mut self, id: u32, peer_window: i64) -> StreamKey {
         let stream = Stream {
             id,
@@ -98,38 +126,53 @@ impl Streams {
             receive_window: i64::from(STREAM_WINDOW_MIN),
             released: 0,
             window: STREAM_WINDOW_MIN,
-            sent_end: false,
-            received_end: false,
-            is_reset: false,
+            first_peer: None,
+            state: State::default(),
             is_blocked: false,
+            is_waiting: false,
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
-            // A few more than STREAMS_MAX at most.
+            // At most STREAMS_MAX, and those that have ended in one turn.
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let key = StreamKey { id, slot };
         self.slots[key.slot()] = Some(stream);
-        self.index.push(key);
+        self.index.insert(id, slot);
+        self.counted += 1;
         key
     }
 
     /// Removes a stream.
     pub fn remove(&mut self, key: StreamKey) {
-        if self.get(key).is_none() {
+        let Some(stream) = self.get(key) else {
             return;
-        }
+        };
+        self.counted -= usize::from(stream.state.counts());
         self.slots[key.slot()] = None;
         self.free.push(key.slot);
-        if let Ok(at) = self.index.binary_search_by_key(&key.id, |key| key.id) {
-            self.index.remove(at);
+        self.index.remove(&key.id);
+    }
+
+    /// Notes an end of a stream.
+    pub fn end(&mut self, key: StreamKey, end: StreamEnd) {
+        let Some(stream) = self.get_mut(key) else {
+            return;
+        };
+        let before = stream.state.counts();
+        match end {
+            StreamEnd::Sent => stream.state.sent_end = true,
+            StreamEnd::Received => stream.state.received_end = true,
+            StreamEnd::Reset => stream.state.is_reset = true,
         }
+        let has_ended = before && !stream.state.counts();
+        self.counted -= usize::from(has_ended);
     }
 
     /// Returns the handle of the stream with this identifier.
     pub fn find(&self, id: u32) -> Option<StreamKey> {
-        let at = self.index.binary_search_by_key(&id, |key| key.id);
-        at.ok().map(|at| self.index[at])
+        let slot = *self.index.get(&id)?;
+        Some(StreamKey { id, slot })
     }
 
     /// Returns a stream.
@@ -144,16 +187,40 @@ impl Streams {
         stream.filter(|stream| stream.id == key.id)
     }
 
+    /// Returns all streams with their handles. This and what uses it takes time for each stream.
+    fn all(&mut self) -> impl Iterator<Item = (StreamKey, &mut Stream)> {
+        #[cfg(test)]
+        {
+            self.visited += self.slots.len();
+        }
+        let slots = (0..).zip(&mut self.slots);
+        slots.filter_map(|(slot, stream)| {
+            let stream = stream.as_mut()?;
+            let id = stream.id;
+            Some((StreamKey { id, slot }, stream))
+        })
+    }
+
     /// Returns the handles of all streams, oldest first.
-    pub fn keys(&self) -> &[StreamKey] {
-        &self.index
+    pub fn keys(&mut self) -> Vec<StreamKey> {
+        let mut keys: Vec<_> = self.all().map(|(key, _)| key).collect();
+        keys.sort_unstable_by_key(|key| key.id);
+        keys
+    }
+
+    /// Returns the handles of the streams of a first peer that were not reset.
+    pub fn keys_of(&mut self, first_peer: FirstPeerId) -> Vec<StreamKey> {
+        let is_of = |stream: &Stream| stream.first_peer == Some(first_peer) && !stream.is_reset();
+        let all = self.all();
+        all.filter_map(|(key, stream)| is_of(stream).then_some(key))
+            .collect()
     }
 
     /// Adds `delta` to the send windows of all streams (RFC 9113 section 6.9.2). Returns false if
     /// one of them exceeds the largest window.
     pub fn shift_send_windows(&mut self, delta: i64) -> bool {
         let mut valid = true;
-        for stream in self.slots.iter_mut().flatten() {
+        for (_, stream) in self.all() {
             stream.send_window += delta;
             valid &= stream.send_window <= WINDOW_MAX;
         }
@@ -165,28 +232,47 @@ impl Streams {
         let Some(stream) = self.get_mut(key) else {
             return;
         };
-        stream.is_blocked = true;
-        if stream.send_window > 0 {
-            self.first_blocked.get_or_insert(key.slot);
+        if stream.send_window <= 0 {
+            stream.is_blocked = true;
+        } else if !std::mem::replace(&mut stream.is_waiting, true) {
+            if self.waiting.len() > 2 * self.len() + WAITING_MIN {
+                // Rare enough for a constant time on average: more than half of them are gone.
+                let mut waiting = std::mem::take(&mut self.waiting);
+                #[cfg(test)]
+                {
+                    self.visited += waiting.len();
+                }
+                waiting.retain(|key| self.get(*key).is_some());
+                self.waiting = waiting;
+            }
+            self.waiting.push_back(key);
         }
     }
 
-    /// Takes the streams that are blocked. The one that the connection blocked first comes first.
-    /// Otherwise a small window for all streams would always be used up by the same ones.
-    pub fn take_blocked(&mut self) -> Vec<StreamKey> {
-        let mut blocked = Vec::new();
-        for (slot, stream) in (0..).zip(&mut self.slots) {
-            if let Some(stream) = stream
-                && std::mem::take(&mut stream.is_blocked)
-            {
-                let id = stream.id;
-                blocked.push(StreamKey { id, slot });
+    /// Takes the stream that has waited longest for the window of the connection. Otherwise a small
+    /// window for all streams would always be used up by the same ones.
+    pub fn take_waiting(&mut self) -> Option<StreamKey> {
+        loop {
+            let key = self.waiting.pop_front()?;
+            if let Some(stream) = self.get_mut(key) {
+                stream.is_waiting = false;
+                return Some(key);
             }
         }
-        let first = self.first_blocked.take().unwrap_or(0);
-        let before = blocked.partition_point(|key| key.slot < first);
-        blocked.rotate_left(before);
-        blocked
+    }
+
+    /// Returns true if a stream may wait for the window of the connection.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Takes the streams that were blocked by their own windows, and have some now.
+    pub fn take_unblocked(&mut self) -> Vec<StreamKey> {
+        let is_unblocked =
+            |stream: &mut Stream| stream.send_window > 0 && std::mem::take(&mut stream.is_blocked);
+        let all = self.all();
+        all.filter_map(|(key, stream)| is_unblocked(stream).then_some(key))
+            .collect()
     }
 
     /// Adds `bytes` that were taken from a stream. Returns the increment to announce once it is
@@ -194,7 +280,7 @@ impl Streams {
     pub fn release(&mut self, key: StreamKey, bytes: u32) -> Option<u32> {
         let fitting = self.fitting_window();
         let stream = self.get_mut(key)?;
-        if stream.received_end || stream.is_reset {
+        if stream.has_received_end() || stream.is_reset() {
             return None;
         }
         stream.released += bytes;
@@ -213,7 +299,10 @@ impl Streams {
         let fitting = self.fitting_window();
         let stream = self.get_mut(key)?;
         let doubled = stream.window * 2;
-        if doubled > fitting.min(STREAM_WINDOW_MAX) || stream.received_end || stream.is_reset {
+        if doubled > fitting.min(STREAM_WINDOW_MAX)
+            || stream.has_received_end()
+            || stream.is_reset()
+        {
             return None;
         }
         stream.released += stream.window;
@@ -234,6 +323,16 @@ impl Streams {
 }
 
 impl Stream {
+    /// Returns true once END_STREAM was received.
+    pub const fn has_received_end(&self) -> bool {
+        self.state.received_end
+    }
+
+    /// Returns true once the stream was reset by either side.
+    pub const fn is_reset(&self) -> bool {
+        self.state.is_reset
+    }
+
     fn announce(&mut self) -> u32 {
         let increment = std::mem::take(&mut self.released);
         self.receive_window += i64::from(increment);
@@ -343,6 +442,49 @@ mod tests {
         let announced = streams.release(key, STREAM_WINDOW_MAX);
         assert_eq!(streams.window(key), STREAM_WINDOW_MIN);
         assert_eq!(announced, Some(STREAM_WINDOW_MIN));
+    }
+
+    #[test]
+    fn streams_that_have_ended_do_not_count_once_each() {
+        let mut streams = Streams::default();
+        let keys: Vec<_> = (0..STREAMS_MAX)
+            .map(|index| streams.insert(1 + 2 * index, 0))
+            .collect();
+        assert!(streams.is_full());
+        for ends in [
+            &[StreamEnd::Sent][..],
+            &[StreamEnd::Received],
+            &[StreamEnd::Sent, StreamEnd::Received, StreamEnd::Reset],
+            &[StreamEnd::Reset, StreamEnd::Sent, StreamEnd::Received],
+        ] {
+            let (mut streams, key) = (Streams::default(), keys[0]);
+            streams.insert(key.id, 0);
+            for end in ends {
+                streams.end(key, *end);
+            }
+            assert_eq!(streams.counted, usize::from(ends.len() == 1), "{ends:?}");
+            streams.remove(key);
+            assert_eq!(streams.counted, 0, "{ends:?}");
+        }
+        streams.end(keys[7], StreamEnd::Reset);
+        assert!(!streams.is_full());
+    }
+
+    #[test]
+    fn streams_that_wait_for_the_connection_come_in_their_order_and_are_bounded() {
+        let mut streams = Streams::default();
+        let [first, second] = [1, 3].map(|id| streams.insert(id, 10));
+        for key in [second, first, second] {
+            streams.block(key);
+        }
+        for id in 2..10_000 {
+            let key = streams.insert(1 + 2 * id, 10);
+            streams.block(key);
+            streams.remove(key);
+        }
+        assert!(streams.waiting.len() <= 2 * 3 + WAITING_MIN + 1);
+        let waiting = std::iter::from_fn(|| streams.take_waiting());
+        assert_eq!(waiting.collect::<Vec<_>>(), [second, first]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::time::Instant;
 
-use crate::datapath::balance::choose;
+use crate::datapath::balance::{Tried, choose};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, LocalityWeight, Mesh, Protocol, Scope, Service, Template, Workload,
@@ -85,7 +85,7 @@ fn set(snapshot: &Snapshot) -> &EndpointSet {
 fn picked(set: &EndpointSet) -> Vec<u32> {
     let mut counts = vec![0; set.endpoints.len()];
     for _ in 0..PICKS {
-        let chosen = choose(set, &[], NO_LINK_FACTORS).expect("an endpoint");
+        let chosen = choose(set, &Tried::default(), NO_LINK_FACTORS).expect("an endpoint");
         let place = set
             .endpoints
             .iter()
@@ -127,24 +127,23 @@ fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
 #[test]
 fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
     fastrand::seed(1);
-    let zones = [
-        "us-west/a",
-        "us-west/b",
-        "us-west/b",
-        "us-west/c",
-        "us-west/c",
-        "us-west/c",
-    ];
-    let workloads = zones.iter().enumerate();
-    let workloads = workloads
-        .map(|(at, zone)| workload(at, "west", zone))
-        .collect();
-    let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
-    let set = set(&snapshot);
-    let counts = picked(set);
-    for (zone, want) in [("a", 1.0), ("b", 2.0), ("c", 3.0)] {
-        let is_there = |workload: &Workload| *workload.locality.zone == *zone;
-        assert_share(share(set, &counts, is_there), want / 6.0, BOUND);
+    // Endpoints are in the order of their workloads, which `workload` numbers by place.
+    for order in [
+        "abbccc", "acccbb", "bbaccc", "bbccca", "cccabb", "cccbba", "cbcabc",
+    ] {
+        let zones = order.chars().enumerate();
+        let workloads = zones
+            .map(|(at, zone)| workload(at, "west", &format!("us-west/{zone}")))
+            .collect();
+        let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
+        let set = set(&snapshot);
+        let first = &*set.endpoints[0].definition.locality.zone;
+        assert_eq!(Some(first), order.get(..1));
+        let counts = picked(set);
+        for (zone, want) in [("a", 1.0), ("b", 2.0), ("c", 3.0)] {
+            let is_there = |workload: &Workload| *workload.locality.zone == *zone;
+            assert_share(share(set, &counts, is_there), want / 6.0, BOUND);
+        }
     }
 }
 

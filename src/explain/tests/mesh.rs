@@ -229,7 +229,7 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
         } else {
             Vec::new()
         },
-        preferences: rng.choice(PREFERENCES).expect("preferences").into(),
+        preferences: one_in(rng, 2).then(|| rng.choice(PREFERENCES).expect("some").to_vec()),
         strict: one_in(rng, 8),
         allow_unhealthy: one_in(rng, 8),
         assignments: if one_in(rng, 4) {
@@ -359,7 +359,7 @@ fn exposure(rng: &mut Rng) -> ExposureTable {
     }];
     let mut entry = |index| Exposure {
         index,
-        transit: Transit::ALL[rng.usize(..3)],
+        transit: Some(Transit::ALL[rng.usize(..3)]),
         audiences: to.clone(),
         exposes_workloads: true,
         ..Exposure::default()

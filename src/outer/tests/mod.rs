@@ -4,6 +4,7 @@ mod pings;
 mod places;
 mod robustness;
 mod shares;
+mod sources;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -24,6 +25,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::*;
 use crate::lifecycle::Lifecycle;
+use crate::limits::Source;
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Publisher, TrustSet};
@@ -35,6 +37,8 @@ const EAST: &str = "spiffe://east.local/ns/edge/sa/gateway";
 const WEST: &str = "spiffe://west.local/ns/edge/sa/gateway";
 /// Limit of a wait for something that happens at once.
 const SOON: Duration = Duration::from_secs(10);
+/// Authority of a request that some gateways answer by an error.
+const POISON: &str = "poison.app:80";
 /// Window that is larger than the buffers of a socket.
 const WINDOW: u32 = 64 << 20;
 
@@ -142,11 +146,27 @@ impl World {
             address,
             gateway: Arc::new(gateway),
         };
-        let request = Request::new("echo.app:80".to_owned(), &Via::default());
-        let deadline = Instant::now() + SOON;
-        let opened = self.pool.open(&target, &request, deadline).await;
-        opened.map(|answer| answer.stream)
+        self.open_for("a", &target, "echo.app:80").await
     }
+
+    /// Opens a tunnel of a source.
+    async fn open_for(
+        &self,
+        account: &str,
+        target: &Target,
+        authority: &str,
+    ) -> Result<Stream, Failure> {
+        let request = Request::new(authority.to_owned(), &Via::default());
+        let (source, deadline) = (source(account), Instant::now() + SOON);
+        let opened = self.pool.open((target, &source), &request, deadline);
+        opened.await.map(|answer| answer.stream)
+    }
+}
+
+/// Returns the source of a workload.
+fn source(account: &str) -> Source {
+    let principal = format!("spiffe://east.local/ns/shop/sa/{account}");
+    Source::cluster(&"east".into()).identity(&principal.into())
 }
 
 fn server_tls(own: &IdentityMaterial) -> tls::ServerTls {
@@ -203,6 +223,12 @@ enum Answer {
     RefuseFirst,
     /// 200, after the first request of all connections with a header of 20 KiB.
     LargeHeader,
+    /// As `Echo`, but a request for [`POISON`] ends its connection by GOAWAY with this code.
+    GoAwayAfter(h2::Reason),
+    /// As `Echo`, but a request for [`POISON`] ends its connection by a reset of TCP.
+    Abort,
+    /// As `Echo`, but the stream of a request for [`POISON`] is reset with this code.
+    Reset(h2::Reason),
 }
 
 impl Script {
@@ -241,6 +267,10 @@ impl Scripted {
                 }
                 // Tests with a paused clock cannot wait for delayed ACKs.
                 stream.set_nodelay(true).expect("an option");
+                if matches!(script.answer, Answer::Abort) {
+                    let socket = socket2::SockRef::from(&stream);
+                    socket.set_linger(Some(Duration::ZERO)).expect("an option");
+                }
                 let (tls, script) = (tls.clone(), script.clone());
                 let requested = Arc::clone(&requested);
                 running.spawn(async move {
@@ -293,6 +323,12 @@ async fn serve(stream: TlsStream<TcpStream>, script: Script, requests: Arc<Atomi
             request = http2.accept() => {
                 let Some(Ok((request, respond))) = request else { return };
                 let count = requests.fetch_add(1, Ordering::SeqCst);
+                let is_poison = request.uri().authority().is_some_and(|of| of == POISON);
+                match script.answer {
+                    Answer::GoAwayAfter(code) if is_poison => http2.abrupt_shutdown(code),
+                    Answer::Abort if is_poison => return,
+                    _ => {}
+                }
                 tunnels.spawn(answer(request, respond, script.answer, count));
             }
         }
@@ -305,6 +341,12 @@ async fn answer(
     answer: Answer,
     count: usize,
 ) {
+    if request.uri().authority().is_some_and(|of| of == POISON) {
+        return match answer {
+            Answer::Reset(code) => respond.send_reset(code),
+            _ => std::future::pending().await,
+        };
+    }
     let large = "x".repeat(20 * 1024);
     let (status, outcome) = match answer {
         Answer::Reject(status, outcome) => (status, outcome),
@@ -312,7 +354,7 @@ async fn answer(
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
         Answer::LargeHeader if count > 0 => (200, Some(&*large)),
-        Answer::LargeHeader | Answer::RefuseFirst | Answer::Echo => (200, None),
+        _ => (200, None),
     };
     let response = Response::builder().status(status);
     let response = match outcome {
@@ -510,7 +552,8 @@ async fn a_rejection_says_whom_to_avoid() {
     drop(nobody);
     let request = Request::new("echo.app:80".to_owned(), &Via::default());
     let deadline = Instant::now() + SOON;
-    let refused = world.pool.open(&target, &request, deadline).await;
+    let of = source("a");
+    let refused = world.pool.open((&target, &of), &request, deadline).await;
     assert_eq!(
         refused.expect_err("nobody").reason,
         Reason::GatewayUnreachable

@@ -110,7 +110,7 @@ async fn an_attempt_that_panics_fails_and_the_next_one_opens_a_connection() {
         gateway: Arc::new(remote("west", &[])),
     };
     let state = || world.pool.status()[0].state;
-    world.pool.simulate_panic(&target);
+    world.pool.simulate_panic(&target, &source("a"));
     assert_eq!(state(), "connecting");
     let ended = async {
         while state() == "connecting" {

@@ -49,7 +49,8 @@ async fn a_slow_gateway_has_a_smaller_share_of_its_network() {
             let (address, gateway) = known.expect("a record");
             let target = Target { address, gateway };
             let request = Request::new("echo.app:80".to_owned(), &Via::default());
-            let opened = world.pool.open(&target, &request, Instant::now() + SOON);
+            let (source, deadline) = (source("a"), Instant::now() + SOON);
+            let opened = world.pool.open((&target, &source), &request, deadline);
             shares.push(opened.await.expect("a tunnel").weight_factor);
         }
         shares

@@ -12,6 +12,9 @@ use super::{Caller, ServiceLimits, TrustSet, TunnelCount};
 
 #[cfg(test)]
 mod tests;
+mod transit;
+
+pub use transit::TransitRule;
 
 /// Exposure rules by service and by alias. The table is independent of the mesh, so a service that
 /// is removed and added again keeps its rules.
@@ -26,7 +29,9 @@ pub struct ExposureTable {
     aliases: HashMap<Box<str>, Vec<(AliasTarget, Exposure)>>,
     /// True if an entry sets the namespace of its service.
     pub(super) has_namespaces: bool,
-    /// True if an entry grants transit to other networks.
+    /// Rules for entries and exports that state no transit, in order of precedence.
+    transit_rules: Vec<TransitRule>,
+    /// True if an entry or a rule grants transit to other networks.
     has_transit: bool,
     /// True if an entry has limits.
     has_limits: bool,
@@ -99,8 +104,9 @@ pub struct Exposure {
     pub exposes_workloads: bool,
     /// Routing key of tunnels to the service; `None` means that of the listener.
     pub route_by: Option<RouteBy>,
-    /// Use of other networks by tunnels of these audiences.
-    pub transit: Transit,
+    /// Use of other networks by tunnels of these audiences; `None` means that of
+    /// `exposure.transit`.
+    pub transit: Option<Transit>,
     /// Limits of the tunnels that the entry admits.
     pub limits: ServiceLimits,
     /// True for the entry of a Kubernetes object, whose aliases yield to hostnames of the mesh.
@@ -152,7 +158,7 @@ impl ExposureTable {
         names: impl IntoIterator<Item = (&'a str, Option<u16>)>,
     ) {
         self.has_namespaces |= exposure.namespace.is_some();
-        self.has_transit |= exposure.transit > Transit::Off;
+        self.has_transit |= exposure.transit > Some(Transit::Off);
         self.has_limits |= exposure.limits.is_some();
         for (name, requested) in names {
             let alias = AliasTarget {
@@ -216,7 +222,7 @@ impl ExposureTable {
         entries.find_map(|entry| entry.route_by)
     }
 
-    /// Returns whether any entry grants transit to other networks.
+    /// Returns whether any entry or rule grants transit to other networks.
     pub fn has_transit(&self) -> bool {
         self.has_transit
     }
@@ -253,32 +259,6 @@ impl ExposureTable {
                 entry.open = Arc::clone(open);
             }
         }
-    }
-
-    /// Returns the transit that the entries of service `host` grant a caller at its port.
-    pub(super) fn transit(
-        &self,
-        caller: Caller<'_>,
-        trust: &TrustSet,
-        host: &str,
-        port: u16,
-    ) -> Transit {
-        let entries = self.entries(host).iter();
-        granted_transit(
-            entries.filter(|entry| entry.applies_to(port)),
-            caller,
-            trust,
-        )
-    }
-
-    /// Returns the transit that the entries with this alias grant a caller.
-    pub(super) fn transit_of_alias(
-        &self,
-        caller: Caller<'_>,
-        trust: &TrustSet,
-        requested: &Authority,
-    ) -> Transit {
-        granted_transit(self.entries_with_alias(requested), caller, trust)
     }
 
     /// Returns whether services without an entry are exposed to every peer of the trust set, except
@@ -375,17 +355,6 @@ impl Exposure {
     pub fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
         self.audiences.iter().any(|of| of.admits(caller, trust))
     }
-}
-
-/// Returns the greatest transit of the entries that admit a caller.
-fn granted_transit<'a>(
-    entries: impl Iterator<Item = &'a Exposure>,
-    caller: Caller<'_>,
-    trust: &TrustSet,
-) -> Transit {
-    let admitting = entries.filter(|entry| entry.admits(caller, trust));
-    let granted = admitting.map(|entry| entry.transit);
-    granted.max().unwrap_or_default()
 }
 
 fn evaluate<'a>(

@@ -28,12 +28,13 @@ impl Snapshot {
         if service.is_some_and(|service| service.definition.private) {
             return false;
         }
-        let matches = |name: &str| patterns.iter().any(|pattern| pattern.matches(name));
-        let is_alias = |name: &String| self.is_other_name(name, host);
-        matches(host)
-            || self
-                .family_of(host)
-                .filter(is_alias)
-                .any(|name| matches(&name))
+        patterns.iter().any(|pattern| self.has_name(pattern, host))
+    }
+
+    /// Returns whether the hostname of a service or a name of its family matches a pattern.
+    pub(super) fn has_name(&self, pattern: &SniPattern, host: &str) -> bool {
+        let mut others = self.family_of(host);
+        pattern.matches(host)
+            || others.any(|name| pattern.matches(&name) && self.is_other_name(&name, host))
     }
 }

@@ -238,12 +238,18 @@ impl Snapshot {
         if self.exposure.has_entry(&entry) {
             return self.exposure.evaluate(caller, &self.trust, &entry, port);
         }
-        let is_exposed = || self.is_exposed_by_default(host) || self.is_exported(host, port);
-        if self.cluster(caller).is_some() && is_exposed() {
+        if self.is_exposed_without_entry(caller, host, port) {
             ExposureVerdict::Allowed
         } else {
             ExposureVerdict::NotExposed
         }
+    }
+
+    /// Returns whether a service without an entry is exposed to a caller of the trust set, by
+    /// default or by an export.
+    fn is_exposed_without_entry(&self, caller: Caller<'_>, host: &str, port: u16) -> bool {
+        let is_exposed = || self.is_exposed_by_default(host) || self.is_exported(host, port);
+        self.cluster(caller).is_some() && is_exposed()
     }
 
     /// Returns whether `exposure.default` exposes a service without an entry. A service that is

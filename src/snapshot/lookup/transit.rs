@@ -1,16 +1,18 @@
 //! Permission of a tunnel to leave the network.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::{MatchedBy, ServicePort};
-use crate::snapshot::{Caller, EndpointSet, RemoteGateway, Service, Snapshot};
+use crate::snapshot::mesh::UNKNOWN_NAMESPACE;
+use crate::snapshot::{Caller, EndpointSet, RemoteGateway, Service, Snapshot, TransitRule};
 use crate::wire::{Authority, Transit};
 
 impl Snapshot {
     /// Returns the transit that the exposure grants a caller to the service port to which
-    /// `requested` leads. Without an entry that grants it, there is none. Of several services
-    /// behind an alias, the smallest grant applies. A workload at its address is in this network.
+    /// `requested` leads. Of several services behind an alias, the smallest grant applies. A
+    /// workload at its address is in this network.
     pub fn transit(
         &self,
         caller: Caller<'_>,
@@ -18,24 +20,88 @@ impl Snapshot {
         to: ServicePort<'_>,
         matched_by: &MatchedBy,
     ) -> Transit {
-        let of_service = |(host, port): (&str, u16)| {
-            let entry = self.exposure_host(host);
-            self.exposure.transit(caller, &self.trust, &entry, port)
-        };
         if !self.exposure.has_transit() || self.is_cluster_local(to.host) {
             return Transit::Off;
         }
+        let of_service = |of| self.transit_to_service(caller, of);
         match matched_by {
             MatchedBy::Service => of_service((to.host, to.port)),
-            MatchedBy::Exposed => self
-                .exposure
-                .transit_of_alias(caller, &self.trust, requested),
+            MatchedBy::Exposed => {
+                let default = self.default_transit(to.host);
+                let table = &self.exposure;
+                table.transit_of_alias(caller, &self.trust, requested, default)
+            }
             MatchedBy::Alias(alias) => {
                 let targets = self.behind(alias, requested.port).map(of_service);
                 targets.min().unwrap_or_default()
             }
             MatchedBy::Workload(_) => Transit::Off,
         }
+    }
+
+    /// Returns the transit of a caller to a service port: that of the entries that admit the
+    /// caller, else the default if the service is exported. A link alone grants none.
+    fn transit_to_service(&self, caller: Caller<'_>, (host, port): (&str, u16)) -> Transit {
+        let default = self.default_transit(host);
+        let entry = self.exposure_host(host);
+        if self.exposure.has_entry(&entry) {
+            let of = (&*entry, port);
+            return self.exposure.transit(caller, &self.trust, of, default);
+        }
+        if self.is_exposed_without_entry(caller, host, port) {
+            default
+        } else {
+            Transit::Off
+        }
+    }
+
+    /// Returns the transit of entries and exports of a service that state none.
+    pub fn default_transit(&self, host: &str) -> Transit {
+        let rule = self.transit_rule(host);
+        rule.map_or(Transit::Off, |rule| rule.transit)
+    }
+
+    /// Returns the rule of `exposure.transit` for a service.
+    pub fn transit_rule(&self, host: &str) -> Option<&TransitRule> {
+        let namespace = self.services.get(host).map(|service| &*service.namespace);
+        let namespace = namespace.filter(|of| *of != UNKNOWN_NAMESPACE);
+        self.exposure
+            .transit_rule(namespace, |pattern| self.has_name(pattern, host))
+    }
+
+    /// Returns each transit that peers can have to a port of a service or of a derived one.
+    pub fn transits(&self, service: &Service, port: u16) -> BTreeSet<Transit> {
+        let mut aliases = self.names.derived_aliases();
+        let derived = aliases.find(|alias| *alias.label == *service.hostname);
+        let Some(alias) = derived else {
+            return self.transits_to_service(&service.hostname, port);
+        };
+        let targets = self.behind(alias, port);
+        let of_targets = targets.map(|(host, port)| self.transits_to_service(host, port));
+        let smaller = |of: BTreeSet<Transit>, other: BTreeSet<Transit>| {
+            let pairs = of
+                .iter()
+                .flat_map(|one| other.iter().map(move |two| *one.min(two)));
+            pairs.collect()
+        };
+        of_targets.reduce(smaller).unwrap_or_default()
+    }
+
+    fn transits_to_service(&self, host: &str, port: u16) -> BTreeSet<Transit> {
+        let entry = self.exposure_host(host);
+        let default = self.default_transit(host);
+        let entries = self.exposure.entries(&entry).iter();
+        let entries = entries.filter(|entry| entry.applies_to(port));
+        let mut found: BTreeSet<_> = entries
+            .map(|entry| entry.transit.unwrap_or(default))
+            .collect();
+        if !self.exposure.has_entry(&entry) {
+            found.insert(default);
+        }
+        if found.is_empty() || self.clusters_by_link(host).next().is_some() {
+            found.insert(Transit::Off);
+        }
+        found
     }
 
     /// Returns the gateways of other networks, by the mesh and by the configuration, each with its

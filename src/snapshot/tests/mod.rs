@@ -51,7 +51,7 @@ pub(crate) fn echo(preferences: &[Scope]) -> Service {
         namespace: "app".into(),
         hostname: "echo.app".into(),
         ports: [(80, 8080)].into(),
-        preferences: preferences.into(),
+        preferences: Some(preferences.to_vec()).filter(|of| !of.is_empty()),
         ..Service::default()
     }
 }

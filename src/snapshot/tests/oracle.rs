@@ -69,7 +69,7 @@ pub(super) fn locate(rng: &mut Rng, workload: &mut Workload) {
 pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
     match rng.u8(..4) {
         0 => {
-            service.preferences = rng.choice(PREFERENCES).expect("some").into();
+            service.preferences = Some(rng.choice(PREFERENCES).expect("some").to_vec());
             service.strict = rng.bool();
         }
         1 => {
@@ -170,10 +170,9 @@ fn placement(service: &Service, reported: &Inputs, workload: &Workload) -> Optio
         None => {
             let preferences = if by_own {
                 own.preferences.unwrap_or_default()
-            } else if !service.preferences.is_empty() {
-                &service.preferences
             } else {
-                every.preferences.unwrap_or_default()
+                let of_service = service.preferences.as_deref();
+                of_service.or(every.preferences).unwrap_or_default()
             };
             by_preference(preferences, service.strict && !by_own, workload)?
         }

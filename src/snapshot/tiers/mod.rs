@@ -117,7 +117,7 @@ impl<'a> Ranking<'a> {
             own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
         let assignment = service.assignments.get(&port).map(|one| &**one);
         let by_priority = assignment.filter(|_| configured_preferences.is_none());
-        let of_source = (!service.preferences.is_empty()).then_some(&*service.preferences);
+        let of_source = service.preferences.as_deref();
         let of_every = || every.preferences.or_else(|| shares(&every.regions));
         let preferences = match by_priority {
             Some(_) => None,

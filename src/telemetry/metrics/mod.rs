@@ -30,6 +30,7 @@ use crate::labels::labelled;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::{LinkUsage, ReducedLink, ReloadSource, RemoteGatewayStatus};
 use crate::wire::UNKNOWN_CLUSTER;
+use crate::wire::trace::{BAGGAGE, TRACEPARENT};
 
 /// Limit of log lines about authorization policies per second.
 const POLICY_LINES_A_SECOND: u32 = 10;
@@ -131,6 +132,8 @@ metrics! {
             "Whether peers of any trust domain are accepted";
         log_lines_dropped: Counter = "strait_log_lines_dropped",
             "Log lines lost because the writer could not keep up";
+        traces_dropped: Counters<1> = "strait_trace_headers_dropped",
+            "Headers of traces that were not forwarded to gateways of other networks, as malformed or too large";
         loads_malformed: Counter = "strait_remote_loads_malformed",
             "Malformed values of x-strait-load from gateways of other networks, which were ignored";
     } besides {
@@ -191,6 +194,9 @@ impl Metrics {
         for outcome in PolicyOutcome::ALL {
             drop(self.policies.get_or_create(&[("outcome", outcome.label())]));
         }
+        for header in [TRACEPARENT, BAGGAGE] {
+            drop(self.traces_dropped.get_or_create(&[("header", header)]));
+        }
         for ok in [true, false] {
             drop(self.certificate_fetches.get_or_create(&[result(ok)]));
         }
@@ -208,6 +214,12 @@ impl Metrics {
                 source_cluster: Arc::clone(source_cluster),
             }));
         }
+    }
+
+    /// Counts a header of a trace that a gateway does not get.
+    pub fn trace_header_dropped(&self, header: &'static str) {
+        let labels = [("header", header)];
+        self.traces_dropped.get_or_create(&labels).inc();
     }
 
     /// Counts a malformed `x-strait-load` of a gateway.

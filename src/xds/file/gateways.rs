@@ -27,7 +27,7 @@ pub(super) fn balancer(value: Value<'_>, service: Service) -> Option<Service> {
     // The other modes rank nothing (docs/wire-contract.md 7).
     let is_ranked = matches!(mode, "Strict" | "Failover");
     fields.complete(Service {
-        preferences: if is_ranked { preferences } else { Vec::new() },
+        preferences: Some(preferences).filter(|of| is_ranked && !of.is_empty()),
         strict: mode == "Strict",
         allow_unhealthy,
         passthrough: mode == "Passthrough",

@@ -161,10 +161,10 @@ fn every_key_of_the_shape_is_read() {
     };
     assert_eq!(service.waypoints, [waypoint]);
     assert!(service.allow_unhealthy && service.passthrough && !service.strict);
-    assert_eq!(service.preferences, [], "this mode has none");
+    assert_eq!(service.preferences, None, "this mode has none");
     let failover = read(&EVERY_KEY.replace("mode: Passthrough", "mode: Failover")).unwrap();
     let preferences = &failover.services.sorted()[0].preferences;
-    assert_eq!(*preferences, [Scope::Network, Scope::Region]);
+    assert_eq!(*preferences, Some(vec![Scope::Network, Scope::Region]));
     assert!(service.canonical && service.private);
 }
 

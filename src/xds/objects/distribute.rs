@@ -1,9 +1,11 @@
 //! Merge of the distributions that objects describe into a configuration.
 //!
 //! An entry that is unusable never displaces another one: the name has to be that of a service of
-//! the object's namespace, and weights have to leave an endpoint.
+//! the object's namespace, or of an alias of several services of which one is, and weights have to
+//! leave an endpoint.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::entries::by_age;
 use super::merge::namespaces_of_hosts;
@@ -79,11 +81,20 @@ impl Distributor<'_> {
         let name = traffic.service.clone().unwrap_or_default();
         let namespace = traffic.namespace.as_deref().unwrap_or_default();
         let (service, behind) = self.services_of(&name, namespace);
-        self.check_namespace(namespace, &behind)?;
-        self.check_weights(traffic, namespace, &behind)?;
+        let all = match &behind[..] {
+            [one] => {
+                self.check_namespace(namespace, one)?;
+                vec![namespace]
+            }
+            several => self.alias_namespaces(&name, namespace, several)?,
+        };
+        self.check_weights(traffic, &all, &behind)?;
+        let alias_namespaces = all.iter().filter(|of| **of != namespace);
+        let alias_namespaces: Vec<Arc<str>> = alias_namespaces.map(|of| (*of).into()).collect();
         let mut others = self.config.traffic.iter();
         let other = others.find(|other| {
-            let is_its = other.namespace.is_none() || other.namespace == traffic.namespace;
+            let of = other.namespace.as_deref();
+            let is_its = of.is_none_or(|of| all.contains(&of));
             is_its && other.service.as_ref() == Some(&service)
         });
         if let Some(other) = other {
@@ -106,6 +117,7 @@ impl Distributor<'_> {
         }
         self.config.traffic.push(Traffic {
             service: Some(service),
+            alias_namespaces,
             ..traffic.clone()
         });
         let most = self.shares.take(namespace.into());
@@ -149,39 +161,85 @@ impl Distributor<'_> {
         }
     }
 
-    /// Rejects the services of other namespaces. Of several hosts, each has to be known.
-    fn check_namespace(&self, namespace: &str, behind: &[String]) -> Result<(), Refusal> {
-        let is_envoy = matches!(self.config.discovery, Discovery::Envoy { .. });
-        for host in behind {
-            if is_envoy && namespace_of_host(host) == UNKNOWN_NAMESPACE {
-                let what = format!("an Envoy control plane has no namespace for {host}");
-                return Err((what, "an entry of `traffic`, or the name in Kubernetes"));
-            }
-            let is_foreign = match self.namespace_of(host) {
-                None => behind.len() > 1,
-                Some(of) => of != namespace,
-            };
-            if is_foreign {
-                let what = format!("{host} may be a service of another namespace than {namespace}");
-                return Err((what, "a policy in the namespace of the service"));
-            }
-            let owners = self.mesh.as_ref().and_then(|mesh| mesh.owners.get(&**host));
-            if owners.is_some_and(|owners| !owners.contains(&namespace)) {
-                let what = format!(
-                    "{host} is not a service of namespace {namespace}, so its distribution is \
-                     ignored"
-                );
-                return Err((what, "a policy in the namespace of the service"));
-            }
+    /// Rejects a service of another namespace.
+    fn check_namespace(&self, namespace: &str, host: &str) -> Result<(), Refusal> {
+        self.check_known(host)?;
+        if self.namespace_of(host).is_some_and(|of| of != namespace) {
+            return Err(foreign(host, namespace));
+        }
+        let owners = self.owners(host);
+        if owners.is_some_and(|owners| !owners.contains(&namespace)) {
+            let what = format!(
+                "{host} is not a service of namespace {namespace}, so its distribution is ignored"
+            );
+            return Err((what, "a policy in the namespace of the service"));
         }
         Ok(())
+    }
+
+    /// Returns the namespaces of the services behind an alias of several, which has a distribution
+    /// of its own.
+    ///
+    /// # Errors
+    /// One of them is unknown, or an alias with this name has no service of `namespace`.
+    fn alias_namespaces<'b>(
+        &'b self,
+        name: &str,
+        namespace: &str,
+        behind: &'b [String],
+    ) -> Result<Vec<&'b str>, Refusal> {
+        let known = |host: &'b String| -> Vec<&'b str> {
+            match (self.namespace_of(host), self.owners(host)) {
+                (Some(of), _) => vec![of],
+                (None, owners) => owners.into_iter().flatten().copied().collect(),
+            }
+        };
+        let mut all: Vec<&str> = Vec::new();
+        for host in behind {
+            self.check_known(host)?;
+            let of = known(host);
+            if of.is_empty() {
+                return Err(foreign(host, namespace));
+            }
+            all.extend(of);
+        }
+        let aliases = self.config.names.aliases.iter();
+        let mut aliases = aliases.filter(|alias| alias.name.host == name);
+        let is_foreign = |alias: &Alias| {
+            let mut hosts = behind
+                .iter()
+                .filter(|host| alias.to.iter().any(|to| to.host == **host));
+            !hosts.any(|host| known(host).contains(&namespace))
+        };
+        if let Some(alias) = aliases.find(|alias| is_foreign(alias)) {
+            let host = alias.to.first().map_or(name, |to| &to.host);
+            return Err(foreign(host, namespace));
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+
+    /// Rejects a host whose namespace nothing states.
+    fn check_known(&self, host: &str) -> Result<(), Refusal> {
+        let is_envoy = matches!(self.config.discovery, Discovery::Envoy { .. });
+        if is_envoy && namespace_of_host(host) == UNKNOWN_NAMESPACE {
+            let what = format!("an Envoy control plane has no namespace for {host}");
+            return Err((what, "an entry of `traffic`, or the name in Kubernetes"));
+        }
+        Ok(())
+    }
+
+    /// Returns the namespaces of a hostname, by the mesh of files.
+    fn owners(&self, host: &str) -> Option<&Vec<&str>> {
+        self.mesh.as_ref().and_then(|mesh| mesh.owners.get(host))
     }
 
     /// Rejects weights that would leave the services without endpoints, by the mesh of files.
     fn check_weights(
         &self,
         traffic: &Traffic,
-        namespace: &str,
+        namespaces: &[&str],
         behind: &[String],
     ) -> Result<(), Refusal> {
         let mut weights = traffic
@@ -192,8 +250,12 @@ impl Distributor<'_> {
         let (Some(mesh), Some(_)) = (&self.mesh, weights.peek()) else {
             return Ok(());
         };
-        let of = |host: &String| mesh.localities.get(&*format!("{namespace}/{host}"));
-        let localities: Vec<_> = behind.iter().filter_map(of).flatten().collect();
+        let of = |host: &String| {
+            let names = namespaces.iter().map(|of| format!("{of}/{host}"));
+            let found = names.filter_map(|name| mesh.localities.get(&*name));
+            found.flatten().collect::<Vec<_>>()
+        };
+        let localities: Vec<_> = behind.iter().flat_map(of).collect();
         let is_used = |at: &&&Locality| {
             let mut weights = weights.clone();
             weights.any(|one| one.region.matches(&at.region, &at.zone, &at.subzone))
@@ -217,6 +279,12 @@ impl Distributor<'_> {
         let namespace = self.exposed.namespaces.get(host);
         namespace.map(String::as_str).or_else(by_name)
     }
+}
+
+/// Returns the refusal of a policy for a service that may belong to another namespace.
+fn foreign(host: &str, namespace: &str) -> Refusal {
+    let what = format!("{host} may be a service of another namespace than {namespace}");
+    (what, "a policy in the namespace of the service")
 }
 
 impl ExposureIndex {

@@ -16,7 +16,7 @@ use crate::config::{
     Audience, Config, Distribution, ExposedService, HostPort, Line, RegionWeight, ServiceLimits,
     Traffic,
 };
-use crate::wire::{RegionPattern, Transit};
+use crate::wire::RegionPattern;
 use crate::yaml::{Fields, Value};
 
 const EXPOSED: &str = "spec.exposed[]";
@@ -122,7 +122,7 @@ impl Exposed {
             names: self.alias.iter().map(named).collect(),
             workloads: false,
             route_by: None,
-            transit: Transit::Off,
+            transit: None,
             limits: ServiceLimits::default(),
             subsets: Vec::new(),
             is_of_object: true,
@@ -365,6 +365,7 @@ fn policy(item: Value<'_>, namespace: &Arc<str>) -> Option<Traffic> {
         regions: if is_by_weight { regions } else { Vec::new() },
         latency: None,
         namespace: Some(Arc::clone(namespace)),
+        alias_namespaces: Vec::new(),
         line: Line(item.place()),
     })
 }

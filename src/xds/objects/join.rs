@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::members::{ServicePorts, Site, WorkloadMerger, with_services};
 use super::names::{Key, LOCAL_SUFFIX, host, name};
-use super::owners::AddressOwners;
+use super::owners::{AddressHolders, AddressOwners};
 use super::ports::Ports;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
@@ -40,14 +40,17 @@ pub struct JoinResult {
     pub warnings: Findings,
     /// Claims to addresses and pods that other claims override.
     pub conflicts: Findings,
+    /// Holders of the addresses, for the next join.
+    pub holders: AddressHolders,
 }
 
 /// Joins a mesh with objects according to the cluster, network and exposure of a configuration.
-pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> JoinResult {
+/// `held` are the holders of the addresses by the last join; none at the start.
+pub fn join(mesh: &Mesh, objects: &Objects, config: &Config, held: &AddressHolders) -> JoinResult {
     let mut warnings = Vec::new();
     let view = ObjectIndex::new(objects, config, &mut warnings);
-    let owners = AddressOwners::new(&view, mesh);
-    let vips = VipClaims::new(&view, mesh, &owners);
+    let owners = AddressOwners::new(&view, mesh, held);
+    let vips = VipClaims::new(&view, mesh, &owners, &held.vips);
     let mut joining = Joiner {
         view: &view,
         mesh: mesh.clone(),
@@ -165,7 +168,7 @@ impl<'a> Joiner<'a> {
         let mut ports = Ports::default();
         let host = host(key, LOCAL_SUFFIX);
         ports.add(&service.ports, &host, &service.meta, &mut self.warnings);
-        let preferences = service.preferences.clone().unwrap_or_default();
+        let preferences = service.preferences.clone();
         let ips = self.vips.of_service(key, service);
         self.add_service(key, LOCAL_SUFFIX, &ports, preferences, &ips);
         let own = self.view.own_cluster();
@@ -199,7 +202,6 @@ impl<'a> Joiner<'a> {
             let known = self.mesh.services.get(&name(key, LOCAL_SUFFIX));
             ports.add_numbers(known.into_iter().flat_map(|known| &known.ports));
         }
-        let preferences = preferences.unwrap_or_else(|| vec![Scope::Network]);
         let mut ips = import.map_or_else(Vec::new, |import| self.vips.of_import(key, import));
         if *suffixes == [LOCAL_SUFFIX] {
             ips.extend(
@@ -255,7 +257,7 @@ impl<'a> Joiner<'a> {
         key: Key<'a>,
         suffix: &str,
         ports: &Ports<'_>,
-        preferences: Vec<Scope>,
+        preferences: Option<Vec<Scope>>,
         ips: &[IpAddr],
     ) {
         let hostname: Arc<str> = host(key, suffix).into();
@@ -329,12 +331,14 @@ impl<'a> Joiner<'a> {
                 self.warn_of_other_ports(key, slice);
             }
             let is_here = *site.network == *view.config.gateway.network;
-            let owners = self.owners;
-            let may_use = |ip: &IpAddr| !is_here || owners.refusal(*ip, site.namespace).is_none();
             let addressed = slice.endpoints.iter().filter(|one| one.host.is_empty());
             for backend in addressed {
-                let own = backend.addresses.iter().copied();
-                let own: Vec<_> = own.filter(may_use).collect();
+                let addresses = &backend.addresses;
+                let (own, ports) = if is_here {
+                    self.owners.usable(site.namespace, addresses, &ports)
+                } else {
+                    (addresses.clone(), ports.clone())
+                };
                 if own.is_empty() && !backend.addresses.is_empty() {
                     continue;
                 }
@@ -349,7 +353,9 @@ impl<'a> Joiner<'a> {
         // number of warnings.
         let mut warnings = self.warn_of_local_entries();
         let network = &self.view.config.gateway.network;
-        self.members.into_mesh(network, &mut self.mesh);
+        let owners = self.owners;
+        let may_use = |namespace: &str, ip, port| owners.may_use(namespace, ip, port);
+        self.members.into_mesh(network, &mut self.mesh, may_use);
         warnings.extend(limit_findings(self.warnings));
         let mut conflicts = self.owners.findings();
         conflicts.extend(self.vips.findings());
@@ -359,6 +365,7 @@ impl<'a> Joiner<'a> {
             local: self.local,
             warnings: Findings(warnings),
             conflicts: Findings(conflicts),
+            holders: self.owners.holders(self.vips.holders()),
         }
     }
 

@@ -176,7 +176,16 @@ impl<'a> WorkloadMerger<'a> {
     /// Merges the workloads into a mesh. An existing workload of the namespace with the same
     /// uid, or with an address in its network, keeps its own fields. It serves the additional
     /// services.
-    pub(super) fn into_mesh(mut self, own_network: &str, mesh: &mut Mesh) {
+    ///
+    /// `may_use` returns whether a namespace may use a port of an address of our network. Slices of
+    /// one workload can list different ports at different addresses, so each address is compared
+    /// with the ports of all of them.
+    pub(super) fn into_mesh(
+        mut self,
+        own_network: &str,
+        mesh: &mut Mesh,
+        may_use: impl Fn(&str, IpAddr, u16) -> bool,
+    ) {
         self.set_health();
         if self.members.is_empty() {
             return;
@@ -193,8 +202,16 @@ impl<'a> WorkloadMerger<'a> {
                 there.push(Arc::clone(uid));
             }
         }
-        for member in self.members {
-            let new = member.workload;
+        for mut member in self.members {
+            let mut new = member.workload;
+            let namespace = Arc::clone(&new.namespace);
+            let may_use = |ip: &IpAddr, port| may_use(&namespace, *ip, port);
+            if *new.network == *own_network {
+                let ports = member.served.values().flat_map(|ports| ports.values());
+                let addresses = new.addresses.iter().copied();
+                let used = addresses.filter(|ip| ports.clone().all(|port| may_use(ip, *port)));
+                new.addresses = used.collect();
+            }
             let at = new.addresses.iter().filter_map(|address| {
                 let key = (new.network.to_string(), *address);
                 known.get(&key)
@@ -208,7 +225,14 @@ impl<'a> WorkloadMerger<'a> {
                 None => at.next().unwrap_or(&new.uid).clone(),
             };
             let workload = match mesh.workloads.get(&*uid) {
-                Some(known) => with_services(Workload::clone(known), member.served),
+                Some(known) => {
+                    let is_here = known.network.is_empty() || *known.network == *own_network;
+                    let addresses = known.addresses.iter().filter(|_| is_here);
+                    for ports in member.served.values_mut() {
+                        ports.retain(|_, port| addresses.clone().all(|ip| may_use(ip, *port)));
+                    }
+                    with_services(Workload::clone(known), member.served)
+                }
                 None => with_services(new, member.served),
             };
             mesh.workloads.insert(uid, Arc::new(workload));

@@ -1,7 +1,7 @@
 //! Kubernetes objects from files: exported and local Services of this cluster, imports from
 //! other clusters, and the endpoints of both.
 //!
-//! [`load`] reads Namespace, Service, EndpointSlice, ServiceExport and ServiceImport, and the kinds
+//! [`load`] reads Namespace, Node, Service, EndpointSlice, ServiceExport and ServiceImport, and the kinds
 //! of `entries`. It ignores fields without use here, and other kinds with a warning for each.
 //! [`merge()`] adds exposed services and bindings to the configuration. [`join()`] builds the mesh
 //! from the objects and the configuration. [`distribute()`] adds distributions that fit the mesh.
@@ -37,6 +37,7 @@ pub use distribute::distribute;
 pub use files::object_files;
 pub use join::{JoinResult, join};
 pub use merge::merge;
+pub use owners::AddressHolders;
 
 use entries::Entries;
 use meta::Meta;
@@ -53,6 +54,7 @@ const WARNINGS_MAX: usize = 200;
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     namespaces: Vec<Meta>,
+    nodes: Vec<Node>,
     services: Vec<Service>,
     exports: Vec<Export>,
     imports: Vec<Import>,
@@ -74,6 +76,15 @@ struct InvalidObjects {
     imports: Vec<Import>,
     /// Slices whose endpoint addresses remain claimed.
     slices: Vec<Slice>,
+}
+
+/// Node: a machine of a cluster.
+#[derive(Clone, Debug)]
+struct Node {
+    /// Cluster; ours if absent.
+    cluster: Option<Arc<str>>,
+    /// Addresses, which all pods in the host's network share.
+    addresses: Vec<std::net::IpAddr>,
 }
 
 /// ServiceExport: the export of a Service by its cluster.

@@ -6,6 +6,9 @@ use std::sync::Arc;
 /// service.
 pub(super) type Key<'a> = (&'a str, &'a str);
 
+/// Key that outlives the objects.
+pub(super) type OwnedKey = (Arc<str>, Arc<str>);
+
 /// Suffix of a service in its own cluster.
 pub(super) const LOCAL_SUFFIX: &str = "svc.cluster.local";
 

@@ -1,6 +1,7 @@
 //! Conversion of YAML documents to objects, by version and kind.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use super::entries::{self, Entries};
 use super::meta::{self, Meta, label_name};
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, Objects, ports, service, slice};
+use super::{Export, Import, Node, Objects, ports, service, slice};
 use crate::xds::convert::unicast;
 use crate::yaml::{Document, Fields, Findings, Position, Report, Severity, Value};
 
@@ -22,8 +23,9 @@ const KINDS_MAX: usize = 64;
 type Kind = (&'static str, &'static [&'static str]);
 
 /// Supported kinds.
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     ("Namespace", &["v1"]),
+    ("Node", &["v1"]),
     ("Service", &["v1"]),
     ("EndpointSlice", &["discovery.k8s.io/v1"]),
     ("ServiceExport", &MULTICLUSTER),
@@ -58,6 +60,7 @@ const GROUP_EDITS_MAX: usize = 2;
 /// Object of a supported kind. An invalid one has the parts that could be read.
 enum Object {
     Namespace(Meta),
+    Node(Node),
     Service(Service),
     Export(Export),
     Import(Import),
@@ -201,13 +204,13 @@ fn read_supported<'a>(
     let place = value.place();
     let meta = meta::read(top, place, |name| match kind {
         "Namespace" | "Service" | "ServiceExport" | "ServiceImport" => name.and_then(label_name),
-        // The name of a slice itself has no meaning.
-        "EndpointSlice" => name.and_then(Value::text),
+        // The name of a slice or of a Node itself has no meaning.
+        "EndpointSlice" | "Node" => name.and_then(Value::text),
         // Nor has that of a policy. One without a name is invalid, and closes its services.
         _ => Some(name.and_then(Value::text).unwrap_or_default()),
     })?;
     let namespace = match kind {
-        "Namespace" => &meta.name,
+        "Namespace" | "Node" => &meta.name,
         _ => &meta.namespace,
     };
     report.set_namespace(Arc::clone(namespace));
@@ -226,6 +229,10 @@ fn read_supported<'a>(
                 ..meta
             }))
         }
+        "Node" => Some(Object::Node(Node {
+            cluster: meta.cluster,
+            addresses: node_addresses(top),
+        })),
         "Service" => service::read(top, value, meta).map(Object::Service),
         "ServiceExport" => Some(Object::Export(Export {
             created: meta.creation_time(value),
@@ -241,6 +248,7 @@ impl Objects {
     fn add(&mut self, object: Object) {
         match object {
             Object::Namespace(meta) => self.namespaces.push(meta),
+            Object::Node(node) => self.nodes.push(node),
             Object::Service(service) => self.services.push(service),
             Object::Export(export) => self.exports.push(export),
             Object::Import(import) => self.imports.push(import),
@@ -260,12 +268,34 @@ impl Objects {
                 ports: Vec::new(),
                 ..service
             }),
-            Object::Export(_) => {}
+            Object::Export(_) | Object::Node(_) => {}
             Object::Import(import) => self.passed_over.imports.push(import),
             Object::Slice(slice) => self.passed_over.slices.push(slice),
             Object::Entries(entries) => self.entries.push(entries.closed()),
         }
     }
+}
+
+/// Reads the IP addresses of a Node.
+fn node_addresses(top: &mut Fields<'_>) -> Vec<IpAddr> {
+    let Some(mut status) = top
+        .get("status")
+        .and_then(|status| status.foreign("status"))
+    else {
+        return Vec::new();
+    };
+    let items = status.get("addresses").into_iter().flat_map(Value::items);
+    let addresses = items.filter_map(|item| {
+        let mut fields = item.foreign("status.addresses[]")?;
+        let kind = fields.need("type", "InternalIP").and_then(Value::text)?;
+        let address = fields.need("address", "10.0.0.1");
+        fields.finish();
+        let address = address.filter(|_| matches!(kind, "InternalIP" | "ExternalIP"))?;
+        address.parsed("an IP address", unicast)
+    });
+    let addresses = addresses.collect();
+    status.finish();
+    addresses
 }
 
 /// Reads the ports and addresses of an import. Older versions have them in `spec`.

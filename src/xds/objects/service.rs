@@ -26,7 +26,7 @@ pub(super) struct Service {
     pub(super) ips: Vec<IpAddr>,
     /// True if it has a selector, by which Kubernetes finds its pods.
     pub(super) has_selector: bool,
-    /// Scopes within which its endpoints are preferred; none if unspecified.
+    /// Scopes within which its endpoints are preferred; empty for `Any`, none if unspecified.
     pub(super) preferences: Option<Vec<Scope>>,
 }
 
@@ -159,12 +159,10 @@ fn preferences(meta: &Meta, stated: Option<Value<'_>>, value: Value<'_>) -> Opti
         "prefernetwork" => &[Scope::Network],
         "any" => &[],
         _ => {
-            let what = format!("has the traffic distribution `{word}`, which is treated as `Any`");
-            value.warning(
-                what,
-                "`PreferClose`, `PreferRegion`, `PreferNetwork` or `Any`",
-            );
-            &[]
+            let what = format!("has the traffic distribution `{word}`, which is ignored");
+            let how = "`PreferClose`, `PreferRegion`, `PreferNetwork` or `Any`";
+            value.warning(what, how);
+            return None;
         }
     };
     Some(scopes.to_vec())

@@ -1,13 +1,14 @@
 //! Index of the objects by service and cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::meta::{Meta, ROOT_NAMESPACE};
 use super::names::Key;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, InvalidObjects, Objects};
+use super::{Export, Import, InvalidObjects, Node, Objects};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
 
@@ -30,6 +31,7 @@ pub(super) struct ObjectIndex<'a> {
     local_services: BTreeSet<(&'a str, Key<'a>)>,
     /// Invalid namespaces by cluster, whose labels are not fully known.
     invalid_namespaces: BTreeSet<(&'a str, &'a str)>,
+    nodes: &'a [Node],
     passed_over: &'a InvalidObjects,
 }
 
@@ -56,6 +58,7 @@ impl<'a> ObjectIndex<'a> {
             slices: BTreeMap::new(),
             local_services: BTreeSet::new(),
             invalid_namespaces: BTreeSet::new(),
+            nodes: &objects.nodes,
             passed_over: &objects.passed_over,
         };
         for namespace in &objects.passed_over.namespaces {
@@ -230,19 +233,34 @@ impl<'a> ObjectIndex<'a> {
     }
 
     /// Returns the network of a slice's endpoints: the label of the slice, or the network of
-    /// its cluster. The default network of another cluster has the name of the cluster.
+    /// its cluster.
     pub(super) fn network(&self, cluster: &'a str, slice: &'a Slice) -> &'a str {
-        let of_cluster = || {
-            let root = self.namespaces.get(&(cluster, ROOT_NAMESPACE));
-            root.and_then(|meta| meta.network())
+        let stated = slice.network.as_deref();
+        stated.unwrap_or_else(|| self.network_of_cluster(cluster))
+    }
+
+    /// Returns the network of a cluster. The default network of another cluster has the name of the
+    /// cluster.
+    fn network_of_cluster(&self, cluster: &'a str) -> &'a str {
+        let root = self.namespaces.get(&(cluster, ROOT_NAMESPACE));
+        let by_default = || {
+            if cluster == self.own_cluster() {
+                &*self.config.gateway.network
+            } else {
+                cluster
+            }
         };
-        let by_default = if cluster == self.own_cluster() {
-            &self.config.gateway.network
-        } else {
-            cluster
-        };
-        let stated = slice.network.as_deref().or_else(of_cluster);
-        stated.unwrap_or(by_default)
+        root.and_then(|meta| meta.network())
+            .unwrap_or_else(by_default)
+    }
+
+    /// Returns the addresses of the nodes in our network.
+    pub(super) fn node_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let nodes = self.nodes.iter().filter(|node| {
+            let cluster = self.cluster(node.cluster.as_ref());
+            *self.network_of_cluster(cluster) == *self.config.gateway.network
+        });
+        nodes.flat_map(|node| node.addresses.iter().copied())
     }
 
     /// Returns whether the endpoints of a slice use HBONE.

@@ -2,13 +2,13 @@
 //! leads.
 //!
 //! The mesh file takes precedence, then a Service, because Kubernetes allocates each clusterIP
-//! once. ServiceImports come last, because their author can write any address. Equal claims
-//! exclude each other.
+//! once. ServiceImports come last, because their author can write any address. Of equal claims that
+//! of the service that had the address before counts, and without one none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use super::names::Key;
+use super::names::{Key, OwnedKey};
 use super::owners::AddressOwners;
 use super::service::Service;
 use super::view::ObjectIndex;
@@ -39,12 +39,24 @@ struct Claim<'a> {
 type Claims<'a> = BTreeMap<(Source, Key<'a>), Option<&'a Place>>;
 
 /// All claims to virtual addresses.
-pub(super) struct VipClaims<'a>(BTreeMap<IpAddr, Claims<'a>>);
+pub(super) struct VipClaims<'a> {
+    claims: BTreeMap<IpAddr, Claims<'a>>,
+    /// Services that had the addresses before.
+    held: &'a HashMap<IpAddr, OwnedKey>,
+}
 
 impl<'a> VipClaims<'a> {
     /// Collects the claims of objects and of a mesh file.
-    pub(super) fn new(view: &ObjectIndex<'a>, mesh: &'a Mesh, owners: &AddressOwners<'a>) -> Self {
-        let mut vips = Self(BTreeMap::new());
+    pub(super) fn new(
+        view: &ObjectIndex<'a>,
+        mesh: &'a Mesh,
+        owners: &AddressOwners<'a>,
+        held: &'a HashMap<IpAddr, OwnedKey>,
+    ) -> Self {
+        let mut vips = Self {
+            claims: BTreeMap::new(),
+            held,
+        };
         let network = &*view.config.gateway.network;
         for service in mesh.services.values() {
             let key = (&*service.namespace, &*service.name);
@@ -80,7 +92,7 @@ impl<'a> VipClaims<'a> {
 
     /// Records a claim, once per source and service.
     fn note(&mut self, ip: IpAddr, source: Source, key: Key<'a>, place: Option<&'a Place>) {
-        let claims = self.0.entry(ip).or_default();
+        let claims = self.claims.entry(ip).or_default();
         claims.entry((source, key)).or_insert(place);
     }
 
@@ -96,16 +108,39 @@ impl<'a> VipClaims<'a> {
 
     fn held_addresses(&self, ips: &[IpAddr], source: Source, key: Key<'_>) -> Vec<IpAddr> {
         let holds = |ip: &&IpAddr| {
-            let holder = self.0.get(*ip).and_then(holder);
+            let holder = self.holder(**ip);
             holder.is_some_and(|one| (one.source, one.key) == (source, key))
         };
         ips.iter().filter(holds).copied().collect()
     }
 
+    /// Returns the best claim. Of several with the same source, it is that of the service that had
+    /// the address before.
+    fn holder(&self, ip: IpAddr) -> Option<Claim<'a>> {
+        let mut best = all(self.claims.get(&ip)?).rev();
+        let first = best.next()?;
+        let mut equal = best.take_while(|next| next.source == first.source);
+        let Some(next) = equal.next() else {
+            return Some(first);
+        };
+        let (namespace, name) = self.held.get(&ip)?;
+        let mut equal = [first, next].into_iter().chain(equal);
+        equal.find(|one| one.key == (&**namespace, &**name))
+    }
+
+    /// Returns the service that has each address.
+    pub(super) fn holders(&self) -> HashMap<IpAddr, OwnedKey> {
+        let held = self.claims.keys().filter_map(|ip| {
+            let (namespace, name) = self.holder(*ip)?.key;
+            Some((*ip, (namespace.into(), name.into())))
+        });
+        held.collect()
+    }
+
     /// Returns a finding for each claim that another claim overrides.
     pub(super) fn findings(&self) -> Vec<Finding> {
-        let lost = self.0.iter().flat_map(|(ip, claims)| {
-            let holder = holder(claims);
+        let lost = self.claims.iter().flat_map(|(ip, claims)| {
+            let holder = self.holder(*ip);
             let is_lost = move |one: &Claim<'a>| holder.is_none_or(|by| by.key != one.key);
             let lost = all(claims).filter(is_lost);
             lost.filter_map(|claim| finding(*ip, claim, claims))
@@ -122,14 +157,6 @@ fn all<'b, 'a>(claims: &'b Claims<'a>) -> impl DoubleEndedIterator<Item = Claim<
         key: *key,
         place: *place,
     })
-}
-
-/// Returns the best claim, if no other claim has the same source.
-fn holder<'a>(claims: &Claims<'a>) -> Option<Claim<'a>> {
-    let mut best = all(claims).rev();
-    let first = best.next()?;
-    let is_alone = best.next().is_none_or(|next| next.source != first.source);
-    is_alone.then_some(first)
 }
 
 /// Builds the finding for an overridden claim. It names the best of the other claims.

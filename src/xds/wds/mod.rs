@@ -75,11 +75,9 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
         Ok(load_balancing::Mode::Passthrough) => (false, false, true),
         Ok(load_balancing::Mode::UnspecifiedMode) | Err(_) => (false, false, false),
     };
-    let preferences = if strict || failover {
-        preferences(&balancing.routing_preference)
-    } else {
-        Vec::new()
-    };
+    // WDS cannot state that there are none.
+    let preferences = Some(preferences(&balancing.routing_preference));
+    let preferences = preferences.filter(|of| (strict || failover) && !of.is_empty());
     Ok(Service {
         name: from.name.into(),
         namespace: namespace.into(),

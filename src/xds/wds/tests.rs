@@ -199,7 +199,7 @@ fn every_field_of_a_service_is_read() {
         port: 15008,
     };
     assert_eq!(got.waypoints, [Waypoint { gateway, weight: 1 }]);
-    assert_eq!(got.preferences, [Scope::Network, Scope::Region]);
+    assert_eq!(got.preferences, Some(vec![Scope::Network, Scope::Region]));
     assert!(got.ingress_use_waypoint && got.canonical && got.private);
     assert!(got.strict && got.allow_unhealthy && !got.passthrough);
 }
@@ -220,15 +220,20 @@ fn waypoints_with_weights_win() {
 
 #[test]
 fn only_ranking_modes_have_preferences() {
-    for (mode, ranks, passes) in [(0, false, false), (2, true, false), (3, false, true)] {
+    for (mode, preference, ranks, passes) in [
+        (0, vec![4], false, false),
+        (2, vec![4], true, false),
+        (2, vec![], false, false),
+        (3, vec![4], false, true),
+    ] {
         let got = read_service(|from| {
             from.load_balancing = Some(proto::LoadBalancing {
-                routing_preference: vec![4],
+                routing_preference: preference,
                 mode,
                 health_policy: 0,
             });
         });
-        assert_eq!(!got.preferences.is_empty(), ranks, "{mode}");
+        assert_eq!(got.preferences.is_some(), ranks, "{mode}");
         assert_eq!((got.passthrough, got.strict), (passes, false), "{mode}");
     }
 }

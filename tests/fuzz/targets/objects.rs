@@ -42,7 +42,12 @@ pub fn objects(data: &[u8]) {
     assert_eq!(again.exposure, config.exposure);
     assert_eq!(again.bindings, config.bindings);
     assert_eq!(again.traffic, config.traffic);
-    let joined = objects::join(&Mesh::default(), &read, &config);
+    let joined = objects::join(
+        &Mesh::default(),
+        &read,
+        &config,
+        &objects::AddressHolders::default(),
+    );
     assert!(joined.exported.is_disjoint(&joined.local));
     assert!(!joined.warnings.has_errors());
     for workload in joined.mesh.workloads.values() {
@@ -53,7 +58,7 @@ pub fn objects(data: &[u8]) {
         assert_eq!(addresses.len(), workload.addresses.len());
     }
     // Joining the result again does not change it.
-    let again = objects::join(&joined.mesh, &read, &config);
+    let again = objects::join(&joined.mesh, &read, &config, &joined.holders);
     assert_eq!(again.mesh.workloads.len(), joined.mesh.workloads.len());
     assert_eq!(again.mesh.services, joined.mesh.services);
     let change = Change {

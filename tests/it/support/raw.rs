@@ -50,13 +50,25 @@ pub fn block(fields: &[(&str, &[u8])]) -> Vec<u8> {
     for (name, value) in fields {
         block.push(0);
         for text in [name.as_bytes(), value] {
-            // Lengths under 127 take one byte, without Huffman coding.
-            let length = u8::try_from(text.len()).ok().filter(|&length| length < 127);
-            block.push(length.expect("a short field"));
+            length(text.len(), &mut block);
             block.extend(text);
         }
     }
     block
+}
+
+/// Writes the length of a string without Huffman coding (RFC 7541 section 5.1).
+fn length(length: usize, block: &mut Vec<u8>) {
+    let Some(mut rest) = length.checked_sub(127) else {
+        block.push(u8::try_from(length).expect("less than 127"));
+        return;
+    };
+    block.push(127);
+    while rest >= 128 {
+        block.push(u8::try_from(rest % 128).expect("seven bits") | 128);
+        rest /= 128;
+    }
+    block.push(u8::try_from(rest).expect("seven bits"));
 }
 
 /// Frame as received.

@@ -53,6 +53,7 @@ fn sampled(metrics: &Arc<Metrics>) {
             network: "west".into(),
             cluster: "west".into(),
             state: "ready",
+            sources: 0,
             connections: 1,
             streams: 1,
             rtt: Some(Duration::from_millis(1)),

@@ -12,16 +12,15 @@ use tokio::net::TcpListener;
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use super::rig::{CONNECT, PREFACE, Rig, TestGateway, drain, exposure, fill, mesh};
+use super::rig::{CONNECT, Rig, TestGateway, drain, exposure, fill, mesh};
 use super::wire::{
-    ACK, DATA, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY, RST_STREAM, Received, SETTINGS,
+    ACK, DATA, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY, RST_STREAM, Received,
     WINDOW_UPDATE,
 };
 use crate::datapath::DataPath;
 use crate::datapath::dial::{DenyList, Upstream};
 use crate::datapath::forward::connection::load_current;
 use crate::datapath::forward::establish::NewTunnel;
-use crate::datapath::http2::server::{Event, Server};
 use crate::datapath::http2::tunnel::{Origin, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::io::buffer::BUFFER_BYTES;
@@ -243,24 +242,6 @@ async fn tunnels_take_turns_in_a_small_window_of_the_connection() {
         bytes[1..].iter().all(|&count| count > 10 * WINDOW as usize),
         "{bytes:?}"
     );
-}
-
-#[tokio::test(start_paused = true)]
-async fn many_windows_in_one_settings_frame_visit_the_streams_once() {
-    let entry = |value: u32| [&[0, 4], value.to_be_bytes().as_slice()].concat();
-    let entries: Vec<u8> = (0..10_000).flat_map(entry).collect();
-    let settings = Frame::new(SETTINGS, 0, 0, &entries).encode();
-    let connect = Frame::new(HEADERS, END_HEADERS, 1, CONNECT).encode();
-    let mut server = Server::default();
-    let mut events = Vec::new();
-    let input = [PREFACE, &settings, &connect].concat();
-    server.receive(&input, 0, &mut events).unwrap();
-    let visits = events
-        .iter()
-        .filter(|event| matches!(event, Event::Writable(None)));
-    assert_eq!(visits.count(), 1);
-    let key = server.find(1).expect("a stream");
-    assert_eq!(server.capacity(key), 9_999, "the last value counts");
 }
 
 /// Returns the configuration of a gateway that trusts these domains.

@@ -30,7 +30,7 @@ fn table(audiences: &[(&str, &str)], transit: Transit) -> ExposureTable {
     for audiences in audiences {
         let entry = Exposure {
             audiences: vec![audience(audiences)],
-            transit,
+            transit: Some(transit),
             ..Exposure::default()
         };
         table.add_entry("echo.app", &entry, []);
@@ -77,6 +77,7 @@ fn the_first_peer_has_to_be_permitted_besides_a_trusted_gateway() {
     let snapshot = snapshot(&[("west", "edge"), ("west", "shop")], trust());
     let long = format!("{CLIENT};cluster=west");
     let refused = Some(Reason::NotForPeer);
+    let malformed = Some(Reason::BadSource);
     for (principal, source, want) in [
         (GATEWAY, None, None),
         (GATEWAY, Some(CLIENT), None),
@@ -87,9 +88,9 @@ fn the_first_peer_has_to_be_permitted_besides_a_trusted_gateway() {
             Some("spiffe://unknown.local/ns/shop/sa/checkout"),
             refused,
         ),
-        (GATEWAY, Some("checkout"), refused),
-        (GATEWAY, Some(""), refused),
-        (GATEWAY, Some(&*format!("{CLIENT},{CLIENT}")), refused),
+        (GATEWAY, Some("checkout"), malformed),
+        (GATEWAY, Some(""), malformed),
+        (GATEWAY, Some(&*format!("{CLIENT},{CLIENT}")), malformed),
         // Only the identity of other peers counts, and only its own.
         (CLIENT, Some(NORTH), None),
         (CLIENT, Some("checkout"), None),
@@ -183,7 +184,7 @@ fn the_smaller_transit_of_gateway_and_first_peer_applies() {
             };
             let entry = Exposure {
                 audiences: vec![audience],
-                transit,
+                transit: Some(transit),
                 ..Exposure::default()
             };
             exposure.add_entry("echo.app", &entry, []);
@@ -237,6 +238,79 @@ fn the_cluster_of_a_first_peer_counts_where_issuers_determine_clusters() {
         let listed = build(&snapshot, change);
         let permit = permit(&listed, &peer, Some(&source));
         assert_eq!(permit.is_ok(), is_permitted, "issuer {octet}");
+    }
+}
+
+#[test]
+fn a_malformed_source_of_a_trusted_gateway_is_a_bad_request_and_unknown_parameters_are_ignored() {
+    let snapshot = snapshot(&[("west", "edge"), ("west", "shop")], trust());
+    let peer = peer(&snapshot, GATEWAY, Transit::Always);
+    let long = format!(";later={}", "x".repeat(4096));
+    for (parameters, is_well_formed) in [
+        ("", true),
+        (";", true),
+        (";cluster=west", true),
+        ("; cluster=west ; later=1;flag", true),
+        (";later=a=b;cluster=west", true),
+        (";cluster", false),
+        (";cluster=", false),
+        (";cluster= ;later=1", false),
+        (";cluster=west;cluster=west", false),
+        (";cluster=west;Cluster=north", false),
+        (";cluster=we\u{e9}st", false),
+        (";later=\u{7f}", false),
+        (";cluster=west,north", false),
+        (&*format!(";later=1,{CLIENT}"), false),
+        (&*long, false),
+    ] {
+        let source = format!("{CLIENT}{parameters}");
+        let permit = permit(&snapshot, &peer, Some(&source));
+        let want = (!is_well_formed).then_some(Reason::BadSource);
+        assert_eq!(permit.err(), want, "{parameters:?}");
+    }
+    assert_eq!(Reason::BadSource.status(), 400);
+}
+
+#[test]
+fn with_issuers_of_trust_domains_a_first_peer_is_permitted_unless_its_cluster_contradicts_them() {
+    let list = || Arc::new([SpkiHash::new([1; 32])].into());
+    let trust = trust().with_domain_issuers([("west.local", list()), ("north.local", list())]);
+    let snapshot = snapshot(&[("west", "edge"), ("west", "shop")], trust);
+    let peer = peer(&snapshot, GATEWAY, Transit::Always);
+    for (cluster, is_permitted) in [
+        (";cluster=west", true),
+        // The first gateway may have another name for it, or none.
+        (";cluster=west.local", true),
+        ("", true),
+        (";cluster=north", false),
+        (";cluster=unknown", false),
+    ] {
+        let permit = permit(&snapshot, &peer, Some(&format!("{CLIENT}{cluster}")));
+        let want = (!is_permitted).then_some(Reason::NotForPeer);
+        assert_eq!(permit.err(), want, "{cluster:?}");
+    }
+}
+
+#[test]
+fn a_cluster_whose_name_no_header_can_have_is_not_sent() {
+    let snapshot = snapshot(&[], trust());
+    let mut peer = peer(&snapshot, CLIENT, Transit::Always);
+    for (cluster, is_sent) in [
+        ("west", true),
+        ("arn:aws:eks:eu-1:1:cluster/west 2", true),
+        ("", false),
+        ("we;st", false),
+        ("we,st", false),
+        ("w\u{e9}st", false),
+        (" west", false),
+    ] {
+        Arc::make_mut(&mut peer.source).cluster = cluster.into();
+        let want = if is_sent {
+            format!("{CLIENT};cluster={cluster}")
+        } else {
+            CLIENT.to_owned()
+        };
+        assert_eq!(FirstPeer::header(&peer), want);
     }
 }
 

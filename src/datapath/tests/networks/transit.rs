@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::config::parse_identity;
+use crate::datapath::balance::{Tried, choose};
 use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
@@ -11,13 +12,17 @@ use crate::datapath::policy;
 use crate::datapath::route;
 use crate::reason::Reason;
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::Mesh;
-use crate::snapshot::traffic::TrafficRule;
-use crate::snapshot::{Alias, NameTable, Snapshot};
+use crate::snapshot::mesh::{Mesh, Scope, Service};
+use crate::snapshot::traffic::{Traffic, TrafficRule};
+use crate::snapshot::{
+    Alias, Audience, ExportSet, Exposure, ExposureTable, NO_LINK_FACTORS, NameTable,
+    ServiceVisibility, Snapshot, TransitRule,
+};
 use crate::tls::Identity;
+use crate::wire::sni::SniPattern;
 use crate::wire::{Authority, Transit};
 
-use super::{CLIENT, exposure, gateway, pod, pods, service, snapshot_with};
+use super::{CLIENT, change, exposure, gateway, pod, pods, service, snapshot_with};
 
 pub(super) fn peer(snapshot: &Snapshot, principal: &str, listener: Transit) -> Peer {
     let parts = parse_identity(principal)
@@ -183,4 +188,169 @@ fn an_endpoint_of_an_alias_has_the_authority_of_its_own_service() {
     authorities.sort_unstable();
     let want = ["echo.app:80", "twin.app:81"].map(|text| Some(text.to_owned()));
     assert_eq!(authorities, want);
+}
+
+#[test]
+fn a_service_with_the_preference_any_uses_all_networks_alike() {
+    let workloads = [pods("east", 1), pods("west", 2), vec![gateway("west", 1)]].concat();
+    let share_here = |preferences: Option<Vec<Scope>>, every: Option<&'static [Scope]>| {
+        let service = Service {
+            preferences,
+            ..service(&[])
+        };
+        let every = TrafficRule {
+            preferences: every,
+            ..TrafficRule::default()
+        };
+        let change = Change {
+            traffic: Some(Traffic::new([], every)),
+            ..change(
+                Transit::Always,
+                service,
+                workloads.clone(),
+                TrafficRule::default(),
+            )
+        };
+        super::shares_by_network(super::always(&build(&Snapshot::default(), change)))[0]
+    };
+    let close: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
+    for (of_service, every, want) in [
+        (None, None, 1.0),
+        (None, Some(close), 1.0),
+        (None, Some(&[][..]), 1.0 / 3.0),
+        (Some(vec![]), None, 1.0 / 3.0),
+        (Some(vec![]), Some(close), 1.0 / 3.0),
+        (Some(vec![Scope::Network]), Some(&[][..]), 1.0),
+    ] {
+        let got = share_here(of_service.clone(), every);
+        assert!((got - want).abs() < 0.01, "{of_service:?} {every:?}: {got}");
+    }
+}
+
+/// Returns the snapshot of a service that a control plane exports, under these rules. The service
+/// has a pod here and one in another network.
+fn exported(rules: &[(Option<&str>, Option<&str>, Transit)], is_ready: bool) -> Snapshot {
+    let mut workloads = [pods("east", 1), pods("west", 1), vec![gateway("west", 1)]].concat();
+    workloads[0].healthy = is_ready;
+    let rules = rules
+        .iter()
+        .map(|(service, namespace, transit)| TransitRule {
+            service: service.map(|name| SniPattern::parse(name).expect("a pattern")),
+            namespace: namespace.map(Into::into),
+            transit: *transit,
+            ..TransitRule::default()
+        });
+    let table = ExposureTable::new(false).with_transit(rules);
+    let rule = TrafficRule::default();
+    let change = Change {
+        exposure: Some(table),
+        exports: Some([("echo.app", 80)].into_iter().collect()),
+        ..change(Transit::Off, service(&[]), workloads, rule)
+    };
+    build(&Snapshot::default(), change)
+}
+
+#[test]
+fn an_export_has_the_transit_of_the_most_specific_rule() {
+    use Transit::{Always, Failover, Off};
+    let (host, wildcard) = (Some("echo.app"), Some("*.app"));
+    for (rules, want) in [
+        (&[][..], Off),
+        (&[(None, None, Failover)], Failover),
+        (
+            &[(None, None, Always), (None, Some("app"), Failover)],
+            Failover,
+        ),
+        (
+            &[(None, None, Always), (None, Some("shop"), Failover)],
+            Always,
+        ),
+        (
+            &[(None, Some("app"), Always), (wildcard, None, Failover)],
+            Failover,
+        ),
+        (&[(wildcard, None, Always), (host, None, Off)], Off),
+        (
+            &[(None, Some("app"), Off), (Some("*.shop"), None, Always)],
+            Off,
+        ),
+    ] {
+        let snapshot = exported(rules, true);
+        for (listener, via, want) in [
+            (Always, false, want),
+            (Failover, false, want.min(Failover)),
+            (Off, false, Off),
+            (Always, true, if want == Failover { Off } else { want }),
+        ] {
+            let peer = peer(&snapshot, CLIENT, listener);
+            let permit = permit(&snapshot, &peer, "echo.app:80", via).expect("a permit");
+            assert_eq!(permit.route().transit(), want, "{rules:?} {listener} {via}");
+        }
+    }
+}
+
+#[test]
+fn a_global_service_fails_over_by_the_default() {
+    for (is_ready, want) in [(true, None), (false, Some("west"))] {
+        let snapshot = exported(&[(None, None, Transit::Failover)], is_ready);
+        let peer = peer(&snapshot, CLIENT, Transit::Always);
+        let permit = permit(&snapshot, &peer, "echo.app:80", false).expect("a permit");
+        let endpoints = permit.route().endpoints();
+        let picked = choose(endpoints, &Tried::default(), NO_LINK_FACTORS);
+        let picked = picked.expect("an endpoint");
+        let network = picked.remote.as_ref().map(|remote| &*remote.network);
+        assert_eq!(network, want, "{is_ready}");
+    }
+}
+
+#[test]
+fn an_entry_has_its_own_transit_or_that_of_a_rule() {
+    use Transit::{Always, Failover, Off};
+    for (own, rule, want) in [
+        (None, Failover, Failover),
+        (Some(Off), Failover, Off),
+        (Some(Always), Off, Always),
+        (None, Off, Off),
+    ] {
+        let mut snapshot = exported(&[], true);
+        for to in ["echo.app:80", "echo.example:80"] {
+            let entry = Exposure {
+                audiences: vec![Audience::default()],
+                transit: own,
+                ..Exposure::default()
+            };
+            let default = TransitRule {
+                transit: rule,
+                ..TransitRule::default()
+            };
+            let mut table = ExposureTable::new(false).with_transit([default]);
+            table.add_entry("echo.app", &entry, [("echo.example", None)]);
+            let change = Change {
+                exposure: Some(table),
+                ..Change::default()
+            };
+            snapshot = build(&snapshot, change);
+            let peer = peer(&snapshot, CLIENT, Always);
+            let permit = permit(&snapshot, &peer, to, false).expect("a permit");
+            assert_eq!(permit.route().transit(), want, "{own:?} {rule} {to}");
+        }
+    }
+}
+
+#[test]
+fn a_service_that_only_a_link_exposes_stays_in_its_network() {
+    let mut snapshot = exported(&[(None, None, Transit::Always)], true);
+    let patterns = vec![SniPattern::Any];
+    let change = Change {
+        exports: Some(ExportSet::default()),
+        scope: Some(ServiceVisibility {
+            by_link: [("west".into(), patterns)].into(),
+            ..ServiceVisibility::default()
+        }),
+        ..Change::default()
+    };
+    snapshot = build(&snapshot, change);
+    let peer = peer(&snapshot, CLIENT, Transit::Always);
+    let permit = permit(&snapshot, &peer, "echo.app:80", false).expect("a permit");
+    assert_eq!(permit.route().transit(), Transit::Off);
 }

@@ -352,7 +352,7 @@ impl Model {
         };
         let entry = Exposure {
             audiences: vec![to],
-            transit: Transit::Always,
+            transit: Some(Transit::Always),
             ..Exposure::default()
         };
         let mut table = ExposureTable::new(false);

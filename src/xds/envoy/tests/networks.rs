@@ -82,7 +82,7 @@ fn endpoints_by(
     put(&mut clusters, CLUSTER, ECHO, &cluster).expect("a cluster");
     let host = "echo.app.svc.cluster.local";
     let entry = Exposure {
-        transit: Transit::Always,
+        transit: Some(Transit::Always),
         ..Exposure::default()
     };
     let mut exposure = ExposureTable::new(false);

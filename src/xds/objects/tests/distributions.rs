@@ -62,6 +62,10 @@ fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
         {service: ledger.example.com, namespace: bank, to: [{cluster: west}]}]";
     let aliases = "names: {aliases: [
         {name: both.global, to: [a.payments.svc.cluster.local, a.bank.svc.cluster.local]},
+        {name: others.global, to: [a.bank.svc.cluster.local, a.shop.svc.cluster.local]},
+        {name: contextual.global, to: [a.payments.svc.cluster.local, a.bank.svc.cluster.local]},
+        {name: contextual.global, consumers: [west],
+         to: [a.shop.svc.cluster.local, a.bank.svc.cluster.local]},
         {name: some.global, to: [a.payments.svc.cluster.local, a.example.com]},
         {name: own.global, to: [a.payments.svc.cluster.local, b.payments.global]}]}\n";
     let config = gateway(services, aliases);
@@ -70,8 +74,9 @@ fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
         "pay.bank.global",
         "pay.bank.svc.cluster.local",
         "ledger.example.com",
-        "both.global",
         "some.global",
+        "others.global",
+        "contextual.global",
     ] {
         let entry = format!("{{dns: {foreign}, lbType: 1, target: [{{region: us, weight: 1}}]}}");
         let (merged, reported) = merged(&config, &distributing(&[&entry]));
@@ -89,6 +94,20 @@ fn a_global_traffic_policy_distributes_services_of_its_namespace_only() {
         assert_eq!(reported, "", "{own}");
         assert_eq!(merged.traffic[0].namespace.as_deref(), Some("payments"));
     }
+    // An alias of services of several namespaces has a distribution of its own, by the oldest
+    // policy of one of them.
+    let policy = distributing(&["{dns: both.global}"]);
+    let of_bank = policy.replace("namespace: payments", "namespace: bank");
+    let (both, reported) = merged(&config, &format!("{policy}---\n{of_bank}"));
+    let [entry] = &both.traffic[..] else {
+        panic!("{reported}");
+    };
+    assert_eq!(entry.namespace.as_deref(), Some("bank"));
+    assert_eq!(entry.alias_namespaces, ["payments".into()]);
+    assert!(
+        reported.contains("both.global has an entry on "),
+        "{reported}"
+    );
     // A policy of another namespace takes no name away.
     let objects = distributing(&["{dns: a.example.com}"]);
     let evil = objects.replace("namespace: payments", "namespace: evil");

@@ -222,7 +222,7 @@ fn an_import_brings_ports_and_an_address_and_copied_slices_its_endpoints() {
             .get("app/hello.app.svc.clusterset.local")
             .unwrap();
         assert_eq!(set.vips, [("east".to_owned(), "10.9.0.1".parse().unwrap())]);
-        assert_eq!(set.preferences, [Scope::Network]);
+        assert_eq!(set.preferences, None, "the configured default applies");
         assert_eq!(
             &*joined.mesh.workloads.values().next().unwrap().cluster,
             "west"
@@ -288,16 +288,16 @@ fn endpoints_know_their_cluster_network_place_and_protocol() {
 fn traffic_distribution_becomes_preferences() {
     use Scope::{Network, Region, Zone};
     let close: &[Scope] = &[Network, Region, Zone];
-    let table: [(&str, &str, &[Scope]); 9] = [
-        ("", "", &[]),
-        ("PreferClose", "", close),
-        ("PreferSameZone", "", close),
-        ("PreferSameNode", "", close),
-        ("", "PreferNetwork", &[Network]),
-        ("", "preferregion", &[Network, Region]),
-        ("", "Any", &[]),
-        ("PreferClose", "Any", close),
-        ("", "Nearby", &[]),
+    let table: [(&str, &str, Option<&[Scope]>); 9] = [
+        ("", "", None),
+        ("PreferClose", "", Some(close)),
+        ("PreferSameZone", "", Some(close)),
+        ("PreferSameNode", "", Some(close)),
+        ("", "PreferNetwork", Some(&[Network])),
+        ("", "preferregion", Some(&[Network, Region])),
+        ("", "Any", Some(&[])),
+        ("PreferClose", "Any", Some(close)),
+        ("", "Nearby", None),
     ];
     for (field, annotation, want) in table {
         let mut text = service("east", "");
@@ -317,9 +317,14 @@ fn traffic_distribution_becomes_preferences() {
             assert_eq!(findings.is_empty(), annotation != "Nearby", "{findings}");
             objects
         };
-        let joined = join(&Mesh::default(), &objects, &config("{}"));
+        let joined = join(
+            &Mesh::default(),
+            &objects,
+            &config("{}"),
+            &AddressHolders::default(),
+        );
         let own = joined.mesh.services.values().next().unwrap();
-        assert_eq!(own.preferences, want, "{field} {annotation}");
+        assert_eq!(own.preferences.as_deref(), want, "{field} {annotation}");
     }
 }
 

@@ -17,6 +17,7 @@ mod claims;
 mod distributions;
 mod endpoints;
 mod entries;
+mod holders;
 mod passed_over;
 mod tenants;
 
@@ -44,7 +45,12 @@ fn objects(text: &str) -> Objects {
 }
 
 fn joined_with(mesh: &Mesh, text: &str, exposure: &str) -> JoinResult {
-    join(mesh, &objects(text), &config(exposure))
+    joined_after(&AddressHolders::default(), mesh, text, exposure)
+}
+
+/// As [`joined_with`], after a join with these holders of addresses.
+fn joined_after(held: &AddressHolders, mesh: &Mesh, text: &str, exposure: &str) -> JoinResult {
+    join(mesh, &objects(text), &config(exposure), held)
 }
 
 fn joined(text: &str) -> JoinResult {

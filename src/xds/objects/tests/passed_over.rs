@@ -21,7 +21,12 @@ fn loaded(text: &str) -> (Objects, String) {
 fn join_with(text: &str, exposure: &str) -> JoinResult {
     let (objects, reported) = loaded(text);
     assert!(!reported.is_empty(), "no mistake in {text}");
-    join(&Mesh::default(), &objects, &config(exposure))
+    join(
+        &Mesh::default(),
+        &objects,
+        &config(exposure),
+        &AddressHolders::default(),
+    )
 }
 
 fn in_namespace(text: &str, namespace: &str) -> String {
@@ -70,7 +75,12 @@ fn review_1_a_mistake_in_one_object_passes_over_that_object_alone() {
         for text in [format!("{bad}{good}"), format!("{good}{bad}")] {
             let (objects, reported) = loaded(&text);
             assert!(reported.contains(want), "{want}: {reported}");
-            let joined = join(&Mesh::default(), &objects, &config("{}"));
+            let joined = join(
+                &Mesh::default(),
+                &objects,
+                &config("{}"),
+                &AddressHolders::default(),
+            );
             assert_eq!(
                 endpoints_of_host(&joined, OWN),
                 Some(vec![ONE.to_owned()]),

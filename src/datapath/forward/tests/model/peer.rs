@@ -284,7 +284,10 @@ impl Schedule<'_> {
             15 => (HEADERS, END_HEADERS, idle, b"\x80"),
             16 if id != 0 => (DATA, PADDED, id, b"\x02x"),
             17 if id != 0 => (DATA, PADDED, id, b""),
-            18 => (HEADERS, END_HEADERS, idle, &[0; 40_000]),
+            18 => {
+                self.send(Frame::new(HEADERS, 0, idle, &[0; 65_536]));
+                (CONTINUATION, END_HEADERS, idle, &[0])
+            }
             _ => {
                 let Some(id) = self.stream(|it| it.closed == Closed::Done) else {
                     return;

@@ -30,7 +30,7 @@ const FRAME_MAX: usize = 64 * 1024;
 pub(super) const STREAM_WINDOW: i64 = 256 * 1024;
 const STREAM_WINDOW_MAX: i64 = 4 * 1024 * 1024;
 const CONNECTION_WINDOW: i64 = 64 * 1024 * 1024;
-const HEADER_BLOCK_MAX: usize = 32 * 1024;
+const HEADER_BLOCK_MAX: usize = 64 * 1024;
 /// Limit of a window, and the window of a connection before any update (section 6.9).
 const WINDOW_MAX: i64 = (1 << 31) - 1;
 const DEFAULT_WINDOW: i64 = 65_535;

@@ -1,0 +1,193 @@
+//! Run of the whole table: options, progress, measurement and output file.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+
+use crate::attacks::{ATTACKS, Attack, Reach};
+use crate::common::machine::pin_load;
+use crate::common::process::{Peak, Process};
+use crate::common::table::{head, line};
+use crate::common::{commit, print_uncaptured};
+use crate::held::{HeldTunnels, TUNNELS};
+use crate::victim::{Latency, Victim};
+use crate::world::World;
+
+/// Priority of the attackers. The victim shares their processor, and must not wait for it.
+const NICENESS: i32 = 15;
+/// Warm-up of the victim, and the time in which it is measured at rest.
+const WARM_UP: Duration = Duration::from_millis(500);
+const REST: Duration = Duration::from_secs(2);
+/// Columns of the table.
+const COLUMNS: [&str; 7] = [
+    "attack",
+    "build",
+    "p50 alone → beside it",
+    "p99 alone → beside it",
+    "lost",
+    "tunnels ended",
+    "memory grown",
+];
+
+/// Measurements to make.
+#[derive(Debug, clap::Parser)]
+pub struct Options {
+    /// Duration of each attack, in seconds
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+    /// Another build of strait, measured beside this one
+    #[arg(long, value_name = "PROGRAM")]
+    before: Option<PathBuf>,
+    /// Only attacks whose names contain this; nothing is written to a file then
+    #[arg(long, value_name = "PART")]
+    only: Option<String>,
+    /// Passed by cargo to every bench
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// Outcome of one attack.
+struct Row {
+    rest: Latency,
+    under: Latency,
+    ended: usize,
+    grown: u64,
+}
+
+/// Measures, prints and writes. Fails if the victim of this build has lost something.
+pub fn run(options: &Options) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    // Read at the beginning, as a commit may follow meanwhile.
+    let commit = commit();
+    let (report, missed) = runtime.block_on(all(options, &commit));
+    print_uncaptured(&report);
+    if options.only.is_none() {
+        let path = format!(
+            "{}/benches/results/sources-{commit}.md",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        fs::write(&path, report).expect("a file of results");
+        print_uncaptured(&format!("written to {path}\n"));
+    }
+    if missed > 0 {
+        print_uncaptured(&format!("{missed} rows of this build harm the victim\n"));
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+async fn all(options: &Options, commit: &str) -> (String, usize) {
+    let own = PathBuf::from(env!("CARGO_BIN_EXE_strait"));
+    let mut builds: Vec<_> = options
+        .before
+        .iter()
+        .map(|path| ("before", path.clone()))
+        .collect();
+    builds.push(("this", own));
+    let (seconds, pinned) = (options.seconds, pin_load());
+    let mut report = format!(
+        "# One source beside a victim, at {commit}
+
+Made by `make sources SECONDS={seconds}`: {pinned}, one worker each, fresh processes for each row.
+The attacker has a certificate of the victim's cluster with another identity, or is a local client
+of a binding. The victim opens 200 tunnels a second, and holds {TUNNELS} others. Lost are requests
+without an answer; ended are held tunnels. Memory is the growth of the first gateway's private dirty
+pages.
+
+"
+    );
+    report += &head(&COLUMNS);
+    let mut missed = 0;
+    for attack in &ATTACKS {
+        let is_wanted = |part: &String| attack.name.contains(part.as_str());
+        if !options.only.as_ref().is_none_or(is_wanted) {
+            continue;
+        }
+        for (build, program) in &builds {
+            let world = World::start(program, attack.topology).await;
+            let row = measure(&world, attack, Duration::from_secs(seconds)).await;
+            let text = row.line(attack.name, build);
+            print_uncaptured(&text);
+            report += &text;
+            missed += usize::from(*build == "this" && row.is_harmed());
+        }
+    }
+    (report, missed)
+}
+
+async fn measure(world: &World, attack: &Attack, time: Duration) -> Row {
+    let process: Process = world.first;
+    let held = HeldTunnels::open(world.address).await;
+    let victim = Victim::start(world.address).await;
+    sleep(WARM_UP).await;
+    let at_rest = Instant::now();
+    sleep(REST).await;
+    let (memory, peak, begun) = (process.private_dirty(), Peak::of(process), Instant::now());
+    let reach = Reach {
+        gateway: world.address,
+        binding: world.binding,
+    };
+    let (stop, run) = (oneshot::channel::<()>(), attack.run);
+    let (stop, stopped) = stop;
+    let attacker = std::thread::spawn(move || {
+        // Affects only this thread: Linux has a priority for each.
+        rustix::process::setpriority_process(None, NICENESS).expect("a lower priority");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            tokio::select! {
+                () = run(reach) => {}
+                _ = stopped => {}
+            }
+        });
+    });
+    sleep(time).await;
+    let (ended, tunnels) = (Instant::now(), held.ended());
+    let requests = victim.finish().await;
+    drop(stop);
+    attacker.join().expect("an attacker that stops");
+    Row {
+        rest: requests.latency(at_rest, begun),
+        under: requests.latency(begun, ended),
+        ended: tunnels,
+        grown: peak.bytes().saturating_sub(memory),
+    }
+}
+
+impl Row {
+    fn is_harmed(&self) -> bool {
+        self.under.lost + self.ended > 0
+    }
+
+    fn line(&self, attack: &str, build: &str) -> String {
+        let Self { rest, under, .. } = self;
+        line(&[
+            attack.to_owned(),
+            build.to_owned(),
+            times(rest.p50, under.p50),
+            times(rest.p99, under.p99),
+            format!("{} of {}", under.lost, under.requests),
+            format!("{} of {TUNNELS}", self.ended),
+            format!("{} KiB", self.grown / 1024),
+        ])
+    }
+}
+
+fn times(rest: Option<Duration>, under: Option<Duration>) -> String {
+    let milliseconds = |time: Option<Duration>| {
+        time.map_or_else(
+            || "never".to_owned(),
+            |time| format!("{:.2}", 1000.0 * time.as_secs_f64()),
+        )
+    };
+    format!("{} → {} ms", milliseconds(rest), milliseconds(under))
+}

@@ -1,0 +1,228 @@
+//! Connections to one gateway by source, and its health, which is common to all.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::limits::Source;
+use crate::reason::Reason;
+use crate::snapshot::{EndpointState, Snapshot};
+use crate::tls::OutboundTls;
+
+use super::connection::{Connection, STREAMS_MAX, Slot};
+use super::{Failure, Target};
+
+/// Limit of those of one source, with those that wait.
+const SOURCE_ATTEMPTS_MAX: usize = 8;
+/// Limit of tunnels that wait for a new connection.
+const WAITERS_MAX: usize = 1024;
+/// Limit of those of one source.
+const SOURCE_WAITERS_MAX: usize = WAITERS_MAX / 2;
+/// Number of connections without an answer to a CONNECT after which attempts pause for
+/// [`REPLACE_PAUSE`]: the gateway accepts connections and no tunnels.
+const UNANSWERED_MAX: usize = 3;
+/// Pause after the first failure to replace a connection that still serves. It doubles with each
+/// further failure.
+const REPLACE_PAUSE: Duration = Duration::from_secs(1);
+const REPLACE_PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// State of a gateway.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    pub(super) by_source: HashMap<Source, SourceConnections>,
+    /// Number of attempts to connect that run or wait.
+    pub(super) attempts: usize,
+    pub(super) waiters: usize,
+    /// Time at which the last connection was opened.
+    pub(super) opened_at: Option<Instant>,
+    pub(super) replacement: Replacement,
+    /// Time and failure of the last attempt that failed.
+    pub(super) failure: Option<(Instant, Failure)>,
+    pub(super) health: EndpointState,
+    /// Start of the last attempt that failed, or time of a later ejection. Only connections that
+    /// were opened afterwards prove that the gateway has recovered.
+    pub(super) failed_at: Option<Instant>,
+    /// Time of the last failure that the gateway alone can have caused.
+    pub(super) proved_at: Option<Instant>,
+    /// Last source whose connection has ended by an error before it was answered.
+    pub(super) lost_by: Option<(Source, Instant)>,
+    pub(super) ejections: u64,
+    pub(super) last_error: String,
+}
+
+/// Connections of one source.
+#[derive(Debug, Default)]
+pub(super) struct SourceConnections {
+    pub(super) open: Vec<Arc<Connection>>,
+    /// Number of attempts to connect that run or wait.
+    pub(super) attempts: usize,
+    /// Result of the last attempt, for the tunnels that wait. A failure is left out while others
+    /// are running.
+    pub(super) result: watch::Sender<Option<Failure>>,
+    pub(super) waiters: usize,
+    /// Time at which the last connection was opened.
+    pub(super) opened_at: Option<Instant>,
+    /// Number of connections that were opened since the last answer to a CONNECT.
+    pub(super) unanswered: usize,
+}
+
+/// Back-off of attempts to replace a connection that still serves.
+#[derive(Debug, Default)]
+pub(super) struct Replacement {
+    /// Time of the next attempt; `None` if the last one succeeded.
+    pub(super) next_attempt: Option<Instant>,
+    pub(super) pause: Duration,
+}
+
+impl Replacement {
+    pub(super) fn is_due(&self) -> bool {
+        self.next_attempt.is_none_or(|at| Instant::now() >= at)
+    }
+
+    fn back_off(&mut self) {
+        self.pause = (2 * self.pause).clamp(REPLACE_PAUSE, REPLACE_PAUSE_MAX);
+        self.next_attempt = Some(Instant::now() + self.pause);
+    }
+}
+
+impl Connections {
+    /// Returns the connections of a source.
+    pub(super) fn of(&mut self, source: &Source) -> &mut SourceConnections {
+        self.by_source.entry(source.clone()).or_default()
+    }
+
+    /// Forgets a source that has no state to keep.
+    pub(super) fn prune(&mut self, source: &Source) {
+        let own = self.by_source.get(source);
+        if own.is_some_and(|own| own.open.is_empty() && own.attempts + own.waiters == 0) {
+            self.by_source.remove(source);
+        }
+    }
+
+    pub(super) fn open(&self) -> impl Iterator<Item = &Arc<Connection>> {
+        self.by_source.values().flat_map(|own| &own.open)
+    }
+
+    /// Adds a new connection. It replaces those of its source that are aged, or take no tunnels.
+    pub(super) fn add(&mut self, source: &Source, new: Arc<Connection>) {
+        self.opened_at = Some(Instant::now());
+        self.of(source).add(new);
+    }
+
+    /// Releases the connection that was idle for longest, of a part of the sources or of all.
+    pub(super) fn release_idle(&mut self, of: Option<&Source>) {
+        let sources = self.by_source.iter_mut();
+        let sources = sources
+            .filter(|(source, own)| own.waiters == 0 && of.is_none_or(|of| source.root() == of));
+        let idle = sources.filter_map(|(_, own)| {
+            let times = own.open.iter().map(|one| one.state.idle_time());
+            let longest = times.enumerate().max_by_key(|(_, time)| *time)?;
+            Some((longest.1?, longest.0, own))
+        });
+        if let Some((_, at, own)) = idle.max_by_key(|(time, ..)| *time)
+            && own
+                .open
+                .get(at)
+                .is_some_and(|one| one.state.retire_if_idle(Duration::ZERO))
+        {
+            own.open.remove(at);
+        }
+    }
+
+    /// Notes the answer to a CONNECT on a connection that was opened at this time.
+    pub(super) fn answered(&mut self, source: &Source, opened: Instant) {
+        if let Some(own) = self.by_source.get_mut(source) {
+            own.unanswered = 0;
+        }
+        if self.failed_at.is_some_and(|at| at <= opened) {
+            self.failed_at = None;
+            self.health = EndpointState::new();
+            self.replacement = Replacement::default();
+        }
+    }
+
+    /// Notes an attempt that failed.
+    pub(super) fn note_failure(&mut self, source: &Source, failure: Failure, started: Instant) {
+        self.last_error.clone_from(&failure.detail);
+        if failure.reason != Reason::RemoteBusy {
+            self.replacement.back_off();
+            self.failed_at = self.failed_at.max(Some(started));
+            self.failure = Some((Instant::now(), failure.clone()));
+        }
+        let failure = self.judge(failure, started);
+        let own = self.of(source);
+        if own.attempts == 0 {
+            own.result.send_replace(Some(failure));
+        }
+    }
+
+    /// Returns the failure of an attempt or a wait with its reason. If a connection was opened
+    /// meanwhile, the gateway is not unreachable.
+    pub(super) fn judge(&self, failure: Failure, since: Instant) -> Failure {
+        if self.opened_at.is_some_and(|at| at >= since) {
+            return Failure::new(Reason::RemoteBusy, failure.detail);
+        }
+        failure
+    }
+
+    /// Returns the number of attempts that should run for one more waiter of a source.
+    ///
+    /// # Errors
+    /// The tunnel cannot wait.
+    pub(super) fn useful_attempts(&mut self, source: &Source) -> Result<usize, String> {
+        let is_full = self.waiters >= WAITERS_MAX;
+        let own = self.of(source);
+        if is_full || own.waiters >= SOURCE_WAITERS_MAX {
+            let waiters = if is_full { WAITERS_MAX } else { own.waiters };
+            return Err(format!("{waiters} tunnels wait for a connection"));
+        }
+        let is_recent = |at: Instant| at.elapsed() < REPLACE_PAUSE;
+        let is_useless = own.unanswered >= UNANSWERED_MAX
+            && own.opened_at.is_some_and(is_recent)
+            && own.open.iter().all(|one| one.state.streams() == 0);
+        if is_useless && own.attempts == 0 {
+            return Err("its connections take no tunnels".to_owned());
+        }
+        let useful = (own.waiters + 1).div_ceil(STREAMS_MAX);
+        Ok(if is_useless {
+            0
+        } else {
+            useful.min(SOURCE_ATTEMPTS_MAX)
+        })
+    }
+}
+
+impl SourceConnections {
+    pub(super) fn add(&mut self, new: Arc<Connection>) {
+        let tls = &new.state.tls;
+        let is_used = |one: &Arc<Connection>| !one.state.is_aged(Some(tls)) && one.has_places();
+        self.open.retain(is_used);
+        self.open.push(new);
+        self.opened_at = Some(Instant::now());
+        self.unanswered += 1;
+        self.result.send_replace(None);
+    }
+
+    /// Forgets retired connections, and retires those whose certificate has expired or no longer
+    /// proves the gateway.
+    pub(super) fn retire_unverified(&mut self, target: &Target, snapshot: &Snapshot) {
+        self.open.retain(|one| {
+            let peer = &one.state.peer;
+            let checked = || peer.server().check_gateway(&target.gateway, snapshot);
+            if peer.not_after() <= SystemTime::now() || checked().is_err() {
+                one.state.retire();
+            }
+            !one.state.is_retired()
+        });
+    }
+
+    /// Takes a place, on an aged connection only if no other has one.
+    pub(super) fn take(&self, tls: Option<&Arc<OutboundTls>>) -> Option<Slot> {
+        let (aged, fresh): (Vec<_>, Vec<_>) =
+            self.open.iter().partition(|one| one.state.is_aged(tls));
+        fresh.into_iter().chain(aged).find_map(Connection::try_take)
+    }
+}

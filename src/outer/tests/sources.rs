@@ -1,0 +1,164 @@
+//! Sources, which share neither connections nor their ends.
+
+use super::*;
+
+fn target(gateway: &Scripted) -> Target {
+    Target {
+        address: gateway.address,
+        gateway: Arc::new(remote("west", &[])),
+    }
+}
+
+#[tokio::test]
+async fn an_end_by_an_error_resets_the_tunnels_of_one_source_and_the_request_is_not_repeated() {
+    for answer in [
+        Answer::GoAwayAfter(h2::Reason::ENHANCE_YOUR_CALM),
+        Answer::GoAwayAfter(h2::Reason::PROTOCOL_ERROR),
+        Answer::Abort,
+    ] {
+        let world = World::new();
+        let gateway = world.west(Script::new(answer)).await;
+        let at = target(&gateway);
+        let mut victim = world
+            .open_for("victim", &at, "echo.app:80")
+            .await
+            .expect("a tunnel");
+        let own = world
+            .open_for("attacker", &at, "echo.app:80")
+            .await
+            .expect("a tunnel");
+        assert_eq!(gateway.connections(), 2);
+        let before = gateway.requests.load(Ordering::SeqCst);
+        for _ in 0..5 {
+            let refused = world
+                .open_for("attacker", &at, POISON)
+                .await
+                .expect_err("an error");
+            assert_eq!(refused.reason, Reason::GatewayReset, "{refused:?}");
+        }
+        assert_eq!(gateway.requests.load(Ordering::SeqCst) - before, 5);
+        let mut own = own;
+        let ended = timeout(SOON, read_to_end(&mut own)).await.expect("an end");
+        assert!(ended.is_err(), "its own tunnel");
+        assert!(!world.pool.has_failed(&at), "one source proves nothing");
+        echoes(&mut victim, b"hello").await;
+        let refused = world
+            .open_for("other", &at, POISON)
+            .await
+            .expect_err("an error");
+        assert_eq!(refused.reason, Reason::GatewayReset, "{refused:?}");
+        assert!(world.pool.has_failed(&at), "failures of two sources");
+    }
+}
+
+#[tokio::test]
+async fn a_request_whose_stream_is_reset_is_not_repeated_and_its_connection_goes_on() {
+    let world = World::new();
+    let code = h2::Reason::PROTOCOL_ERROR;
+    let gateway = world.west(Script::new(Answer::Reset(code))).await;
+    let at = target(&gateway);
+    let mut open = world
+        .open_for("a", &at, "echo.app:80")
+        .await
+        .expect("a tunnel");
+    let refused = world.open_for("a", &at, POISON).await.expect_err("a reset");
+    assert_eq!(refused.reason, Reason::GatewayReset, "{refused:?}");
+    assert_eq!(gateway.requests.load(Ordering::SeqCst), 2);
+    assert_eq!(gateway.connections(), 1);
+    echoes(&mut open, b"hello").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_limit_a_source_waits_for_a_connection_of_its_own_and_idle_ones_make_room() {
+    let _busy = robustness::stop_auto_advance();
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let at = target(&gateway);
+    world.pool.simulate_limits(&at, 100, 2);
+    let first = world
+        .open_for("a", &at, "echo.app:80")
+        .await
+        .expect("a tunnel");
+    let mut second = world
+        .open_for("b", &at, "echo.app:80")
+        .await
+        .expect("a tunnel");
+    let since = Instant::now();
+    let waiting = world.open_for("c", &at, "echo.app:80");
+    let advance = tokio::time::advance(Duration::from_secs(1));
+    let (refused, ()) = tokio::join!(waiting, advance);
+    let refused = refused.expect_err("no connection is free");
+    assert_eq!(refused.reason, Reason::RemoteBusy, "{refused:?}");
+    assert!(since.elapsed() <= Duration::from_secs(2));
+    drop(first);
+    let mut third = world
+        .open_for("c", &at, "echo.app:80")
+        .await
+        .expect("a tunnel");
+    assert_eq!(gateway.connections(), 3);
+    let row = &world.pool.status()[0];
+    assert_eq!((row.connections, row.sources, row.streams), (2, 2, 2));
+    echoes(&mut second, b"hello").await;
+    echoes(&mut third, b"hello").await;
+}
+
+#[tokio::test]
+async fn one_source_leaves_places_at_a_gateway_to_others() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let at = target(&gateway);
+    world.pool.simulate_limits(&at, 64, 64);
+    let mut open = Vec::new();
+    let refused = loop {
+        match world.open_for("attacker", &at, "echo.app:80").await {
+            Ok(stream) => open.push(stream),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.reason, Reason::RemoteBusy, "{refused:?}");
+    assert!((24..=40).contains(&open.len()), "{}", open.len());
+    for account in ["a", "b", "c", "d"] {
+        let mut stream = world
+            .open_for(account, &at, "echo.app:80")
+            .await
+            .expect("a tunnel");
+        echoes(&mut stream, b"hello").await;
+    }
+    drop(open);
+    let again = world.open_for("attacker", &at, "echo.app:80").await;
+    again.expect("places are given back");
+}
+
+#[tokio::test]
+async fn a_thousand_sources_get_a_connection_each() {
+    const SOURCES: usize = 1000;
+    let world = Arc::new(World::new());
+    let gateways = [
+        world.west(Script::new(Answer::Echo)).await,
+        world.west(Script::new(Answer::Echo)).await,
+    ];
+    let since = std::time::Instant::now();
+    let mut tasks = JoinSet::new();
+    for index in 0..SOURCES {
+        let (world, at) = (Arc::clone(&world), target(&gateways[index % 2]));
+        tasks.spawn(async move {
+            let account = index.to_string();
+            loop {
+                match world.open_for(&account, &at, "echo.app:80").await {
+                    Ok(stream) => return stream,
+                    // Of the attempts, a debug build finishes a part in time.
+                    Err(busy) => assert_eq!(busy.reason, Reason::RemoteBusy, "{busy:?}"),
+                }
+            }
+        });
+    }
+    let streams = tasks.join_all().await;
+    let rows = world.pool.status();
+    let sum = |count: fn(&crate::status::RemoteGatewayStatus) -> usize| {
+        rows.iter().map(count).sum::<usize>()
+    };
+    assert_eq!(sum(|row| row.sources), SOURCES);
+    assert_eq!(sum(|row| row.connections), SOURCES);
+    assert_eq!(sum(|row| row.streams), streams.len());
+    println!("{SOURCES} connections in {:?}", since.elapsed());
+}

@@ -1,0 +1,98 @@
+//! Transit of services: by their entries, and by rules for entries and exports that state none.
+
+use std::cmp::Reverse;
+
+use super::{Exposure, ExposureTable};
+use crate::snapshot::{Caller, TrustSet};
+use crate::wire::sni::SniPattern;
+use crate::wire::{Authority, Transit};
+
+/// Rule of `exposure.transit`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TransitRule {
+    /// Index in the configuration's list, for display.
+    pub index: usize,
+    /// Hostnames of the services; `None` means any.
+    pub service: Option<SniPattern>,
+    /// Namespace of the services; `None` means any.
+    pub namespace: Option<Box<str>>,
+    /// Use of other networks.
+    pub transit: Transit,
+}
+
+impl TransitRule {
+    /// Returns the key by which rules are ordered: hostname, wildcard, the longest first, namespace
+    /// and default.
+    fn order(&self) -> (u8, Reverse<usize>) {
+        match (&self.service, &self.namespace) {
+            (Some(SniPattern::Exact(_)), _) => (0, Reverse(0)),
+            (Some(SniPattern::Wildcard(name)), _) => (1, Reverse(name.len())),
+            (_, Some(_)) => (2, Reverse(0)),
+            (_, None) => (3, Reverse(0)),
+        }
+    }
+}
+
+impl ExposureTable {
+    /// Adds the rules for entries and exports that state no transit.
+    #[must_use]
+    pub fn with_transit(mut self, rules: impl IntoIterator<Item = TransitRule>) -> Self {
+        self.transit_rules = rules.into_iter().collect();
+        self.transit_rules.sort_by_key(TransitRule::order);
+        let mut granting = self.transit_rules.iter();
+        self.has_transit |= granting.any(|rule| rule.transit > Transit::Off);
+        self
+    }
+
+    /// Returns the first rule that applies to a service of this namespace. `has_name` returns
+    /// whether a name of it matches a pattern.
+    pub(in crate::snapshot) fn transit_rule(
+        &self,
+        namespace: Option<&str>,
+        has_name: impl Fn(&SniPattern) -> bool,
+    ) -> Option<&TransitRule> {
+        let mut rules = self.transit_rules.iter();
+        rules.find(|rule| {
+            let is_its = rule.namespace.as_deref();
+            rule.service.as_ref().is_none_or(&has_name)
+                && is_its.is_none_or(|only| namespace == Some(only))
+        })
+    }
+
+    /// Returns the transit that the entries of service `host` grant a caller for its port `port`.
+    /// `default` is that of entries that state none.
+    pub(in crate::snapshot) fn transit(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        (host, port): (&str, u16),
+        default: Transit,
+    ) -> Transit {
+        let entries = self.entries(host).iter();
+        let entries = entries.filter(|entry| entry.applies_to(port));
+        granted(entries, caller, trust, default)
+    }
+
+    /// Returns the transit that the entries with this alias grant a caller.
+    pub(in crate::snapshot) fn transit_of_alias(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        requested: &Authority,
+        default: Transit,
+    ) -> Transit {
+        granted(self.entries_with_alias(requested), caller, trust, default)
+    }
+}
+
+/// Returns the greatest transit of the entries that admit a caller.
+fn granted<'a>(
+    entries: impl Iterator<Item = &'a Exposure>,
+    caller: Caller<'_>,
+    trust: &TrustSet,
+    default: Transit,
+) -> Transit {
+    let admitting = entries.filter(|entry| entry.admits(caller, trust));
+    let granted = admitting.map(|entry| entry.transit.unwrap_or(default));
+    granted.max().unwrap_or_default()
+}
