@@ -351,7 +351,7 @@ async fn pick_and_open(
                 return Ok(GatewayTunnel {
                     stream,
                     endpoint,
-                    _held: (in_flight, dialling.descriptor),
+                    _held: (in_flight, dialling.connected()),
                 });
             }
             Err(failure) => failure,
