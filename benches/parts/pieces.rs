@@ -119,9 +119,9 @@ fn route_and_policy(criterion: &mut Criterion) {
 fn pick(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pick");
     for count in [10, 1_000, 100_000] {
-        let set = mesh::endpoints(count);
+        let (set, tried) = (mesh::endpoints(count), balance::Tried::default());
         group.bench_function(BenchmarkId::from_parameter(count), |b| {
-            b.iter(|| balance::choose(black_box(&set), &[], NO_LINK_FACTORS).is_some());
+            b.iter(|| balance::choose(black_box(&set), &tried, NO_LINK_FACTORS).is_some());
         });
     }
     group.finish();

@@ -1,5 +1,7 @@
 //! The recorder of a real istiod, between a gateway and the istiod of the tests.
 
+use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Stdio;
 
 use prost::Message as _;
@@ -7,7 +9,7 @@ use rcgen::SanType;
 use strait::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::istio;
 use crate::istiod_recordings::recording::{Kind, read};
@@ -18,6 +20,39 @@ use crate::support::{Net, Settings, identities, run, until};
 
 const RECORD_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/istiod/record.py");
 
+/// Writes the recorder's certificate, which has istiod's name, and the root of istiod's.
+fn write_certificates(folder: &Path) {
+    let leaf = identities().east.leaf_with(|parameters| {
+        let name = NAME.try_into().expect("a name");
+        parameters.subject_alt_names = vec![SanType::DnsName(name)];
+    });
+    let leaf = leaf.expect("a leaf");
+    for (name, text) in [
+        ("tls.crt", &leaf.chain_pem),
+        ("tls.key", &leaf.key_pem),
+        ("root.crt", &identities().root),
+    ] {
+        std::fs::write(folder.join(name), text).expect("a file");
+    }
+}
+
+/// Starts the recorder of an istiod.
+fn spawn_recorder(folder: &Path, listen: SocketAddr, istiod: SocketAddr) -> Child {
+    Command::new(PYTHON)
+        .arg(RECORD_PY)
+        .args(["--listen", &listen.to_string()])
+        .args(["--istiod", &istiod.to_string()])
+        .args(["--certificate", "tls.crt", "--key", "tls.key"])
+        .args(["--root", "root.crt"])
+        .args(["--about", "istiod: that of the tests", "recording.txt"])
+        .current_dir(folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("Python")
+}
+
 #[test]
 fn a_recording_has_every_message_and_no_token() {
     let test = "a_recording_has_every_message_and_no_token";
@@ -27,41 +62,12 @@ fn a_recording_has_every_message_and_no_token() {
         }
         let net = Net::new();
         let folder = tempfile::tempdir().expect("a folder");
-        let leaf = identities().east.leaf_with(|parameters| {
-            let name = NAME.try_into().expect("a name");
-            parameters.subject_alt_names = vec![SanType::DnsName(name)];
-        });
-        let leaf = leaf.expect("a leaf");
-        for (name, text) in [
-            ("tls.crt", &leaf.chain_pem),
-            ("tls.key", &leaf.key_pem),
-            ("root.crt", &identities().root),
-        ] {
-            std::fs::write(folder.path().join(name), text).expect("a file");
-        }
+        write_certificates(folder.path());
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
         let upstream = net.address(3, 15012);
         let _serving = istiod.serve(upstream, identities()).await;
-        let mut recorder = Command::new(PYTHON)
-            .arg(RECORD_PY)
-            .args(["--listen", &net.address(2, 15012).to_string()])
-            .args(["--istiod", &upstream.to_string()])
-            .args([
-                "--certificate",
-                "tls.crt",
-                "--key",
-                "tls.key",
-                "--root",
-                "root.crt",
-            ])
-            .args(["--about", "istiod: that of the tests", "recording.txt"])
-            .current_dir(folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("Python");
+        let mut recorder = spawn_recorder(folder.path(), net.address(2, 15012), upstream);
         let mut marks = recorder.stdin.take().expect("a pipe");
         let mut lines = BufReader::new(recorder.stdout.take().expect("a pipe")).lines();
         let line = lines.next_line().await.expect("a line");

@@ -348,6 +348,25 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_two_endpoints_the_nearer_takes_all_until_its_load_exceeds_that_of_the_other() {
+    let workloads = (0..2).map(|at| workload(at, "west", "us-west/us-west-a"));
+    let rule = TrafficRule {
+        by_latency: Some(true),
+        ..TrafficRule::default()
+    };
+    let snapshot = build_snapshot(service(), workloads.collect(), rule);
+    let set = set(&snapshot);
+    let [near, far] = [0, 1].map(|place| &set.endpoints[place].state);
+    near.record_dial(Duration::from_millis(1));
+    far.record_dial(Duration::from_millis(20));
+    assert_eq!(picked(set), [PICKS, 0]);
+    let _busy: Vec<_> = (0..20).map(|_| InFlight::new(near)).collect();
+    assert_eq!(picked(set), [0, PICKS]);
+    let probabilities = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
+    assert_eq!(probabilities, [0.0, 1.0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_pick_probabilities_are_those_of_real_picks() {
     let (mut grouped, mut compared) = (0, 0);
     for seed in 0..60 {

@@ -101,7 +101,7 @@ fn calls(events: &[Event]) -> Vec<Call> {
             }
             Kind::End(number, why) => {
                 if let Some(call) = calls.get_mut(number) {
-                    call.ended.get_or_insert((*at, why.clone()));
+                    call.ended.get_or_insert_with(|| (*at, why.clone()));
                 }
             }
             _ => {}
@@ -365,7 +365,7 @@ async fn a_recorded_istiod_leads_to_the_expected_snapshots_and_answers() {
     }
     assert!(
         differ.is_empty(),
-        "the first lines that differ, observed and expected: {differ:#?}; if the new ones are right, \
-         type: STRAIT_UPDATE=1 cargo test --locked --lib a_recorded_istiod"
+        "the first lines that differ, observed and expected: {differ:#?}; if the new ones are \
+         right, type: STRAIT_UPDATE=1 cargo test --locked --lib a_recorded_istiod"
     );
 }
