@@ -43,7 +43,7 @@ pub struct Pool {
     nodes: Mutex<HashMap<Source, Weak<Node>>>,
 }
 
-/// What one source holds, with everything that it consists of.
+/// Amount that one source holds, with everything that it consists of.
 #[derive(Debug)]
 struct Node {
     pool: Arc<Pool>,

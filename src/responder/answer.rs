@@ -64,8 +64,8 @@ pub(super) fn answer(names: &Names, bytes: &[u8], transport: Transport) -> Optio
     Some(encoded)
 }
 
-/// Returns a refusal without question and EDNS, which is no larger than the query; none to a message
-/// that is not a query.
+/// Returns a refusal without question and EDNS, which is no larger than the query; none to a
+/// message that is not a query.
 pub(super) fn refuse(bytes: &[u8]) -> Option<Vec<u8>> {
     let header: [u8; HEADER_BYTES] = bytes.get(..HEADER_BYTES)?.try_into().ok()?;
     let [first, second, flags, ..] = header;

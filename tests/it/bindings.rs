@@ -506,3 +506,30 @@ fn names_of_bindings_are_answered_over_udp_and_tcp_and_follow_a_reload() {
         assert!(matches!(end.expect("an end in time"), Ok(0) | Err(_)));
     });
 }
+
+#[test]
+fn silent_dns_clients_shut_nobody_out_and_unlisted_ones_are_refused() {
+    run(async {
+        let here = Net::new();
+        let server = here.address(3, 5353);
+        let mut settings = east(here, &[Net::new()], ", names: [echo.global]");
+        let dns = "dns: {families: [\"*.global\"], clients: [127.0.0.1/32], listen: ";
+        settings.more += &format!("{dns}\"{server}\"}}\n");
+        let _gateway = Gateway::start(&settings).await;
+        let mut silent = Vec::new();
+        for _ in 0..200 {
+            silent.push(connect(server).await);
+        }
+        let query = question("echo.global.", RecordType::A);
+        let mut stream = connect(server).await;
+        let (code, addresses) = over_tcp(&mut stream, &query).await;
+        assert_eq!((code, addresses.len()), (ResponseCode::NoError, 1));
+        let socket = UdpSocket::bind("127.0.0.77:0").await.expect("a socket");
+        socket.send_to(&query, server).await.expect("a query");
+        let mut answer = [0; 1500];
+        let received = timeout(SOON, socket.recv(&mut answer)).await;
+        let length = received.expect("an answer").expect("an answer");
+        assert!(length <= query.len(), "{length}");
+        assert_eq!(read(&answer[..length]), (ResponseCode::Refused, Vec::new()));
+    });
+}

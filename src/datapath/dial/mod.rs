@@ -94,11 +94,11 @@ pub async fn run(
                 Some(target) => {
                     let open = remote::open(&pick, &target, (data_path, peer), deadline);
                     let opened = Box::pin(open).await;
-                    let account = || data_path.budget.account(dialling.descriptor.source());
+                    let account = || data_path.budget.account(dialling.source());
                     opened.map(|stream| EndpointStream::outer(stream, account()))
                 }
             };
-            connected.map(|stream| (stream, dialling.descriptor))
+            connected.map(|stream| (stream, dialling.connected()))
         }
         Err(full) => Err(Failure::new(full.reason(), full.to_string())),
     };

@@ -314,7 +314,7 @@ async fn pick_and_open(
     // No gateway is before this one, so a loop ends the way through the picked gateway alone.
     let (mut tries, mut reason) = (Tries::new(true), Reason::NoEndpoint);
     let links = data_path.link_factors(peer);
-    let source = source_of(peer);
+    let source = peer.charged_source();
     if endpoints.endpoints.is_empty() {
         let clusters = binding.clusters();
         let detail =
@@ -351,7 +351,7 @@ async fn pick_and_open(
                 return Ok(GatewayTunnel {
                     stream,
                     endpoint,
-                    _held: (in_flight, dialling.descriptor),
+                    _held: (in_flight, dialling.connected()),
                 });
             }
             Err(failure) => failure,
@@ -360,16 +360,6 @@ async fn pick_and_open(
         tries.next(data_path, failure, &endpoints, endpoint, record)?;
     }
     Err(reason)
-}
-
-/// Returns the source that the tunnels of a client of a binding are charged to.
-fn source_of(peer: &Peer) -> Source {
-    let binding = Source::binding(&peer.source.listener);
-    if peer.is_unauthenticated() {
-        binding.client(peer.source.address.ip())
-    } else {
-        binding.identity(&peer.source.principal)
-    }
 }
 
 /// Opens the tunnel through one gateway and, unless the binding has `inner: tcp`, the connection to

@@ -485,7 +485,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// does not read, and the receive buffer while it holds a part of a record.
     fn charge_buffers(&mut self, cx: &Context<'_>) -> Result<(), ConnectionEnd> {
         let output = usize::from(self.downstream.output.is_blocked()) * BUFFER_BYTES;
-        let held = output + self.input.park();
+        // Records that are left for the next turn stay where they are.
+        let input = if self.has_unread {
+            usize::from(self.input.is_held()) * BUFFER_BYTES
+        } else {
+            self.input.park()
+        };
+        let held = output + input;
         if held == 0 && self.charged == 0 {
             return Ok(());
         }

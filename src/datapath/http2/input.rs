@@ -105,6 +105,11 @@ impl Input {
         self.buffer.as_ref().map_or(&[], |buffer| buffer.as_ref())
     }
 
+    /// Returns true if the buffer holds bytes.
+    pub fn is_held(&self) -> bool {
+        self.buffer.is_some()
+    }
+
     /// Returns the buffer to the worker if a few bytes of a record are left in it. Returns the
     /// number of bytes of memory that are held.
     pub fn park(&mut self) -> usize {

@@ -281,7 +281,7 @@ impl Rig {
         let descriptor = descriptor
             .expect("holders")
             .expect("a descriptor")
-            .descriptor;
+            .connected();
         let record = Record::new(&data_path.metrics, &peer.source, "echo.app:80");
         let slot = self.slots.try_take().expect("a slot");
         let tunnel = NewTunnel {

@@ -23,7 +23,7 @@ struct Candidates<'a> {
 /// Round of evictions.
 struct Round<'a> {
     by_source: HashMap<Source, Candidates<'a>>,
-    /// What each source will hold after the round.
+    /// Bytes that each source will hold after the round.
     held: HashMap<Source, usize>,
     evicted: usize,
 }

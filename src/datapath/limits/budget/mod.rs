@@ -2,10 +2,10 @@
 //!
 //! Bytes that a tunnel holds are on its account. Buffers that an HBONE peer makes its connection
 //! hold are on an account of the connection, whose eviction ends the connection. Windows bound one
-//! connection; the budget bounds all of them, and sources have shares of it (`crate::limits`). Over
-//! its share, a source gets no new tunnel, and its stalled tunnels that hold the most are reset. The
-//! same applies to the largest source over the limit of all. While share or limit are exceeded by
-//! more, endpoints are not read.
+//! connection; the budget bounds all of them, and sources have shares of it (`crate::limits`).
+//! Over its share, a source gets no new tunnel, and its stalled tunnels that hold the most are
+//! reset. The same applies to the largest source over the limit of all. While share or limit are
+//! exceeded by more, endpoints are not read.
 
 mod evict;
 
@@ -48,7 +48,8 @@ pub struct BufferBudget {
     /// True if a source may hold more than its share.
     is_over_share: AtomicBool,
     over_limit: Notify,
-    /// Notified when the limit is exceeded by more than a quarter, or a share by more than an eighth of it.
+    /// Notified when the limit is exceeded by more than a quarter, or a share by more than an
+    /// eighth of it.
     exhausted: Notify,
     /// Tunnels that have reported bytes to the budget or have paused their endpoint.
     accounts: Mutex<Vec<Weak<BufferAccount>>>,
@@ -289,8 +290,8 @@ impl BufferBudget {
     }
 
     /// Waits for [`STALL_PERIOD`], or until the budget is exhausted or a source is far over its
-    /// share; returns true in the second case. Waits for [`ROUND_PAUSE_MIN`] at least, in which the tunnels evicted last give back
-    /// their bytes.
+    /// share; returns true in the second case. Waits for [`ROUND_PAUSE_MIN`] at least, in which
+    /// the tunnels evicted last give back their bytes.
     async fn wait_for_round(&self) -> bool {
         sleep(ROUND_PAUSE_MIN).await;
         timeout(STALL_PERIOD, self.exhausted.notified())

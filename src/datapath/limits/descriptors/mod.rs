@@ -69,16 +69,10 @@ pub struct Descriptor(Holders);
 #[derive(Debug)]
 pub struct TunnelDescriptor(Descriptor);
 
-/// Descriptor of a tunnel whose endpoint has not answered yet.
+/// Descriptor of a tunnel whose endpoint has not answered yet. It consists of one pointer, as the
+/// future that opens a tunnel has a place for it at each of its stages.
 #[derive(Debug)]
-pub struct Dialling {
-    /// Descriptor.
-    pub descriptor: TunnelDescriptor,
-    _place: DialPlace,
-}
-
-#[derive(Debug)]
-struct DialPlace(Holders);
+pub struct Dialling(TunnelDescriptor);
 
 /// Descriptor of one end of a pipe, which serves all tunnels of a thread.
 #[derive(Debug)]
@@ -281,17 +275,23 @@ impl Holders {
     /// # Errors
     /// As [`Holders::connection`].
     pub fn dial(&self) -> Result<Dialling, LimitReached> {
-        let taken = self.0.dials.take(1);
-        taken
-            .map_err(|limit| self.0.listener.pool.limit_reached(limit))?
-            .keep();
-        let place = DialPlace(self.clone());
+        let dial = self.0.dials.take(1);
+        let dial = dial.map_err(|limit| self.0.listener.pool.limit_reached(limit))?;
         let descriptor = self.take(FLOOR_RESERVE_DIVISOR)?;
+        dial.keep();
+        Ok(Dialling(self.tunnel_descriptor(descriptor)))
+    }
+
+    /// Counts a tunnel with its descriptor.
+    fn tunnel_descriptor(&self, descriptor: Descriptor) -> TunnelDescriptor {
         self.0.tunnels.charge(1).keep();
-        Ok(Dialling {
-            descriptor: TunnelDescriptor(descriptor),
-            _place: place,
-        })
+        TunnelDescriptor(descriptor)
+    }
+
+    /// Counts a descriptor, which the account holds already, at the listener.
+    fn descriptor(&self) -> Descriptor {
+        self.0.listener.held.fetch_add(1, Ordering::Relaxed);
+        Descriptor(self.clone())
     }
 
     fn take(&self, reserve_divisor: usize) -> Result<Descriptor, LimitReached> {
@@ -301,8 +301,7 @@ impl Holders {
         taken
             .map_err(|limit| listener.pool.limit_reached(limit))?
             .keep();
-        listener.held.fetch_add(1, Ordering::Relaxed);
-        Ok(Descriptor(self.clone()))
+        Ok(self.descriptor())
     }
 }
 
@@ -351,9 +350,23 @@ impl LimitReached {
     }
 }
 
-impl Drop for DialPlace {
+impl Dialling {
+    /// Returns the source that it is charged to.
+    pub fn source(&self) -> &Source {
+        self.0.source()
+    }
+
+    /// Ends the dial. The tunnel has a descriptor of its own before that of the dial goes.
+    pub fn connected(self) -> TunnelDescriptor {
+        let holders = self.0.0.holders();
+        holders.0.descriptors.charge(1).keep();
+        holders.tunnel_descriptor(holders.descriptor())
+    }
+}
+
+impl Drop for Dialling {
     fn drop(&mut self) {
-        self.0.0.dials.give_back(1);
+        self.0.0.holders().0.dials.give_back(1);
     }
 }
 

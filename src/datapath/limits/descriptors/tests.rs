@@ -13,7 +13,7 @@ fn peer(listener: &Arc<ListenerReserve>, cluster: &str, principal: &str) -> Hold
 
 /// Takes descriptors for tunnels until the holder is rejected.
 fn fill(holders: &Holders) -> Vec<TunnelDescriptor> {
-    std::iter::from_fn(|| Some(holders.dial().ok()?.descriptor)).collect()
+    std::iter::from_fn(|| Some(holders.dial().ok()?.connected())).collect()
 }
 
 #[test]

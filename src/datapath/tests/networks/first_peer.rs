@@ -332,7 +332,7 @@ fn one_first_peer_of_a_gateway_leaves_descriptors_to_the_others() {
                 .expect("holders")
                 .dial()
                 .ok()
-                .map(|it| it.descriptor)
+                .map(|it| it.connected())
         };
         std::iter::from_fn(take).take(950).collect::<Vec<_>>()
     };
