@@ -2,13 +2,15 @@
 
 use std::cell::LazyCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::info;
 
 use crate::reason::Reason;
 use crate::snapshot::{
-    Endpoint, EndpointSet, EndpointState, InFlight, LINK_FACTOR_ONE, LinkFactors, Load, Part,
+    Candidate, Endpoint, EndpointSet, EndpointState, InFlight, LINK_FACTOR_ONE, LinkFactors, Load,
+    Part,
 };
 use crate::telemetry::Metrics;
 
@@ -77,12 +79,38 @@ pub struct FailedTry {
     pub permit: Permit,
 }
 
-/// Picks an endpoint that is not in `tried`, with the factors of the peer's links.
+/// Number of dials in the own network that may fail for one tunnel before it leaves that network
+/// out. More would be work that a peer can cause by tunnels to a dead service.
+pub const FAILED_DIALS_MAX: u8 = 5;
+
+/// Endpoints that a tunnel does not pick again.
+#[derive(Debug, Default)]
+pub struct Tried {
+    /// Endpoints that failed, and gateways that are left out.
+    pub endpoints: Vec<Arc<Endpoint>>,
+    /// True if the endpoints of the own network are left out.
+    pub is_own_network_left_out: bool,
+    /// Number of failed dials in the own network.
+    pub failed_dials: u8,
+}
+
+impl Tried {
+    /// Returns true if the endpoint of a candidate is not picked again.
+    pub fn has(&self, candidate: &Candidate) -> bool {
+        self.is_own_network_left_out && !candidate.is_remote()
+            || self
+                .endpoints
+                .iter()
+                .any(|tried| Arc::ptr_eq(&tried.state, &candidate.state))
+    }
+}
+
+/// Picks an endpoint that was not tried, with the factors of the peer's links.
 ///
 /// # Errors
 /// Returns the permit if no endpoint is left.
-pub fn pick(permit: Permit, tried: &[Arc<Endpoint>], links: &LinkFactors) -> Result<Pick, Permit> {
-    let Some(endpoint) = choose(permit.route().endpoints(), tried, links).map(Arc::clone) else {
+pub fn pick(permit: Permit, tried: &Tried, links: &LinkFactors) -> Result<Pick, Permit> {
+    let Some(endpoint) = choose_next(permit.route().endpoints(), tried, links) else {
         return Err(permit);
     };
     let in_flight = InFlight::new(&endpoint.state);
@@ -110,7 +138,20 @@ pub fn drop_probability(drops: &[(Arc<str>, u32)]) -> f64 {
     1.0 - left.product::<f64>()
 }
 
-/// Returns the best endpoint of the set that is not in `tried`, if one is left.
+/// Returns the endpoint of the next try. The last one in the own network is that of the dial that
+/// has most recently succeeded while others failed, unless it was tried or is ejected.
+pub fn choose_next(set: &EndpointSet, tried: &Tried, links: &LinkFactors) -> Option<Arc<Endpoint>> {
+    let is_last = tried.failed_dials + 1 == FAILED_DIALS_MAX;
+    let known = is_last.then(|| set.last_good()).flatten();
+    let is_tried = |one: &Endpoint| {
+        let mut tried = tried.endpoints.iter();
+        tried.any(|tried| Arc::ptr_eq(&tried.state, &one.state))
+    };
+    let known = known.filter(|one| !is_tried(one) && !one.state.is_ejected(Instant::now()));
+    known.or_else(|| choose(set, tried, links).map(Arc::clone))
+}
+
+/// Returns the best endpoint of the set that was not tried, if one is left.
 ///
 /// In a set with groups, one group is drawn by its share; the others replace it if it has no
 /// eligible endpoint, first those of the same part of a split subset. Two weighted draws follow,
@@ -120,56 +161,76 @@ pub fn drop_probability(drops: &[(Arc<str>, u32)]) -> f64 {
 /// different factors, the first draw is taken.
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
-/// than none, and a healthy one farther away is better than an ejected one.
+/// than none, and a healthy one farther away is better than an ejected one. A tunnel that has
+/// failed once prefers endpoints without an earlier ejection to those whose ejection has ended.
 /// [`pick_probabilities`](crate::snapshot::pick_probabilities) computes the probabilities of this
 /// pick.
 pub fn choose<'a>(
     set: &'a EndpointSet,
-    tried: &[Arc<Endpoint>],
+    tried: &Tried,
     links: &LinkFactors,
 ) -> Option<&'a Arc<Endpoint>> {
-    // Usually no endpoint was ever ejected, and the clock is not read.
-    let now = LazyCell::new(Instant::now);
-    let now = || *now;
-    let is_ejected = |state: &EndpointState| state.was_ejected() && state.is_ejected(now());
-    let untried = |state: &Arc<EndpointState>| !tried.iter().any(|e| Arc::ptr_eq(&e.state, state));
-    let healthy = |state: &Arc<EndpointState>| untried(state) && !is_ejected(state);
+    if tried.is_own_network_left_out && !set.has_remote() {
+        return None;
+    }
     let index = match set.groups() {
-        None => {
-            let whole = set.whole(links);
-            best_of_two(whole, &healthy, now).or_else(|| best_of_two(whole, &untried, now))
-        }
-        Some(groups) => {
-            let mut parts = set.drawn(groups, groups.draw()?, links);
-            let again = parts.clone();
-            let found = parts.find_map(|part| best_of_two(part, &healthy, now));
-            found.or_else(|| {
-                again
-                    .into_iter()
-                    .find_map(|part| best_of_two(part, &untried, now))
-            })
-        }
+        None => choose_from(std::iter::once(set.whole(links)), tried),
+        Some(groups) => choose_from(set.drawn(groups, groups.draw()?, links), tried),
     };
     set.endpoints.get(index?)
 }
 
-/// Ejects an endpoint after a failure, unless more than half of the set would then be ejected.
-/// Returns true if this call has ejected it.
+/// Returns the index in the set of the best endpoint of the first part that has one.
+fn choose_from<'a>(parts: impl Iterator<Item = Part<'a>> + Clone, tried: &Tried) -> Option<usize> {
+    // Usually no endpoint was ever ejected, and the clock is not read.
+    let now = LazyCell::new(Instant::now);
+    let now = || *now;
+    let untried = |one: &Candidate| !tried.has(one);
+    let healthy =
+        |one: &Candidate| !(one.state.was_ejected() && one.state.is_ejected(now())) && untried(one);
+    let proven = |one: &Candidate| {
+        !(one.state.was_ejected() && one.state.is_on_probation(now())) && healthy(one)
+    };
+    let is_retry = !tried.endpoints.is_empty();
+    let proven = is_retry.then(|| best_of_parts(parts.clone(), &proven, now));
+    let healthy = || best_of_parts(parts.clone(), &healthy, now);
+    let found = proven.flatten().or_else(healthy);
+    found.or_else(|| best_of_parts(parts.clone(), &untried, now))
+}
+
+fn best_of_parts<'a>(
+    mut parts: impl Iterator<Item = Part<'a>>,
+    eligible: &impl Fn(&Candidate) -> bool,
+    now: impl Fn() -> Instant + Copy,
+) -> Option<usize> {
+    parts.find_map(|part| best_of_two(part, eligible, now))
+}
+
+/// Ejects an endpoint after a failed dial. Returns true if this call has ejected it.
 ///
-/// The only endpoint of a service is never ejected. A failure of the network, which affects all
-/// endpoints, leaves half of them in service.
-pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) -> bool {
-    let now = Instant::now();
-    // A gateway may be an endpoint of several groups, with one state.
-    let others = set.endpoints.iter().map(|other| &other.state);
-    let others = others.filter(|other| !Arc::ptr_eq(other, &endpoint.state));
-    let ejected = others.clone().filter(|other| other.is_ejected(now)).count();
+/// All endpoints of a service may be ejected. They are then used as if none was, and
+/// [`EndpointSet::admit_dial`] bounds the dials of a set in which all of them fail.
+pub fn eject_after_failed_dial(endpoint: &Endpoint, metrics: &Metrics) -> bool {
+    eject(endpoint, metrics, EndpointState::eject)
+}
+
+/// Ejects an endpoint after a tunnel that failed once it was dialled. Returns true if this call has
+/// ejected it.
+pub fn eject_after_failed_tunnel(endpoint: &Endpoint, metrics: &Metrics) -> bool {
+    eject(endpoint, metrics, EndpointState::eject_for_tunnel)
+}
+
+fn eject(
+    endpoint: &Endpoint,
+    metrics: &Metrics,
+    eject: impl Fn(&EndpointState, Instant) -> Duration,
+) -> bool {
+    let (now, state) = (Instant::now(), &endpoint.state);
     // A suspension is no judgement of the endpoint, and this failure is one.
-    let is_old = endpoint.state.is_ejected(now) && !endpoint.state.is_suspended(now);
-    if (ejected + 1) * 2 > others.count() + 1 || is_old {
+    if state.is_ejected(now) && !state.is_suspended(now) {
         return false;
     }
-    let time = endpoint.state.eject(now);
+    let time = eject(state, now);
     metrics.endpoint_ejected();
     info!(
         endpoint = %endpoint.uid(), address = %endpoint.address, ?time,
@@ -179,28 +240,39 @@ pub fn eject_after_failure(set: &EndpointSet, endpoint: &Endpoint, metrics: &Met
 }
 
 /// Returns the index in the set of the less loaded one of two eligible endpoints drawn by weight.
+///
+/// If dial latency counts as load, the two differ. Of two endpoints, equal draws would otherwise
+/// take the slower one with the square of its share, however slow it is.
 fn best_of_two(
     part: Part<'_>,
-    eligible: &impl Fn(&Arc<EndpointState>) -> bool,
+    eligible: &impl Fn(&Candidate) -> bool,
     now: impl Fn() -> Instant + Copy,
 ) -> Option<usize> {
     let max = part.factor_max(now);
-    let draw = || draw(part, eligible, max, now);
-    let (first, second) = (draw()?, draw()?);
+    let any = |_, candidate: &Candidate| eligible(candidate);
+    let first = draw(part, &any, max, now)?;
+    let other = |place, candidate: &Candidate| place != first && eligible(candidate);
+    let second = if part.by_latency {
+        draw(part, &other, max, now)
+    } else {
+        draw(part, &any, max, now)
+    };
     let load = |place: usize| Load::of(part, place, now);
-    let is_less = load(second)?.is_less_than(load(first)?);
-    Some(part.start + if is_less { second } else { first })
+    let is_less = |second| Some(load(second)?.is_less_than(load(first)?));
+    let second = second.filter(|second| is_less(*second) == Some(true));
+    Some(part.start + second.unwrap_or(first))
 }
 
 /// Draws an eligible endpoint of a group by weight, in which the largest factor is `max`.
 fn draw(
     part: Part<'_>,
-    eligible: &impl Fn(&Arc<EndpointState>) -> bool,
+    eligible: &impl Fn(usize, &Candidate) -> bool,
     max: u32,
     now: impl Fn() -> Instant + Copy,
 ) -> Option<usize> {
-    /// Number of draws over all endpoints before the eligible ones are summed: most are eligible.
-    const BLIND_DRAWS: usize = 3;
+    /// Number of draws over all endpoints before the eligible ones are summed, which costs more
+    /// than 16 draws from 100 endpoints. If a tenth is eligible, 4 of 5 picks need no sum.
+    const BLIND_DRAWS: usize = 16;
     // A larger factor makes other draws count less often.
     let draws = BLIND_DRAWS * (max / LINK_FACTOR_ONE).max(1) as usize;
     for _ in 0..draws {
@@ -208,13 +280,13 @@ fn draw(
         let candidate = part.candidates.get(place)?;
         let factor = part.factor(place, now);
         // The table has no factors, so a draw counts with the probability factor / max.
-        if eligible(&candidate.state) && (factor >= max || fastrand::u32(..max) < factor) {
+        if eligible(place, candidate) && (factor >= max || fastrand::u32(..max) < factor) {
             return Some(place);
         }
     }
     let weight = |place: &usize| {
         let candidate = part.candidates.get(*place);
-        match candidate.filter(|candidate| eligible(&candidate.state)) {
+        match candidate.filter(|candidate| eligible(*place, candidate)) {
             Some(_) => part.scaled_weight(*place, now),
             None => 0,
         }
@@ -237,6 +309,8 @@ fn draw(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use crate::snapshot::mesh::Workload;
     use crate::snapshot::{NO_LINK_FACTORS, Protocol};
 
@@ -260,7 +334,7 @@ mod tests {
         EndpointSet::new(weights.iter().enumerate().map(endpoint))
     }
 
-    fn shares(set: &EndpointSet, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Vec<f64> {
+    fn shares(set: &EndpointSet, eligible: &impl Fn(&Candidate) -> bool) -> Vec<f64> {
         const DRAWS: u32 = 100_000;
         fastrand::seed(7);
         let mut counts = vec![0_u32; set.endpoints.len()];
@@ -288,7 +362,7 @@ mod tests {
 
     #[test]
     fn with_equal_load_the_shares_are_the_weights() {
-        let any = |_: &Arc<EndpointState>| true;
+        let any = |_: &Candidate| true;
         assert_shares(&shares(&endpoints(&[1, 3, 6]), &any), &[0.1, 0.3, 0.6]);
         assert_shares(&shares(&endpoints(&[1, 1, 1, 1]), &any), &[0.25; 4]);
         assert_shares(&shares(&endpoints(&[5]), &any), &[1.0]);
@@ -303,12 +377,12 @@ mod tests {
     fn what_is_not_eligible_leaves_its_share_to_the_others_by_weight() {
         let set = endpoints(&[1, 3, 96]);
         let out = Arc::clone(&set.endpoints[2].state);
-        let eligible = |state: &Arc<EndpointState>| !Arc::ptr_eq(state, &out);
+        let eligible = |one: &Candidate| !Arc::ptr_eq(&one.state, &out);
         assert_shares(&shares(&set, &eligible), &[0.25, 0.75, 0.0]);
         assert!(
             best_of_two(
                 set.whole(NO_LINK_FACTORS),
-                &|_: &Arc<EndpointState>| false,
+                &|_: &Candidate| false,
                 Instant::now
             )
             .is_none()
@@ -323,7 +397,7 @@ mod tests {
         assert!(
             best_of_two(
                 EndpointSet::default().whole(NO_LINK_FACTORS),
-                &|_: &Arc<EndpointState>| true,
+                &|_: &Candidate| true,
                 Instant::now
             )
             .is_none()
@@ -337,16 +411,13 @@ mod tests {
             .map(|_| InFlight::new(&set.endpoints[0].state))
             .collect();
         // The busy endpoint is taken only if both draws hit it: a quarter instead of a half.
-        assert_shares(&shares(&set, &|_: &Arc<EndpointState>| true), &[0.25, 0.75]);
+        assert_shares(&shares(&set, &|_: &Candidate| true), &[0.25, 0.75]);
         // Three tunnels on weight 3 are the same load as one on weight 1.
         let even = endpoints(&[1, 3]);
         let _load: Vec<_> = [0, 1, 1, 1]
             .map(|index: usize| InFlight::new(&even.endpoints[index].state))
             .into();
-        assert_shares(
-            &shares(&even, &|_: &Arc<EndpointState>| true),
-            &[0.25, 0.75],
-        );
+        assert_shares(&shares(&even, &|_: &Candidate| true), &[0.25, 0.75]);
     }
 
     /// Returns the shares over 100,000 tunnels. At any time `open` of them are open; a random one
@@ -358,7 +429,7 @@ mod tests {
         let mut counts = vec![0_u32; weights.len()];
         let mut tunnels = Vec::new();
         for _ in 0..TUNNELS {
-            let chosen = choose(&set, &[], NO_LINK_FACTORS).expect("an endpoint");
+            let chosen = choose(&set, &Tried::default(), NO_LINK_FACTORS).expect("an endpoint");
             counts[chosen.uid().parse::<usize>().expect("its place")] += 1;
             tunnels.push(InFlight::new(&chosen.state));
             if tunnels.len() > open {
@@ -407,27 +478,49 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn at_most_half_of_the_endpoints_are_ejected_and_never_the_only_one() {
-        let metrics = Metrics::new();
-        for (count, most) in [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)] {
-            let set = endpoints(&vec![1; count]);
-            for endpoint in &set.endpoints {
-                eject_after_failure(&set, endpoint, &metrics);
-            }
-            let now = Instant::now();
-            let ejected = set
-                .endpoints
-                .iter()
-                .filter(|e| e.state.is_ejected(now))
-                .count();
-            assert_eq!(ejected, most, "of {count}");
+    async fn each_endpoint_that_fails_leaves_the_draw_and_all_serve_once_none_is_left() {
+        let (metrics, set) = (Metrics::new(), endpoints(&[1; 4]));
+        let pick = || choose(&set, &Tried::default(), NO_LINK_FACTORS).map(Arc::clone);
+        for left in (1..4).rev() {
+            let failed = pick().expect("an endpoint");
+            assert!(eject_after_failed_dial(&failed, &metrics));
+            assert!(!eject_after_failed_dial(&failed, &metrics), "once");
+            let healthy = (0..100).map(|_| pick().expect("an endpoint"));
+            let healthy: HashSet<_> = healthy.map(|one| Arc::clone(one.uid())).collect();
+            assert!(!healthy.contains(failed.uid()) && healthy.len() == left);
         }
+        let last = pick().expect("the last one");
+        eject_after_failed_dial(&last, &metrics);
+        let all = (0..100).map(|_| pick().expect("an endpoint"));
+        let all: HashSet<_> = all.map(|one| Arc::clone(one.uid())).collect();
+        assert_eq!(all.len(), 4, "an ejected endpoint is better than none");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_only_gateway_of_several_groups_is_never_ejected() {
-        let one = &endpoints(&[1]).endpoints[0];
-        let set = EndpointSet::new([Arc::clone(one), Arc::clone(one)]);
-        assert!(!eject_after_failure(&set, one, &Metrics::new()));
+    async fn one_tunnel_tries_an_endpoint_after_its_ejection_and_no_retry_does() {
+        let (metrics, set) = (Metrics::new(), endpoints(&[1; 3]));
+        let [good, dead, other] = [0, 1, 2].map(|place| Arc::clone(&set.endpoints[place]));
+        eject_after_failed_dial(&dead, &metrics);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        let picks = |tried: &Tried| {
+            let pick = || choose(&set, tried, NO_LINK_FACTORS).expect("an endpoint");
+            (0..100).filter(|_| Arc::ptr_eq(pick(), &dead)).count()
+        };
+        let retry = Tried {
+            endpoints: vec![other],
+            ..Tried::default()
+        };
+        assert!(picks(&Tried::default()) > 0, "its ejection has ended");
+        assert_eq!(picks(&retry), 0, "a tunnel that has failed once");
+        dead.state.begin_dial(Instant::now());
+        assert_eq!(picks(&Tried::default()), 0, "one tunnel tries it");
+        dead.state.record_dial(Duration::from_millis(1));
+        assert!(picks(&retry) > 0, "it has recovered");
+        let all = Tried {
+            endpoints: vec![good, Arc::clone(&dead)],
+            is_own_network_left_out: true,
+            ..Tried::default()
+        };
+        assert!(choose(&set, &all, NO_LINK_FACTORS).is_none());
     }
 }

@@ -1,9 +1,10 @@
 //! Candidate endpoints of a tunnel: the groups, the pick probability of each endpoint, and the
 //! workloads that cannot be picked.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use crate::datapath::balance::FAILED_DIALS_MAX;
 use crate::datapath::forward::tries::{REJECTIONS_MAX, rejection_scope};
 use crate::datapath::identity::Peer;
 use crate::datapath::policy::Permit;
@@ -342,8 +343,8 @@ fn candidates<'a>(
 }
 
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
-/// ejected first, and leaves out a [`rejection_scope`] after [`REJECTIONS_MAX`] rejections. Answers
-/// of other gateways are not predicted.
+/// ejected first, and leaves out a [`rejection_scope`] after [`REJECTIONS_MAX`] rejections or
+/// [`FAILED_DIALS_MAX`] failed dials. Answers of other gateways are not predicted.
 fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Result<(), Reason>> {
     if candidates.is_empty() {
         return vec![Err(without)];
@@ -353,7 +354,8 @@ fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Resul
     let all: Vec<_> = candidates.iter().collect();
     let healthy: Vec<_> = candidates.iter().filter(is_healthy).collect();
     let first_serves = healthy.iter().any(serves);
-    let later = leave_out(&all, &healthy);
+    let mut limits = reached_limits(&healthy);
+    let later = outside(&all, &limits);
     if !first_serves && !later.iter().any(serves) {
         // None of the endpoints serves, and the reason is that of the last try.
         let mut last = later;
@@ -363,28 +365,58 @@ fn possible_outcomes(candidates: &[Candidate<'_>], without: Reason) -> Vec<Resul
     let left = if first_serves {
         later
     } else {
-        leave_out(&later, &later)
+        let of_later = reached_limits(&later);
+        let left = outside(&later, &of_later);
+        limits.extend(of_later);
+        left
     };
     if left.iter().any(serves) {
         return vec![Ok(())];
     }
     // The draws may leave out all that serve.
-    let opened_or_denied = [Ok(()), Err(Reason::PolicyDenied)];
-    let others = ends(&left).filter(|end| !opened_or_denied.contains(end));
-    opened_or_denied.into_iter().chain(others).collect()
-}
-
-/// Returns the candidates outside the scopes that are left out if all of `tried` were tried.
-fn leave_out<'a>(all: &[&'a Candidate<'a>], tried: &[&Candidate<'_>]) -> Vec<&'a Candidate<'a>> {
-    let mut rejections = HashMap::new();
-    for one in tried {
-        if one.reason() == Some(Reason::PolicyDenied) {
-            *rejections.entry(rejection_scope(one.endpoint)).or_insert(0) += 1;
+    let mut outcomes = vec![Ok(())];
+    let by_limit = limits.into_iter().map(|(_, reason)| Err(reason));
+    for outcome in by_limit.chain(ends(&left)) {
+        if !outcomes.contains(&outcome) {
+            outcomes.push(outcome);
         }
     }
+    outcomes
+}
+
+/// Scope whose endpoints are left out, and the reason for which its last try fails.
+type Limit<'a> = (Option<(&'a Arc<str>, &'a Arc<str>)>, Reason);
+
+/// Returns the limits that are reached if all of `tried` are tried.
+fn reached_limits<'a>(tried: &[&'a Candidate<'a>]) -> Vec<Limit<'a>> {
+    let mut counts: Vec<(Limit<'a>, usize)> = Vec::new();
+    for one in tried {
+        let scope = rejection_scope(one.endpoint);
+        let reason = one.reason().filter(|reason| {
+            *reason == Reason::PolicyDenied || *reason == Reason::DialDenied && scope.is_none()
+        });
+        let Some(reason) = reason else { continue };
+        match counts
+            .iter_mut()
+            .find(|(limit, _)| *limit == (scope, reason))
+        {
+            Some((_, count)) => *count += 1,
+            None => counts.push(((scope, reason), 1)),
+        }
+    }
+    let is_reached = |((_, reason), count): &(Limit<'_>, usize)| match reason {
+        Reason::DialDenied => *count >= usize::from(FAILED_DIALS_MAX),
+        _ => *count >= REJECTIONS_MAX,
+    };
+    let reached = counts.into_iter().filter(is_reached);
+    reached.map(|(limit, _)| limit).collect()
+}
+
+/// Returns the candidates outside the scopes that are left out.
+fn outside<'a>(all: &[&'a Candidate<'a>], limits: &[Limit<'_>]) -> Vec<&'a Candidate<'a>> {
     let is_left = |one: &&&Candidate<'_>| {
-        let count = rejections.get(&rejection_scope(one.endpoint));
-        count.is_none_or(|count| *count < REJECTIONS_MAX)
+        let scope = rejection_scope(one.endpoint);
+        !limits.iter().any(|(left_out, _)| *left_out == scope)
     };
     all.iter().filter(is_left).copied().collect()
 }
@@ -588,6 +620,23 @@ mod tests {
             ),
         ] {
             let denials = (0..denials).map(|_| candidate("", Some(PolicyDenied), false));
+            let all: Vec<_> = denials.chain(others).collect();
+            assert_eq!(possible_outcomes(&all, Reason::NoEndpoint), want);
+        }
+    }
+
+    #[test]
+    fn five_addresses_that_are_never_dialled_leave_out_the_own_network() {
+        let (opened, denied) = (Ok(()), Err(Reason::DialDenied));
+        for (denials, others, want) in [
+            (4, vec![("", None)], vec![opened]),
+            (5, vec![("", None)], vec![opened, denied]),
+            (5, vec![("", None), ("west", None)], vec![opened]),
+            (5, vec![], vec![denied]),
+        ] {
+            let denials = (0..denials).map(|_| candidate("", Some(Reason::DialDenied), false));
+            let others = others.into_iter();
+            let others = others.map(|(network, reason)| candidate(network, reason, false));
             let all: Vec<_> = denials.chain(others).collect();
             assert_eq!(possible_outcomes(&all, Reason::NoEndpoint), want);
         }

@@ -113,7 +113,7 @@ labelled! {
         DownstreamLost = "downstream_lost",
         /// The endpoint reset the connection, or the connection failed.
         UpstreamReset = "upstream_reset",
-        /// The endpoint of a TLS tunnel sent no byte within 10 s of the dial.
+        /// The endpoint sent no byte within 5 s of a complete ClientHello of the peer.
         EndpointSilent = "endpoint_silent",
         /// The tunnel was open at the drain deadline.
         DrainDeadline = "drain_deadline",

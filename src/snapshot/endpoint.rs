@@ -8,7 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::RemoteGateway;
+use super::endpoints::FACTOR_MAX;
 use super::mesh::{Protocol, Workload};
+use super::recent_sources::{RecentSources, SourceHash};
 use crate::status::WorkloadLabels;
 use crate::wire::ServiceLoad;
 
@@ -38,15 +40,35 @@ pub struct EndpointState {
     consecutive_ejections: AtomicU16,
     /// Mean dial time, in units of [`DIAL_UNIT_MICROS`]; 0 before the first dial.
     mean_dial: AtomicU16,
-    /// Twice the milliseconds after `epoch` until which the endpoint is ejected, and one more
-    /// unless it is only suspended.
+    /// Milliseconds of waits for an answer in vain since the last answer.
+    silent_millis: AtomicU32,
+    /// Milliseconds after `epoch` until which the endpoint is ejected, above the bits of the
+    /// cause. 0 means never.
     ejected_until: AtomicU64,
+    /// Sources of recent tunnels.
+    sources: RecentSources,
     /// Capacity that a gateway of another network has advertised as free, in hundredths.
     free_capacity: Expiring,
     /// Factor of the weight by the round trip time of that gateway.
     share: Expiring,
     epoch: Instant,
 }
+
+/// Bits of a cause in `ejected_until`.
+const CAUSE_BITS: u32 = 2;
+const CAUSE_MASK: u64 = (1 << CAUSE_BITS) - 1;
+/// The endpoint was not judged.
+const SUSPENDED: u64 = 0;
+/// A dial decides whether it stays ejected.
+const PROBED: u64 = 1;
+/// A dial failed.
+const DIAL: u64 = 2;
+/// A tunnel failed after its dial.
+const TUNNEL: u64 = 3;
+
+/// Time for which an endpoint leaves the draw while one tunnel tries it after its ejection. It
+/// covers the dial and the deadline for the first answer.
+const PROBE_TIME: Duration = Duration::from_secs(8);
 
 /// Value, in the lower half, with the second after the one in which it was recorded. It expires
 /// after [`VALUE_SECONDS`]; 0 means none.
@@ -78,7 +100,9 @@ impl EndpointState {
             in_flight: AtomicU32::new(0),
             consecutive_ejections: AtomicU16::new(0),
             mean_dial: AtomicU16::new(0),
+            silent_millis: AtomicU32::new(0),
             ejected_until: AtomicU64::new(0),
+            sources: RecentSources::default(),
             free_capacity: Expiring::default(),
             share: Expiring::default(),
             epoch: Instant::now(),
@@ -98,25 +122,42 @@ impl EndpointState {
 
     /// Returns whether the endpoint is ejected at `now`.
     pub fn is_ejected(&self, now: Instant) -> bool {
-        self.millis(now) < self.ejected_until.load(Ordering::Relaxed) >> 1
+        self.millis(now) < self.ejected_until.load(Ordering::Relaxed) >> CAUSE_BITS
     }
 
-    /// Returns whether the endpoint is ejected at `now` by [`Self::suspend`] alone.
+    /// Returns whether the endpoint is ejected at `now` without a judgement: by [`Self::suspend`],
+    /// or while a tunnel tries it again.
     pub fn is_suspended(&self, now: Instant) -> bool {
         let until = self.ejected_until.load(Ordering::Relaxed);
-        until & 1 == 0 && self.millis(now) < until >> 1
+        matches!(until & CAUSE_MASK, SUSPENDED | PROBED) && self.is_ejected(now)
+    }
+
+    /// Returns whether an ejection has ended by `now` and no tunnel has tried the endpoint since.
+    pub fn is_on_probation(&self, now: Instant) -> bool {
+        let until = self.ejected_until.load(Ordering::Relaxed);
+        matches!(until & CAUSE_MASK, DIAL | TUNNEL) && !self.is_ejected(now)
     }
 
     /// Returns the remaining time of the ejection, if the endpoint is ejected at `now`.
     pub fn ejected_for(&self, now: Instant) -> Option<Duration> {
-        let until = self.ejected_until.load(Ordering::Relaxed) >> 1;
+        let until = self.ejected_until.load(Ordering::Relaxed) >> CAUSE_BITS;
         let left = until.saturating_sub(self.millis(now));
         (left > 0).then_some(Duration::from_millis(left))
     }
 
-    /// Ejects the endpoint and returns the duration: 5 s at first, doubling with each ejection up
-    /// to 5 min.
+    /// Ejects the endpoint after a failed dial and returns the duration: 5 s at first, doubling
+    /// with each ejection up to 5 min.
     pub fn eject(&self, now: Instant) -> Duration {
+        self.eject_for(DIAL, now)
+    }
+
+    /// Ejects the endpoint, as [`Self::eject`] does, after a tunnel that failed once it was
+    /// dialled. A dial that succeeds does not end the ejection.
+    pub fn eject_for_tunnel(&self, now: Instant) -> Duration {
+        self.eject_for(TUNNEL, now)
+    }
+
+    fn eject_for(&self, cause: u64, now: Instant) -> Duration {
         let more = |strikes: u16| Some(strikes.saturating_add(1));
         let strikes = self
             .consecutive_ejections
@@ -125,7 +166,7 @@ impl EndpointState {
         let time = EJECTION_FIRST
             .saturating_mul(1 << strikes.min(16))
             .min(EJECTION_MAX);
-        let until = self.millis(now + time) << 1 | 1;
+        let until = self.millis(now + time) << CAUSE_BITS | cause;
         self.ejected_until.store(until, Ordering::Relaxed);
         time
     }
@@ -133,16 +174,76 @@ impl EndpointState {
     /// Ejects the endpoint for a time, which does not make later ejections longer, unless it is
     /// ejected. Returns true if it was not.
     pub fn suspend(&self, now: Instant, time: Duration) -> bool {
-        let suspend = |before| {
-            let is_over = before >> 1 <= self.millis(now);
-            is_over.then(|| self.millis(now + time) << 1)
-        };
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        self.ejected_until.fetch_update(set, fetch, suspend).is_ok()
+        self.update_ejection(|before| {
+            let is_over = before >> CAUSE_BITS <= self.millis(now);
+            is_over.then(|| self.millis(now + time) << CAUSE_BITS)
+        })
     }
 
-    /// Records the duration of a successful dial.
+    /// Notes that a tunnel is about to dial the endpoint. After an ejection, the endpoint leaves
+    /// the draw until that tunnel has shown whether it has recovered.
+    pub fn begin_dial(&self, now: Instant) {
+        if !self.was_ejected() {
+            return;
+        }
+        self.update_ejection(|before| {
+            let (until, probe) = (before >> CAUSE_BITS, self.millis(now + PROBE_TIME));
+            match before & CAUSE_MASK {
+                DIAL => Some(until.max(probe) << CAUSE_BITS | PROBED),
+                TUNNEL if until <= self.millis(now) => Some(probe << CAUSE_BITS | SUSPENDED),
+                _ => None,
+            }
+        });
+    }
+
+    /// Ends the ejection after a failed dial. The next tunnel tries the endpoint alone.
+    pub fn end_ejection(&self, now: Instant) {
+        self.update_ejection(|before| {
+            let is_failed_dial = before & CAUSE_MASK == DIAL;
+            is_failed_dial.then(|| {
+                let until = (before >> CAUSE_BITS).min(self.millis(now));
+                until << CAUSE_BITS | DIAL
+            })
+        });
+    }
+
+    /// Returns true if `change` has returned a new value of `ejected_until`.
+    fn update_ejection(&self, change: impl FnMut(u64) -> Option<u64>) -> bool {
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        self.ejected_until.fetch_update(set, fetch, change).is_ok()
+    }
+
+    /// Records a source whose dial has succeeded.
+    pub fn record_source(&self, source: SourceHash, now: Instant) {
+        self.sources.record(source, self.millis(now) / 1000);
+    }
+
+    /// Records a tunnel of a source that failed after its dial. Returns true if the endpoint is to
+    /// blame, because one source alone could have provoked it otherwise.
+    pub fn is_to_blame(&self, source: SourceHash, now: Instant) -> bool {
+        self.sources.is_to_blame(source, self.millis(now) / 1000)
+    }
+
+    /// Adds a wait in vain for the first answer in a tunnel. Returns the sum of such waits since
+    /// the last answer in any tunnel.
+    pub fn add_silence(&self, time: Duration) -> Duration {
+        let millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let before = self.silent_millis.fetch_add(millis, Ordering::Relaxed);
+        Duration::from_millis(u64::from(before.saturating_add(millis)))
+    }
+
+    /// Notes an answer of the endpoint.
+    pub fn record_answer(&self) {
+        if self.silent_millis.load(Ordering::Relaxed) != 0 {
+            self.silent_millis.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Records the duration of a successful dial, which ends an ejection because of failed ones.
     pub fn record_dial(&self, time: Duration) {
+        if self.ejected_until.load(Ordering::Relaxed) & CAUSE_MASK == PROBED {
+            self.ejected_until.store(0, Ordering::Relaxed);
+        }
         let units = time.as_micros() / u128::from(DIAL_UNIT_MICROS);
         let units = u16::try_from(units).unwrap_or(u16::MAX).max(1);
         let mean = match self.mean_dial.load(Ordering::Relaxed) {
@@ -241,6 +342,17 @@ impl Endpoint {
         let (_, host) = service.split_once('/')?;
         let port = ports.keys().next()?;
         Some(format!("{host}:{port}"))
+    }
+
+    /// Records the load that the gateway of another network has advertised, at most as much as can
+    /// change the weight. A larger one would hide what the gateway advertises next.
+    pub fn record_load(&self, load: ServiceLoad, now: Instant) {
+        let most = self.definition.capacity.saturating_mul(FACTOR_MAX);
+        let ready = match load.free_percent {
+            0 => 0,
+            percent => load.ready.min(most.saturating_mul(100) / percent),
+        };
+        self.state.record_load(ServiceLoad { ready, ..load }, now);
     }
 
     /// Returns the labels of its workload in metrics and logs.

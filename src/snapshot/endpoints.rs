@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use derive_more::Display;
 use tokio::time::Instant;
@@ -11,6 +11,7 @@ use super::alias_table::AliasTable;
 use super::link_factors::WHOLE_PERCENT;
 use super::mesh::{self, Scope};
 use super::remote_instances::NetworkShare;
+use super::set_health::SetHealth;
 use super::traffic::{Count, Spill};
 use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors, Subset};
 
@@ -64,6 +65,8 @@ pub struct EndpointSet {
     remote: Box<[usize]>,
     /// Sum of all weights.
     weight: u32,
+    /// Results of recent dials, once one has failed.
+    pub(super) health: OnceLock<Arc<SetHealth>>,
 }
 
 /// State that a pick reads. Candidates are contiguous because the endpoints of a large set are not
@@ -84,7 +87,7 @@ pub const FACTOR_ONE: u32 = 256;
 /// The same for factors with that of the link, whose percentages thus stay exact.
 pub const LINK_FACTOR_ONE: u32 = FACTOR_ONE * WHOLE_PERCENT;
 /// Limit of the factor by which advertised loads raise a weight, or its inverse reduces it.
-const FACTOR_MAX: u32 = 4;
+pub(super) const FACTOR_MAX: u32 = 4;
 
 /// Distribution of the tunnels of a service port over groups of its endpoints.
 #[derive(Debug)]
@@ -303,6 +306,7 @@ impl EndpointSet {
             table: AliasTable::new(endpoints.iter().map(|endpoint| endpoint.weight)),
             endpoints,
             groups: None,
+            health: OnceLock::new(),
         }
     }
 
@@ -344,6 +348,7 @@ impl EndpointSet {
                 by_latency,
                 left_out: left_out.into(),
             })),
+            health: OnceLock::new(),
         }
     }
 
@@ -355,6 +360,11 @@ impl EndpointSet {
     /// Returns the endpoints of a group.
     pub fn of(&self, group: &Group) -> &[Arc<Endpoint>] {
         self.endpoints.get(group.range.clone()).unwrap_or_default()
+    }
+
+    /// Returns true if an endpoint is reached through a gateway of another network.
+    pub fn has_remote(&self) -> bool {
+        !self.remote.is_empty()
     }
 
     /// Returns the reasons for which ready endpoints are excluded, without duplicates.
@@ -465,8 +475,8 @@ impl Part<'_> {
     /// Returns the factor of the link of an endpoint of the group, in percent. Local endpoints are
     /// recognized by their candidates alone, because a draw may ask for all.
     pub(super) fn link_percent(&self, place: usize) -> u32 {
-        let is_remote = |one: &Candidate| one.instances > 0;
-        if self.links.is_empty() || !self.candidates.get(place).is_some_and(is_remote) {
+        let is_remote = self.candidates.get(place).is_some_and(Candidate::is_remote);
+        if self.links.is_empty() || !is_remote {
             return WHOLE_PERCENT;
         }
         let endpoint = self.endpoints.get(place);
@@ -481,6 +491,11 @@ impl Part<'_> {
 }
 
 impl Candidate {
+    /// Returns true if the endpoint is reached through a gateway of another network.
+    pub fn is_remote(&self) -> bool {
+        self.instances > 0
+    }
+
     /// Returns the factor of the weight, in 256ths. The capacity that a gateway advertises replaces
     /// the count of the control plane, between a quarter and four times of it. A slow gateway has a
     /// smaller share of its network.

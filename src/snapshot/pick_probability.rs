@@ -50,8 +50,8 @@ impl Load {
     }
 
     /// Returns the weight in draws.
-    fn drawn_weight(self) -> f64 {
-        self.weight as f64 * f64::from(self.link_percent)
+    fn drawn_weight(self) -> u128 {
+        u128::from(self.weight) * u128::from(self.link_percent)
     }
 
     /// Compares two loads without division.
@@ -68,7 +68,12 @@ impl Load {
 /// The result is exact. A pick draws two endpoints and takes the first unless the second is less
 /// loaded and has the same factor of its link. Within a group, an endpoint with a part p of the
 /// weight thus has the probability p × (P(other factor) + P(same factor, load ≥ its) + P(same
-/// factor, load > its)).
+/// factor, load > its)). P sums the parts p of the others and its own.
+///
+/// If dial latency counts as load, the second draw leaves out the first: after a first draw q, each
+/// other endpoint has the part p / (1 - q). The probability of an endpoint then is p × ((P'(other
+/// factor) + P'(same factor, load ≥ its)) / (1 - p) + Q(same factor, load > its)). P' leaves out
+/// the endpoint itself, and Q sums q / (1 - q).
 pub fn pick_probabilities(set: &EndpointSet, links: &LinkFactors, now: Instant) -> Vec<f64> {
     let is_healthy = |candidate: &Candidate| !candidate.state.is_ejected(now);
     // Ejected endpoints serve only when no other is left.
@@ -104,24 +109,37 @@ fn add_probabilities(
             Some((Load::of(part, place, || now)?, probabilities))
         })
         .collect();
-    let weight =
-        |all: &[(Load, &mut f64)]| -> f64 { all.iter().map(|(load, _)| load.drawn_weight()).sum() };
-    let total = weight(&all);
+    let by_latency = part.by_latency;
     let by_link = |(load, _): &(Load, _)| load.link_percent;
     all.sort_by(|one, other| {
         let by_load = || one.0.compare(other.0);
         by_link(one).cmp(&by_link(other)).then_with(by_load)
     });
+    // Sums are exact, as a quotient below has the small difference of two of them.
+    let sum = |all: &[(Load, &mut f64)]| -> u128 {
+        all.iter().map(|(load, _)| load.drawn_weight()).sum()
+    };
+    let total = sum(&all);
+    let mut drawn = all.iter().filter(|(load, _)| load.drawn_weight() > 0);
+    let differ = by_latency && drawn.nth(1).is_some();
+    // Weights of the endpoints that a second draw may return.
+    let others = |own: u128| if differ { total - own } else { total };
+    let quotient = |one: u128, other: u128| one as f64 / other as f64;
     for compared in all.chunk_by_mut(|one, other| by_link(one) == by_link(other)) {
-        let mut above = weight(compared);
-        let apart = total - above;
-        for equally_loaded in compared.chunk_by_mut(|one, other| one.0.compare(other.0).is_eq()) {
-            let at_least = above;
-            above -= weight(equally_loaded);
+        let (apart, mut above) = (total - sum(compared), 0);
+        let mut first_above = 0.0;
+        let chunks = compared.chunk_by_mut(|one, other| one.0.compare(other.0).is_eq());
+        for equally_loaded in chunks.rev() {
+            above += sum(equally_loaded);
+            let mut first = 0.0;
             for (load, probabilities) in equally_loaded {
-                let part = load.drawn_weight() / total;
-                **probabilities += share * part * (apart + at_least + above) / total;
+                let own = load.drawn_weight();
+                let not_less = apart + above - if differ { own } else { 0 };
+                let taken = quotient(not_less, others(own)) + first_above;
+                **probabilities += share * quotient(own, total) * taken;
+                first += quotient(own, others(own));
             }
+            first_above += first;
         }
     }
 }

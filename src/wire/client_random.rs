@@ -33,6 +33,19 @@ pub fn client_random(mut bytes: &[u8]) -> Option<ClientRandom> {
     (kind == CLIENT_HELLO).then_some(*random)
 }
 
+/// Returns the number of bytes up to the end of the ClientHello at the start of `bytes`. Returns
+/// `None` if there is none, or if it is not in one record.
+pub fn client_hello_bytes(bytes: &[u8]) -> Option<usize> {
+    let (&[kind, _, _, high, low], message) = bytes.split_first_chunk()?;
+    let (&[CLIENT_HELLO, length @ ..], _) = message.split_first_chunk::<4>()? else {
+        return None;
+    };
+    let [first, second, third] = length;
+    let end = 4 + u32::from_be_bytes([0, first, second, third]) as usize;
+    let is_whole = kind == HANDSHAKE && end <= usize::from(u16::from_be_bytes([high, low]));
+    is_whole.then_some(5 + end)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +77,23 @@ mod tests {
             client_random(&records(&message(1), 200)[..43]),
             Some(RANDOM)
         );
+    }
+
+    #[test]
+    fn the_end_of_a_hello_in_one_record_is_found_before_all_of_it_has_arrived() {
+        let hello = records(&message(1), 200);
+        assert_eq!(client_hello_bytes(&hello), Some(5 + 104));
+        assert_eq!(client_hello_bytes(&hello[..20]), Some(5 + 104));
+        let more = records(&[message(1), message(1)].concat(), 300);
+        assert_eq!(client_hello_bytes(&more), Some(5 + 104));
+        for other in [
+            records(&message(1), 103),
+            records(&message(2), 200),
+            hello[..8].to_vec(),
+            b"GET / HTTP/1.1".to_vec(),
+        ] {
+            assert_eq!(client_hello_bytes(&other), None);
+        }
     }
 
     #[test]

@@ -1,9 +1,16 @@
 //! Selection of endpoints if some of them cannot be dialled.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
+use crate::passthrough::client_hello;
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, reset, run};
+
+/// Another client of the same cluster.
+const OTHER: &str = "spiffe://west.local/ns/app/sa/other";
 
 #[test]
 fn a_dead_endpoint_costs_no_tunnel_and_is_soon_left_alone() {
@@ -113,6 +120,94 @@ fn review_9_an_endpoint_that_resets_on_a_peers_fin_stays_for_everybody() {
         },
         None,
     );
+}
+
+#[test]
+fn idle_tunnels_of_one_peer_on_endpoints_that_reset_them_remove_none_for_others() {
+    run(async {
+        let net = Net::new();
+        let endpoints = [11, 12, 13, 14].map(|from| (from, 1, "TCP"));
+        let gateway = Gateway::start(&Settings::new(net, identities()).endpoints(&endpoints)).await;
+        let mut listening = Vec::new();
+        for (from, ..) in endpoints {
+            listening.push(Endpoint::new(
+                net.listen(from, 9000).await,
+                |mut stream| async move {
+                    match timeout(Duration::from_millis(100), stream.read_u8()).await {
+                        Ok(Ok(byte)) => drop(stream.write_u8(byte).await),
+                        _ => reset(stream),
+                    }
+                },
+            ));
+        }
+        let neighbour = gateway.client_as(identities(), OTHER).await;
+        for _ in 0..40 {
+            let mut tunnel = neighbour.tunnel(ECHO).await.expect("a tunnel");
+            tunnel.write_u8(7).await.expect("a byte");
+            assert_eq!(tunnel.read_u8().await.expect("an echo"), 7);
+        }
+        let client = gateway.client(identities()).await;
+        let mut idle = Vec::new();
+        for _ in 0..48 {
+            idle.push(client.tunnel(ECHO).await.expect("a tunnel"));
+        }
+        for mut tunnel in idle {
+            tunnel.read_u8().await.expect_err("a reset");
+        }
+        assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 0.0);
+        // Two sources are believed.
+        let mut tunnels = Vec::new();
+        for _ in 0..48 {
+            tunnels.push(neighbour.tunnel(ECHO).await.expect("a tunnel"));
+        }
+        for mut tunnel in tunnels {
+            tunnel.read_u8().await.expect_err("a reset");
+        }
+        assert!(gateway.metric("strait_endpoint_ejections_total").await >= 1.0);
+    });
+}
+
+#[test]
+fn an_endpoint_that_never_answers_a_client_hello_is_named_and_ejected() {
+    run(async {
+        let net = Net::new();
+        let endpoints = [(11, 1, "TCP"), (12, 1, "TCP")];
+        let gateway = Gateway::start(&Settings::new(net, identities()).endpoints(&endpoints)).await;
+        let _good = Endpoint::echo(net.listen(11, 9000).await);
+        let silent = Endpoint::new(net.listen(12, 9000).await, |mut stream| async move {
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        });
+        let client = gateway.client(identities()).await;
+        let ask = async || {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            let hello = client_hello("any.example", &[]);
+            tunnel.write_all(&hello).await.expect("a hello");
+            tunnel
+        };
+        let mut tunnels = Vec::new();
+        for _ in 0..10 {
+            tunnels.push(ask().await);
+        }
+        let (mut answered, mut failed) = (0, 0);
+        for tunnel in &mut tunnels {
+            match timeout(Duration::from_secs(15), tunnel.read_u8()).await {
+                Ok(Ok(_)) => answered += 1,
+                Ok(Err(_)) => failed += 1,
+                Err(_) => panic!("the endpoint owes an answer"),
+            }
+        }
+        assert_eq!(failed, silent.accepted());
+        assert!(answered > 0 && failed > 0, "{answered} and {failed}");
+        assert_eq!(gateway.tunnels("endpoint_silent").await, failed as f64);
+        gateway
+            .logged("no byte within 5 s of the ClientHello")
+            .await;
+        for _ in 0..20 {
+            let answer = timeout(Duration::from_secs(4), ask().await.read_u8()).await;
+            assert_eq!(answer.expect("no wait").expect("an echo"), 22);
+        }
+        assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 1.0);
+    });
 }
 
 #[test]

@@ -38,3 +38,10 @@ impl CopyOutcome {
 /// Time for an endpoint to take what a peer sent before it disconnected, until the endpoint's
 /// kernel has acknowledged FIN.
 pub const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Deadline for the first byte of an endpoint that was sent a ClientHello. A TLS server answers at
+/// once; later bytes may take any time.
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Detail of a tunnel whose endpoint has missed [`ANSWER_DEADLINE`].
+pub const SILENT: &str = "the endpoint sent no byte within 5 s of the ClientHello";

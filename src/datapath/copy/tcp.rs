@@ -12,7 +12,6 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use socket2::SockRef;
@@ -29,7 +28,7 @@ use crate::datapath::limits::loop_detection::InFlight;
 use crate::reason::{Fault, Reason};
 use crate::telemetry::Record;
 
-use super::{CopyOutcome, DELIVERY_DEADLINE};
+use super::{ANSWER_DEADLINE, CopyOutcome, DELIVERY_DEADLINE, SILENT};
 
 /// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
 /// run.
@@ -38,10 +37,6 @@ const OPERATIONS_PER_TURN: usize = 8;
 const BULK_READ_MIN: usize = BUFFER_BYTES / 2;
 /// Size in bytes below which a copy is faster than the hand-over of two pages.
 const SPLICE_BYTES_MIN: usize = 4 * 1024;
-/// Deadline from the dial to the first byte of the endpoint. A TLS server answers a ClientHello at
-/// once; later bytes may take any time.
-const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
-
 /// Initial state of a tunnel.
 #[derive(Debug)]
 pub struct InitialState {
@@ -54,7 +49,7 @@ pub struct InitialState {
 /// Completes when the endpoint has been silent for too long. Holds the entry in the loop
 /// detection.
 async fn first_byte_timeout(_in_flight: Option<InFlight>) {
-    sleep(FIRST_BYTE_DEADLINE).await;
+    sleep(ANSWER_DEADLINE).await;
 }
 
 /// Returns true if the wait is over before the answer. Frees the wait once there is an answer.
@@ -105,7 +100,7 @@ pub async fn run(
         let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.add_sent(bytes));
         let down = down.map_err(BrokenSide::download_reason)?;
         if poll_first_byte_timeout(&mut silence, cx, down.is_ready() || record.sent_bytes() > 0) {
-            record.set_detail("the endpoint sent no byte within 10 s of the dial".to_owned());
+            record.set_detail(SILENT.to_owned());
             return Poll::Ready(Err(Reason::EndpointSilent));
         }
         let count = |bytes| record.add_received(bytes);
@@ -329,6 +324,8 @@ fn write(to: &TcpStream, bytes: &[u8]) -> Result<usize, BrokenSide> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::time::timeout;
 

@@ -15,14 +15,16 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use crate::limits::prefix;
 use crate::outer::Failure;
 use crate::reason::Reason;
-use crate::snapshot::{EndpointSet, InFlight};
+use crate::snapshot::{InFlight, SourceHash};
 
 use super::DataPath;
 use super::accept::set_options;
 use super::authorize::Authorized;
 use super::balance::{FailedTry, Pick};
+use super::first_peer::FirstPeer;
 use super::identity::Peer;
 use super::io::endpoint::EndpointStream;
 use super::limits::descriptors::{Holders, LimitReached, TunnelDescriptor};
@@ -33,8 +35,6 @@ use super::policy::Grant;
 pub struct Upstream {
     /// Byte stream to the endpoint.
     pub stream: EndpointStream,
-    /// Endpoint set of the service, for an ejection.
-    pub endpoints: Arc<EndpointSet>,
     /// Grant of the tunnel, with its endpoint.
     pub grant: Grant,
     _held: (InFlight, TunnelDescriptor),
@@ -46,7 +46,6 @@ impl Upstream {
         let (permit, endpoint, in_flight) = pick.into_parts();
         Self {
             stream,
-            endpoints: Arc::clone(permit.route().endpoints()),
             grant: permit.into_grant(endpoint),
             _held: (in_flight, descriptor),
         }
@@ -81,6 +80,7 @@ pub async fn run(
     let holders = pick.holders();
     let connected = match holders.map_or(Err(LimitReached::Share), Holders::upstream) {
         Ok(descriptor) => {
+            pick.endpoint().state.begin_dial(started);
             let connected = match remote::target(pick.endpoint()) {
                 None => {
                     let connected = connect(address, &data_path.deny, deadline).await;
@@ -98,13 +98,30 @@ pub async fn run(
     };
     match connected {
         Ok((stream, descriptor)) => {
-            let time = started.elapsed();
-            pick.endpoint().state.record_dial(time);
+            let now = Instant::now();
+            let time = now.saturating_duration_since(started);
+            let (route, endpoint) = (pick.route(), pick.endpoint());
+            endpoint.state.record_dial(time);
+            let source = source_of(peer, route.first_peer());
+            endpoint.state.record_source(source, now);
+            if endpoint.remote.is_none() {
+                route.endpoints().dial_succeeded(endpoint, now);
+            }
             data_path.metrics.dial_succeeded(time);
             Ok(Upstream::new(pick, stream, descriptor))
         }
         Err(Failure { reason, detail }) => Err(pick.failed(reason, detail)),
     }
+}
+
+/// Returns the source of a tunnel, to which failures of its endpoint are attributed.
+pub fn source_of(peer: &Peer, first_peer: Option<&FirstPeer>) -> SourceHash {
+    let source = &*peer.source;
+    if peer.is_unauthenticated() {
+        return SourceHash::of(&prefix(source.address.ip()));
+    }
+    let principal = first_peer.map_or(&*source.principal, |first| &*first.principal);
+    SourceHash::of(&(&*source.cluster, principal))
 }
 
 async fn connect(

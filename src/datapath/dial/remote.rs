@@ -6,17 +6,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::limits::Source;
-use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
+use crate::outer::{Answer, Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet};
 use crate::wire::trace::{BAGGAGE, TRACEPARENT, is_forwarded};
 use crate::wire::{GatewayHash, HOPS_MAX, ServiceLoad, Via};
 
 use super::super::DataPath;
-use super::super::balance::Pick;
+use super::super::balance::{Pick, Tried};
 use super::super::first_peer::FirstPeer;
 use super::super::http2::tunnel::Forwarded;
 use super::super::identity::Peer;
@@ -30,6 +31,8 @@ const AVOIDANCE: Duration = Duration::from_secs(1);
 /// Wait for a gateway after which its hostname is looked up again. A silent gateway may have been
 /// replaced, and its failure takes up to five seconds.
 const REFRESH_AFTER: Duration = Duration::from_secs(1);
+/// Least wait of a tunnel for a gateway whose ejection has ended, while another endpoint is left.
+const PROBE_WAIT: Duration = Duration::from_millis(250);
 
 /// Rejects a tunnel that has passed this gateway already.
 ///
@@ -113,7 +116,7 @@ pub fn deadline_of_try(
     data_path: &DataPath,
     endpoints: &EndpointSet,
     endpoint: &Endpoint,
-    tried: &[Arc<Endpoint>],
+    tried: &Tried,
     deadline: Instant,
 ) -> Instant {
     let Some(target) = target(endpoint) else {
@@ -121,8 +124,10 @@ pub fn deadline_of_try(
     };
     let now = Instant::now();
     // A gateway may be an endpoint of several groups, with one state.
-    let mut counted: Vec<_> = tried.iter().map(|one| &one.state).collect();
-    let left = endpoints.endpoints.iter().filter(|other| {
+    let mut counted: Vec<_> = tried.endpoints.iter().map(|one| &one.state).collect();
+    let left_out = |other: &Endpoint| other.remote.is_none() && tried.is_own_network_left_out;
+    let others = endpoints.endpoints.iter().filter(|other| !left_out(other));
+    let left = others.filter(|other| {
         let is_counted = counted.iter().any(|one| Arc::ptr_eq(one, &other.state));
         let is_left = !is_counted && is_alternative(data_path, other, &target, now);
         counted.extend(is_left.then_some(&other.state));
@@ -170,7 +175,15 @@ async fn send(
     if let Some(detail) = addresses.find_map(|address| data_path.deny.explain(address)) {
         return Err(Failure::new(Reason::DialDenied, detail));
     }
-    let open = data_path.outer.open((target, source), request, deadline);
+    let is_retry = endpoint.state.is_suspended(Instant::now());
+    let open = async {
+        if is_retry && has_alternative(data_path, endpoints, target) {
+            probe(data_path, endpoint, (target, source), request, deadline).await
+        } else {
+            let of = (target, source);
+            data_path.outer.open(of, request, deadline).await
+        }
+    };
     let refresh = async {
         sleep(REFRESH_AFTER).await;
         data_path.reader.request_refresh(endpoint);
@@ -185,7 +198,7 @@ async fn send(
         endpoint.state.record_share(answer.weight_factor, now);
         if let Some(load) = answer.load {
             match ServiceLoad::parse(load.as_bytes()) {
-                Some(load) => endpoint.state.record_load(load, now),
+                Some(load) => endpoint.record_load(load, now),
                 None => data_path.metrics.load_malformed(),
             }
         }
@@ -201,6 +214,36 @@ async fn send(
             data_path.outer.eject(target);
         }
     })
+}
+
+/// Sends the first CONNECT to a gateway after an ejection. The tunnel soon goes on to another
+/// endpoint. A later answer ends the ejection, and counts as a dial, so that the next one may wait
+/// longer.
+async fn probe(
+    data_path: &DataPath,
+    endpoint: &Endpoint,
+    (target, source): (&Target, &Source),
+    request: &Request,
+    deadline: Instant,
+) -> Result<Answer, Failure> {
+    let (pool, state) = (data_path.outer.clone(), Arc::clone(&endpoint.state));
+    let (target, source, request) = (target.clone(), source.clone(), request.clone());
+    let (send, answer) = oneshot::channel();
+    let wait = PROBE_WAIT.max(2 * Duration::from_millis(state.mean_dial_millis().into()));
+    tokio::spawn(async move {
+        let started = Instant::now();
+        let opened = pool.open((&target, &source), &request, deadline).await;
+        if let Err(Ok(_)) = send.send(opened) {
+            state.record_dial(started.elapsed());
+            state.end_ejection(Instant::now());
+        }
+    });
+    let late = || {
+        let detail = "the gateway did not answer the first CONNECT after its ejection in time";
+        Err(Failure::new(Reason::RemoteUnavailable, detail))
+    };
+    let answered = timeout(wait, answer).await;
+    answered.map_or_else(|_| late(), |opened| opened.unwrap_or_else(|_| late()))
 }
 
 /// Returns true if the service has another endpoint, here or behind a gateway, that is not ejected.

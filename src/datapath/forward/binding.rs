@@ -314,7 +314,7 @@ async fn pick_and_open(
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
     let endpoints = binding.endpoints.load(&data_path.reader.load());
     // No gateway is before this one, so a loop ends the way through the picked gateway alone.
-    let (mut tries, mut reason) = (Tries::new(data_path, true), Reason::NoEndpoint);
+    let (mut tries, mut reason) = (Tries::new(true), Reason::NoEndpoint);
     let links = data_path.link_factors(peer);
     let source = source_of(peer);
     if endpoints.endpoints.is_empty() {
@@ -332,6 +332,7 @@ async fn pick_and_open(
         if remote::avoid(data_path, &endpoints, &endpoint) {
             continue;
         }
+        endpoint.state.begin_dial(Instant::now());
         let in_flight = InFlight::new(&endpoint.state);
         let holders = peer.holders.as_ref();
         let descriptor = holders.map_or(Err(LimitReached::Share), Holders::upstream);
@@ -358,7 +359,7 @@ async fn pick_and_open(
             Err(failure) => failure,
         };
         reason = failure.reason;
-        tries.next(failure, &endpoints, endpoint, record)?;
+        tries.next(data_path, failure, &endpoints, endpoint, record)?;
     }
     Err(reason)
 }

@@ -200,7 +200,7 @@ async fn pick_and_dial(
         ));
         return Err(Reason::DropOverload);
     }
-    let mut tries = Tries::new(data_path, permit.route().is_from_client());
+    let mut tries = Tries::new(permit.route().is_from_client());
     let links = data_path.link_factors(peer);
     let mut reason = permit.route().reason_without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()
@@ -209,6 +209,7 @@ async fn pick_and_dial(
         record.set_detail(why);
     }
     while Instant::now() < deadline {
+        tries.admit(permit.route().endpoints(), record)?;
         let Ok(pick) = balance::pick(permit, &tries.tried, &links) else {
             break;
         };
@@ -217,6 +218,7 @@ async fn pick_and_dial(
             permit = pick.into_permit();
             continue;
         }
+        tries.begin(endpoint);
         let tried = &tries.tried;
         let try_end =
             dial::remote::deadline_of_try(data_path, endpoints, endpoint, tried, deadline);
@@ -234,7 +236,7 @@ async fn pick_and_dial(
         let detail = failed.detail;
         (reason, permit) = (failed.reason, failed.permit);
         let (endpoints, failure) = (permit.route().endpoints(), Failure { reason, detail });
-        tries.next(failure, endpoints, failed.endpoint, record)?;
+        tries.next(data_path, failure, endpoints, failed.endpoint, record)?;
     }
     Err(reason)
 }

@@ -8,8 +8,8 @@ use tokio::time::{Instant, timeout_at};
 use crate::datapath::accept::LoadGuard;
 use crate::datapath::copy::backlog::Backlog;
 use crate::datapath::copy::progress::InnerProgress;
-use crate::datapath::copy::{CopyOutcome, DELIVERY_DEADLINE};
-use crate::datapath::dial::Upstream;
+use crate::datapath::copy::{ANSWER_DEADLINE, CopyOutcome, DELIVERY_DEADLINE};
+use crate::datapath::dial::{self, Upstream};
 use crate::datapath::http2::slots::StreamSlot;
 use crate::datapath::identity::Peer;
 use crate::datapath::{DataPath, authorize, balance};
@@ -20,6 +20,9 @@ use crate::telemetry::Record;
 /// Age of a tunnel below which a reset by the endpoint counts as a failure, if neither side has
 /// sent a byte.
 const EARLY_RESET_MAX_AGE: Duration = Duration::from_secs(1);
+/// Wait for an answer in a tunnel that its peer has ended from which the wait counts. A peer that
+/// ends its tunnels at once proves nothing.
+const SILENCE_MIN: Duration = Duration::from_secs(1);
 /// Upper bound of the random delay before a revoked tunnel ends, so that not all end at once.
 const REVOKE_JITTER: Duration = Duration::from_secs(1);
 
@@ -71,6 +74,8 @@ pub struct End {
     pub delivery_deadline: Option<Instant>,
     /// Bytes that the endpoint has not taken.
     pub backlog: Backlog,
+    /// Time for which the endpoint has owed an answer, if it still does.
+    pub silence: Option<Duration>,
 }
 
 impl End {
@@ -83,6 +88,7 @@ impl End {
             received_end: false,
             delivery_deadline: None,
             backlog: Backlog::default(),
+            silence: None,
         }
     }
 
@@ -144,7 +150,7 @@ impl Open {
             return;
         }
         let outcome = end.outcome(&self.upstream);
-        if let Some(delivery) = self.finish(&outcome) {
+        if let Some(delivery) = self.finish(&outcome, end.silence) {
             data_path.lifecycle.spawn(delivery);
         }
     }
@@ -169,18 +175,21 @@ impl Open {
             None => end.result = Err(Reason::DrainDeadline),
         }
         let outcome = end.outcome(&self.upstream);
-        if let Some(delivery) = self.finish(&outcome) {
+        if let Some(delivery) = self.finish(&outcome, end.silence) {
             delivery.await;
         }
     }
 
     /// Finishes the record, and closes the endpoint's side: by RST, unless the endpoint was sent
     /// everything. Returns the delivery that is left, if the peer has disconnected after its end.
+    ///
+    /// The endpoint has owed an answer for `silence`, if it still does.
     pub(super) fn finish(
-        self,
+        mut self,
         outcome: &CopyOutcome,
+        silence: Option<Duration>,
     ) -> Option<impl Future<Output = ()> + Send + use<>> {
-        self.update_endpoint_health(outcome);
+        self.update_endpoint_health(outcome, silence);
         let Self {
             peer,
             upstream,
@@ -204,26 +213,47 @@ impl Open {
 
     /// Updates the endpoint's health.
     ///
-    /// A reset counts as a failed dial if the tunnel was short and neither side has sent a byte,
-    /// nor the peer FIN. No other end does: a peer can provoke it by its bytes, and would eject
-    /// the endpoint for all other peers. Clients without an identity could provoke even this one.
+    /// A reset counts as a failure if the tunnel was short and neither side has sent a byte, nor
+    /// the peer FIN. So does an answer that the endpoint owes to a ClientHello. No other end does:
+    /// a peer can provoke it by its bytes. As one source could provoke even these,
+    /// [`EndpointState::is_to_blame`](crate::snapshot::EndpointState::is_to_blame) asks for
+    /// another one.
     ///
     /// Provoked ends are not kept for the peer's own picks either. Envoy's outlier detection for
     /// TCP and ztunnel have no such memory, and it would take a table of peers and endpoints.
-    fn update_endpoint_health(&self, outcome: &CopyOutcome) {
-        let (record, endpoint) = (&self.record, self.upstream.grant.endpoint());
+    fn update_endpoint_health(&mut self, outcome: &CopyOutcome, silence: Option<Duration>) {
+        let (grant, now) = (&self.upstream.grant, Instant::now());
+        let (endpoint, has_answered) = (grant.endpoint(), self.record.sent_bytes() > 0);
         let is_early = !self.peer.is_unauthenticated()
-            && self.since.elapsed() < EARLY_RESET_MAX_AGE
-            && record.sent_bytes() == 0;
-        let is_unprovoked = record.received_bytes() == 0 && outcome.delivery_deadline.is_none();
-        if outcome.result == Err(Reason::UpstreamReset) {
-            if is_early && is_unprovoked {
-                let (endpoints, metrics) = (&self.upstream.endpoints, &self.data_path.metrics);
-                balance::eject_after_failure(endpoints, endpoint, metrics);
+            && now.saturating_duration_since(self.since) < EARLY_RESET_MAX_AGE
+            && !has_answered;
+        let is_unprovoked = self.record.received_bytes() == 0;
+        // The endpoint owes it as long as the peer waits, and a gateway judges its own endpoints.
+        let silence = silence.filter(|_| !has_answered && endpoint.remote.is_none());
+        let has_failed = match outcome.result {
+            Err(Reason::EndpointSilent) => true,
+            Err(Reason::UpstreamReset) => {
+                is_early && is_unprovoked && outcome.delivery_deadline.is_none()
             }
-        } else if !is_early && !matches!(outcome.result, Err(why) if why.blame() == Fault::Upstream)
+            Err(reason) if reason.blame() == Fault::Upstream => false,
+            _ => silence
+                .filter(|time| *time >= SILENCE_MIN)
+                .is_some_and(|time| {
+                    let detail = format!("the endpoint had not answered for {time:.1?}");
+                    self.record.set_detail(detail);
+                    endpoint.state.add_silence(time) >= ANSWER_DEADLINE
+                }),
+        };
+        if has_failed {
+            let source = dial::source_of(&self.peer, grant.first_peer());
+            if endpoint.state.is_to_blame(source, now) {
+                balance::eject_after_failed_tunnel(endpoint, &self.data_path.metrics);
+            }
+        } else if !is_early
+            && (has_answered || outcome.result.is_ok())
+            && !matches!(outcome.result, Err(why) if why.blame() == Fault::Upstream)
         {
-            endpoint.state.restore(Instant::now());
+            endpoint.state.restore(now);
         }
     }
 }

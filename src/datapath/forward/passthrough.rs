@@ -202,7 +202,12 @@ impl PassthroughTunnel {
             linger::disable_reset_on_close(&stream);
         }
         drop((stream, account));
-        if let Some(delivery) = open.finish(&outcome) {
+        // The endpoint was sent the ClientHello as soon as it was dialled.
+        let silence = (open.record.sent_bytes() == 0).then(|| open.since.elapsed());
+        if open.record.sent_bytes() > 0 {
+            open.upstream.grant.endpoint().state.record_answer();
+        }
+        if let Some(delivery) = open.finish(&outcome, silence) {
             delivery.await;
         }
         drop(guards);

@@ -10,13 +10,14 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use crate::datapath::copy::DELIVERY_DEADLINE;
 use crate::datapath::copy::backlog::Backlog;
 use crate::datapath::copy::progress::InnerProgress;
+use crate::datapath::copy::{ANSWER_DEADLINE, DELIVERY_DEADLINE, SILENT};
 use crate::datapath::http2::output::{Output, ReadBytes, ReadRoom};
 use crate::datapath::http2::streams::StreamKey;
 use crate::datapath::limits::loop_detection::{self, InFlight};
 use crate::reason::Reason;
+use crate::wire::client_random::client_hello_bytes;
 
 use super::downstream::Downstream;
 use super::open::{End, Open};
@@ -34,9 +35,8 @@ pub struct TunnelCopy {
     open: Open,
     waker: Waker,
     backlog: Backlog,
-    /// Entry in the loop detection until the endpoint answers, if the first bytes are a
-    /// ClientHello.
-    loop_entry: Option<Box<InFlight>>,
+    /// Answer that is awaited, if the first bytes are a ClientHello.
+    awaited: Option<Box<AwaitedAnswer>>,
     progress: InnerProgress,
     /// Number of bytes since the endpoint last blocked, counted up to one window.
     unblocked_bytes: u32,
@@ -47,6 +47,26 @@ pub struct TunnelCopy {
 
 // A tunnel is one allocation. Size classes of the allocator are 512 and 640 bytes.
 const _: () = assert!(size_of::<TunnelCopy>() <= 512);
+
+/// Answer of the endpoint to a ClientHello.
+#[derive(Debug)]
+struct AwaitedAnswer {
+    /// Entry in the loop detection.
+    _loop_entry: InFlight,
+    /// Number of bytes up to the end of the ClientHello; `None` if it is not known, or if the
+    /// gateway of another network judges the endpoint.
+    hello_bytes: Option<usize>,
+    /// Time at which the endpoint had taken all of it.
+    since: Option<Instant>,
+}
+
+impl AwaitedAnswer {
+    /// Returns the deadline, or the time of the next check before the ClientHello is complete.
+    fn due(&self) -> Option<Instant> {
+        self.hello_bytes?;
+        Some(self.since.unwrap_or_else(Instant::now) + ANSWER_DEADLINE)
+    }
+}
 
 /// Progress of both directions.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,7 +107,7 @@ impl TunnelCopy {
             backlog: Backlog::new(open.upstream.stream.account()),
             open,
             waker,
-            loop_entry: None,
+            awaited: None,
             progress: InnerProgress::default(),
             unblocked_bytes: 0,
             last_output: 0,
@@ -98,6 +118,25 @@ impl TunnelCopy {
     /// Returns the tunnel.
     pub fn tunnel(&mut self) -> &mut Open {
         &mut self.open
+    }
+
+    /// Checks the limits of time. Returns the time of the next check, if there is a limit.
+    ///
+    /// # Errors
+    /// The limit that the tunnel has reached.
+    pub fn check_limits(&mut self) -> Result<Option<Instant>, Reason> {
+        let due = self.open.check_limits()?;
+        let answer = self.answer_due();
+        if answer.is_some_and(|due| due <= Instant::now()) {
+            self.open.record.set_detail(SILENT.to_owned());
+            return Err(Reason::EndpointSilent);
+        }
+        Ok(due.into_iter().chain(answer).min())
+    }
+
+    /// Returns the time at which the wait for an answer of the endpoint has to be checked.
+    pub fn answer_due(&self) -> Option<Instant> {
+        self.awaited.as_ref()?.due()
     }
 
     /// Notes END_STREAM. The endpoint is sent FIN once it has taken all bytes.
@@ -126,7 +165,13 @@ impl TunnelCopy {
         {
             self.flags.has_first_bytes = true;
             let entered = loop_detection::register(first, &mut self.open.record)?;
-            self.loop_entry = entered.map(Box::new);
+            let is_local = self.open.upstream.grant.endpoint().remote.is_none();
+            let awaited = entered.map(|entry| AwaitedAnswer {
+                _loop_entry: entry,
+                hello_bytes: client_hello_bytes(first).filter(|_| is_local),
+                since: None,
+            });
+            self.awaited = awaited.map(Box::new);
         }
         let count: usize = slices.iter().map(|slice| slice.len()).sum();
         let mut taken = 0;
@@ -155,6 +200,13 @@ impl TunnelCopy {
         }
         downstream.server.release(self.key, bytes);
         self.open.record.add_received(bytes as u64);
+        if let Some(awaited) = &mut self.awaited
+            && awaited.since.is_none()
+            && let Some(hello) = awaited.hello_bytes
+            && self.open.record.received_bytes() >= hello as u64
+        {
+            awaited.since = Some(Instant::now());
+        }
         let count = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.unblocked_bytes = self.unblocked_bytes.saturating_add(count);
         if self.unblocked_bytes >= downstream.server.window(self.key) {
@@ -242,12 +294,15 @@ impl TunnelCopy {
         if budget.is_exhausted() {
             let account = self.backlog.open_account(budget);
             if account.must_pause_reads() {
+                self.awaited = None;
                 return self.check_eviction();
             }
         }
         let capacity = downstream.server.capacity(self.key);
         self.flags.has_unread = capacity == 0;
         if capacity == 0 {
+            // The endpoint has answered, and the peer does not read.
+            self.awaited = None;
             return Ok(Step::Waits);
         }
         let read = match self.read_into(capacity, downstream) {
@@ -263,6 +318,7 @@ impl TunnelCopy {
         }
         if read.bytes == 0 {
             self.flags.endpoint_ended = true;
+            self.awaited = None;
             let ended = downstream
                 .output
                 .append_end(self.key.id, &mut downstream.layer);
@@ -274,7 +330,9 @@ impl TunnelCopy {
             .server
             .sent_data(self.key, read.bytes, read.frames, false);
         self.open.record.add_sent(read.bytes as u64);
-        self.loop_entry = None;
+        if self.awaited.take().is_some() {
+            self.open.upstream.grant.endpoint().state.record_answer();
+        }
         self.last_output = downstream.output.written_position();
         self.flags.reads_much = !read.is_drained;
         if read.is_drained {
@@ -332,8 +390,10 @@ impl TunnelCopy {
             progress,
             last_output,
             flags,
+            awaited,
             ..
         } = *self;
+        let silent_since = awaited.and_then(|awaited| awaited.since);
         if result == Err(Reason::DownstreamCancelled) {
             open.upstream.stream.cancel_on_drop();
         }
@@ -344,6 +404,7 @@ impl TunnelCopy {
             received_end: flags.received_end,
             delivery_deadline: flags.sent_fin.then(|| Instant::now() + DELIVERY_DEADLINE),
             backlog,
+            silence: silent_since.map(|since| since.elapsed()),
         });
     }
 }

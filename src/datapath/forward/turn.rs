@@ -247,7 +247,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         }
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
-        let limits = copy.tunnel().check_limits();
+        let limits = copy.check_limits();
         if let Ok(Some(due)) = limits {
             self.limit_timer.set(due);
         }
@@ -255,6 +255,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         let mut started = limits.map(drop);
         if started.is_ok() && !early.is_empty() {
             started = copy.receive(&[IoSlice::new(&early)], &mut self.downstream);
+            if let Some(due) = copy.answer_due() {
+                self.limit_timer.set(due);
+            }
         }
         if started.is_ok() && has_ended {
             started = copy.receive_end().map(|_| ());
@@ -359,7 +362,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                 }
             }
             Some(Some(Tunnel::Open(copy))) => {
-                if let Err(reason) = copy.receive(slices, &mut self.downstream) {
+                let received = copy.receive(slices, &mut self.downstream);
+                if let Some(due) = copy.answer_due() {
+                    self.limit_timer.set(due);
+                }
+                if let Err(reason) = received {
                     self.end(key, Err(reason));
                 }
             }
@@ -457,7 +464,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     pub fn check_limits(&mut self) {
         let (mut ended, mut next) = (Vec::new(), None::<Instant>);
         for copy in self.open_tunnels() {
-            match copy.tunnel().check_limits() {
+            match copy.check_limits() {
                 Ok(due) => next = next.into_iter().chain(due).min(),
                 Err(reason) => ended.push((copy.key, reason)),
             }

@@ -1,6 +1,7 @@
 //! Tests of the HTTP/2 server against scripted peers, in memory and with a paused clock.
 
 pub(crate) mod chi_square;
+mod dials;
 mod networks;
 #[path = "../../../tests/fuzz/targets/plain.rs"]
 pub(crate) mod plain;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use tokio::time::Instant;
 
-use crate::datapath::balance::choose;
+use crate::datapath::balance::{Tried, choose};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, LocalityWeight, Mesh, Protocol, Scope, Service, Template, Workload,
@@ -85,7 +85,7 @@ fn set(snapshot: &Snapshot) -> &EndpointSet {
 fn picked(set: &EndpointSet) -> Vec<u32> {
     let mut counts = vec![0; set.endpoints.len()];
     for _ in 0..PICKS {
-        let chosen = choose(set, &[], NO_LINK_FACTORS).expect("an endpoint");
+        let chosen = choose(set, &Tried::default(), NO_LINK_FACTORS).expect("an endpoint");
         let place = set
             .endpoints
             .iter()

@@ -198,7 +198,7 @@ impl Generated {
         let set = known.endpoints.load(&self.publisher.reader().snapshot());
         let mut counts: HashMap<String, u32> = HashMap::new();
         for _ in 0..PICKS {
-            let endpoint = choose(&set, &[], NO_LINK_FACTORS).expect("an endpoint");
+            let endpoint = choose(&set, &Tried::default(), NO_LINK_FACTORS).expect("an endpoint");
             *counts.entry(endpoint.uid().to_string()).or_default() += 1;
         }
         let bins = answer.endpoints.iter().map(|row| {

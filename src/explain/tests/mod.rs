@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
 use super::*;
-use crate::datapath::balance::choose;
+use crate::datapath::balance::{Tried, choose};
 use crate::datapath::dial::DenyList;
 use crate::datapath::tests::chi_square::p_value;
 use crate::datapath::transit;
@@ -115,7 +115,7 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
         if kept.requires_waypoint() {
             kept = route().expect("a route");
         }
-        if let Some(endpoint) = choose(kept.endpoints(), &[], &links) {
+        if let Some(endpoint) = choose(kept.endpoints(), &Tried::default(), &links) {
             let key = Arc::as_ptr(endpoint);
             counts
                 .entry(key)

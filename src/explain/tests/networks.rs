@@ -161,7 +161,7 @@ fn rejection(of: &Generated) -> Option<Reason> {
     let route = looped.and_then(|()| route::resolve(&of.snapshot, &peer, target));
     match route.and_then(|route| policy::run(&of.snapshot, &peer, route)) {
         Err(reason) => Some(reason),
-        Ok(permit) => match balance::pick(permit, &[], &of.link_factors()) {
+        Ok(permit) => match balance::pick(permit, &Tried::default(), &of.link_factors()) {
             Err(permit) => Some(permit.route().reason_without_endpoint()),
             // The generated gateways fail in no other way.
             Ok(pick) => {

@@ -272,7 +272,8 @@ impl Rig {
         let snapshot = data_path.reader.load();
         let route = route::resolve(&snapshot, peer, target).expect("a route");
         let permit = policy::run(&snapshot, peer, route).expect("a permit");
-        let pick = balance::pick(permit, &[], NO_LINK_FACTORS).expect("a pick");
+        let pick =
+            balance::pick(permit, &balance::Tried::default(), NO_LINK_FACTORS).expect("a pick");
         let pick = authorize::run(data_path, peer, pick).expect("a grant");
         let descriptor = peer.holders.as_ref().map(|holders| holders.upstream());
         let descriptor = descriptor.expect("a holders").expect("a descriptor");

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use crate::datapath::balance::{choose, eject_after_failure};
+use crate::datapath::DataPath;
+use crate::datapath::balance::{Tried, choose, eject_after_failed_dial};
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::datapath::forward::tries::Tries;
 use crate::outer::Failure;
@@ -198,15 +199,24 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     let one = gateway_of([pods("west", 1), vec![gateway("west", 1)]].concat());
     let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     let deadline = Instant::now() + TOTAL_DIAL_TIMEOUT;
-    let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &[], deadline);
+    let only = remote::deadline_of_try(&own, &one, &one.endpoints[0], &Tried::default(), deadline);
     assert_eq!(only, deadline);
     let twice = EndpointSet::new(three.endpoints.iter().chain(&three.endpoints).cloned());
-    let first = remote::deadline_of_try(&own, &twice, &three.endpoints[0], &[], deadline);
+    let first = remote::deadline_of_try(
+        &own,
+        &twice,
+        &three.endpoints[0],
+        &Tried::default(),
+        deadline,
+    );
     assert_eq!(first - Instant::now(), TOTAL_DIAL_TIMEOUT / 3);
     for (index, endpoint) in three.endpoints.iter().enumerate() {
         let left = deadline - Instant::now();
-        let tried = &three.endpoints[..index];
-        let end = remote::deadline_of_try(&own, &three, endpoint, tried, deadline);
+        let tried = Tried {
+            endpoints: three.endpoints[..index].to_vec(),
+            ..Tried::default()
+        };
+        let end = remote::deadline_of_try(&own, &three, endpoint, &tried, deadline);
         assert_eq!(
             end - Instant::now(),
             left / (3 - u32::try_from(index).unwrap())
@@ -215,14 +225,21 @@ async fn each_of_three_silent_gateways_gets_a_part_of_the_time() {
     }
     assert_eq!(Instant::now(), deadline, "the last one has the rest");
     let short = Instant::now() + std::time::Duration::from_secs(2);
-    let first = remote::deadline_of_try(&own, &three, &three.endpoints[0], &[], short);
+    let first =
+        remote::deadline_of_try(&own, &three, &three.endpoints[0], &Tried::default(), short);
     let half = first - Instant::now();
     assert_eq!(
         half,
         std::time::Duration::from_secs(1),
         "half of a short time"
     );
-    let none = remote::deadline_of_try(&own, &three, &three.endpoints[0], &[], Instant::now());
+    let none = remote::deadline_of_try(
+        &own,
+        &three,
+        &three.endpoints[0],
+        &Tried::default(),
+        Instant::now(),
+    );
     assert_eq!(none, Instant::now());
 }
 
@@ -257,7 +274,7 @@ async fn a_suspended_endpoint_that_fails_as_the_last_one_is_ejected() {
         .eject(&remote::target(endpoint).expect("a gateway"));
     assert!(remote::avoid(&own, set, endpoint));
     for is_first in [true, false] {
-        let is_ejected = eject_after_failure(set, endpoint, &own.metrics);
+        let is_ejected = eject_after_failed_dial(endpoint, &own.metrics);
         assert_eq!(is_ejected, is_first, "once for all tunnels that fail");
         let left = state.ejected_for(Instant::now());
         assert_eq!(left, Some(std::time::Duration::from_secs(5)));
@@ -268,14 +285,14 @@ async fn a_suspended_endpoint_that_fails_as_the_last_one_is_ejected() {
 
 /// Fails a try of an endpoint.
 fn fail(
-    tries: &mut Tries<'_>,
+    (own, tries): (&DataPath, &mut Tries),
     reason: Reason,
     (set, endpoint): (&EndpointSet, Arc<Endpoint>),
 ) -> Result<(), Reason> {
     let source = Arc::clone(&crate::datapath::tests::peer(SystemTime::now()).source);
     let mut record = Record::new(&Arc::new(Metrics::new()), &source, "echo.app:80");
     let detail = String::new();
-    tries.next(Failure { reason, detail }, set, endpoint, &mut record)
+    tries.next(own, Failure { reason, detail }, set, endpoint, &mut record)
 }
 
 #[tokio::test(start_paused = true)]
@@ -290,11 +307,11 @@ async fn three_rejections_leave_out_the_gateways_of_one_cluster_in_a_network_and
     let set = always(&snapshot);
     let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     let tried = |reason| {
-        let (mut tries, mut counts) = (Tries::new(&own, true), BTreeMap::new());
+        let (mut tries, mut counts) = (Tries::new(true), BTreeMap::new());
         while let Some(endpoint) = choose(set, &tries.tried, NO_LINK_FACTORS).cloned() {
             let cluster = Arc::clone(&endpoint.definition.cluster);
             *counts.entry(cluster.to_string()).or_insert(0) += 1;
-            assert_eq!(fail(&mut tries, reason, (set, endpoint)), Ok(()));
+            assert_eq!(fail((&own, &mut tries), reason, (set, endpoint)), Ok(()));
         }
         counts.into_values().collect::<Vec<_>>()
     };
@@ -322,9 +339,9 @@ async fn only_the_first_gateway_of_a_looped_tunnel_tries_another_endpoint() {
     let set = always(&snapshot);
     let own = crate::datapath::tests::data_path_of(Publisher::new().reader(), DenyList::default());
     for is_from_client in [false, true] {
-        let mut tries = Tries::new(&own, is_from_client);
+        let mut tries = Tries::new(is_from_client);
         let endpoint = Arc::clone(&set.endpoints[0]);
-        let retries = fail(&mut tries, Reason::GatewayLoop, (set, endpoint)).is_ok();
+        let retries = fail((&own, &mut tries), Reason::GatewayLoop, (set, endpoint)).is_ok();
         assert_eq!(retries, is_from_client);
         let is_ejected = set.endpoints[0].state.is_ejected(Instant::now());
         assert_eq!(is_ejected, is_from_client);

@@ -10,7 +10,7 @@ mod transit;
 
 use std::sync::Arc;
 
-use crate::datapath::balance::choose;
+use crate::datapath::balance::{Tried, choose};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template, Workload,
@@ -204,7 +204,7 @@ fn assert_shares_with(set: &EndpointSet, links: &LinkFactors, want: &[(&str, f64
     assert!(shown.iter().zip(want).all(is_equal), "{shown:?}");
     let mut counts = vec![0_u32; got.len()];
     for _ in 0..PICKS {
-        let chosen = choose(set, &[], links).expect("an endpoint");
+        let chosen = choose(set, &Tried::default(), links).expect("an endpoint");
         let place = got.iter().position(|(one, _)| Arc::ptr_eq(one, chosen));
         counts[place.expect("one with a share")] += 1;
     }

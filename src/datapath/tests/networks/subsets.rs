@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::datapath::balance::choose;
+use crate::datapath::balance::{Tried, choose};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Scope, Workload};
 use crate::snapshot::traffic::TrafficRule;
@@ -164,8 +164,11 @@ async fn a_part_whose_first_tier_fails_uses_its_next_one_before_another_part() {
             let is_west = *one.definition.locality.region == *"west";
             is_west && one.remote.is_none()
         });
-        let first: Vec<_> = first.cloned().collect();
-        assert_eq!(first.len(), 2);
+        let first = Tried {
+            endpoints: first.cloned().collect(),
+            ..Tried::default()
+        };
+        assert_eq!(first.endpoints.len(), 2);
         let is_local = |_: &u32| {
             let chosen = choose(&set, &first, NO_LINK_FACTORS).expect("an endpoint");
             local.contains(&chosen.address.to_string().as_str())
@@ -175,7 +178,7 @@ async fn a_part_whose_first_tier_fails_uses_its_next_one_before_another_part() {
         // Four standard deviations of a share of 10 % are 120.
         let want = if through.is_empty() { 10_000 } else { 1_000 };
         assert!(count.abs_diff(want) < 120, "{transit:?}: {count}");
-        for one in &first {
+        for one in &first.endpoints {
             one.state.eject(Instant::now());
         }
         let to_local = local.iter().map(|at| (*at, to_local));

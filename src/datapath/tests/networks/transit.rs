@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::config::parse_identity;
-use crate::datapath::balance::choose;
+use crate::datapath::balance::{Tried, choose};
 use crate::datapath::http2::tunnel::{Forwarded, Origin, Target};
 use crate::datapath::identity::Peer;
 use crate::datapath::listener::Listener;
@@ -296,7 +296,7 @@ fn a_global_service_fails_over_by_the_default() {
         let peer = peer(&snapshot, CLIENT, Transit::Always);
         let permit = permit(&snapshot, &peer, "echo.app:80", false).expect("a permit");
         let endpoints = permit.route().endpoints();
-        let picked = choose(endpoints, &[], NO_LINK_FACTORS);
+        let picked = choose(endpoints, &Tried::default(), NO_LINK_FACTORS);
         let picked = picked.expect("an endpoint");
         let network = picked.remote.as_ref().map(|remote| &*remote.network);
         assert_eq!(network, want, "{is_ready}");

@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use crate::datapath::DataPath;
-use crate::datapath::balance::{self, Pick};
+use crate::datapath::balance::{self, Pick, Tried};
 use crate::datapath::dial::{DenyList, TOTAL_DIAL_TIMEOUT, remote};
 use crate::datapath::http2::tunnel::{self, Origin};
 use crate::datapath::identity::Peer;
@@ -27,7 +27,7 @@ use crate::datapath::route;
 use crate::outer::{CONNECT_DEADLINE, CONNECTION_WAIT_MAX, MinRtt, Ranks, Target};
 use crate::snapshot::builder::Change;
 use crate::snapshot::traffic::Position;
-use crate::snapshot::{Endpoint, NO_LINK_FACTORS, Publisher, TrustSet};
+use crate::snapshot::{NO_LINK_FACTORS, Publisher, TrustSet};
 use crate::wire::Authority;
 
 use super::chi_square::p_value;
@@ -69,7 +69,7 @@ struct Window {
 struct Tunnel {
     /// Index of its window.
     second: usize,
-    tried: Vec<Arc<Endpoint>>,
+    tried: Tried,
     deadline: Instant,
 }
 
@@ -221,7 +221,7 @@ impl Simulation {
             .add_shares(service, self.is_region_up, &mut window.expected);
         let tunnel = Tunnel {
             second,
-            tried: Vec::new(),
+            tried: Tried::default(),
             deadline: Instant::now() + TOTAL_DIAL_TIMEOUT,
         };
         let permit = self.permit(service);
@@ -317,9 +317,8 @@ impl Simulation {
         }
         let endpoint = Arc::clone(pick.endpoint());
         let permit = pick.into_permit();
-        let endpoints = permit.route().endpoints();
-        balance::eject_after_failure(endpoints, &endpoint, &self.data_path.metrics);
-        tunnel.tried.push(endpoint);
+        balance::eject_after_failed_dial(&endpoint, &self.data_path.metrics);
+        tunnel.tried.endpoints.push(endpoint);
         self.forward(permit, tunnel);
     }
 

@@ -1,0 +1,127 @@
+//! Sources whose tunnels an endpoint has recently served or failed, in constant memory.
+
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Hash of the source of a tunnel: a verified peer, or the network prefix of a client without an
+/// identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceHash(u32);
+
+impl SourceHash {
+    /// Returns the hash of a source, which differs between processes.
+    pub fn of(source: &impl Hash) -> Self {
+        static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let hash = STATE.hash_one(source);
+        Self((hash >> 32) as u32)
+    }
+}
+
+/// The last two sources that have dialled an endpoint, and the last one whose tunnel failed
+/// afterwards. Two are enough to tell whether a source was alone.
+#[derive(Debug, Default)]
+pub(super) struct RecentSources {
+    dialled: [SourceTime; 2],
+    failed: SourceTime,
+}
+
+/// Source in the upper half, with the second after the one in which it was recorded; 0 means none.
+#[derive(Debug, Default)]
+struct SourceTime(AtomicU64);
+
+/// Time for which a source counts after it was recorded, in seconds.
+const SOURCE_SECONDS: u64 = 60;
+
+impl RecentSources {
+    /// Records a source whose dial has succeeded. Of concurrent records one may be lost.
+    pub(super) fn record(&self, source: SourceHash, second: u64) {
+        let [one, other] = &self.dialled;
+        let is_older = one.time() <= other.time();
+        let place = match (one.is(source), other.is(source)) {
+            (true, _) => one,
+            (false, false) if is_older => one,
+            (false, _) => other,
+        };
+        place.set(source, second);
+    }
+
+    /// Records a tunnel of a source that failed after its dial. Returns true if tunnels of another
+    /// source failed within a minute too, or if no other source has dialled within a minute.
+    pub(super) fn is_to_blame(&self, source: SourceHash, second: u64) -> bool {
+        let is_other = |one: &SourceTime| !one.is(source) && !one.is_expired(second);
+        let has_failed_other = is_other(&self.failed);
+        self.failed.set(source, second);
+        has_failed_other || !self.dialled.iter().any(is_other)
+    }
+}
+
+impl SourceTime {
+    fn is(&self, source: SourceHash) -> bool {
+        let packed = self.0.load(Ordering::Relaxed);
+        packed != 0 && packed >> 32 == u64::from(source.0)
+    }
+
+    /// Returns the second after the one in which the source was recorded.
+    fn time(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) & u64::from(u32::MAX)
+    }
+
+    fn is_expired(&self, second: u64) -> bool {
+        let recorded = self.time().checked_sub(1);
+        recorded.is_none_or(|at| second.saturating_sub(at) >= SOURCE_SECONDS)
+    }
+
+    /// Records a source. The seconds since the start of a process fit 32 bits.
+    fn set(&self, source: SourceHash, second: u64) {
+        let packed = u64::from(source.0) << 32 | (second + 1);
+        if self.0.load(Ordering::Relaxed) != packed {
+            self.0.store(packed, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: SourceHash = SourceHash(1);
+    const OTHER: SourceHash = SourceHash(2);
+    const THIRD: SourceHash = SourceHash(0);
+
+    #[test]
+    fn one_source_alone_is_believed_only_while_no_other_has_dialled() {
+        let sources = RecentSources::default();
+        sources.record(ONE, 0);
+        assert!(sources.is_to_blame(ONE, 0), "the only one that dialled");
+        sources.record(OTHER, 1);
+        for second in 2..60 {
+            sources.record(ONE, second);
+            assert!(!sources.is_to_blame(ONE, second));
+        }
+        sources.record(ONE, 61);
+        assert!(sources.is_to_blame(ONE, 61), "a minute after the other");
+    }
+
+    #[test]
+    fn failures_of_two_sources_within_a_minute_are_believed() {
+        let sources = RecentSources::default();
+        for source in [ONE, OTHER, THIRD] {
+            sources.record(source, 0);
+        }
+        assert!(!sources.is_to_blame(ONE, 0));
+        assert!(sources.is_to_blame(THIRD, 59));
+        sources.record(OTHER, 119);
+        assert!(!sources.is_to_blame(ONE, 119), "the last one has expired");
+    }
+
+    #[test]
+    fn many_tunnels_of_one_source_do_not_hide_the_other() {
+        let sources = RecentSources::default();
+        sources.record(OTHER, 0);
+        for second in 0..50 {
+            sources.record(ONE, second);
+        }
+        assert!(!sources.is_to_blame(ONE, 50));
+    }
+}
