@@ -1,4 +1,5 @@
-"""Runs `cargo test`, and prints the duration of each test binary and of the slowest tests.
+"""Runs `cargo test`, and prints the duration of each test binary and of the slowest tests, and
+the skipped tests.
 
 libtest reports no durations on stable Rust. It starts tests in the order of `--list`, one whenever
 a thread is free, and prints a line at the end of each. So the first tests start at once, and each
@@ -15,6 +16,8 @@ SLOWEST = 15
 BINARY = re.compile(r"^ +Running (?:unittests )?(\S+) \((.+)\)$")
 TEST = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. (?:ok|FAILED|ignored)")
 RESULT = re.compile(r"^test result: ")
+# A test that lacks a program or a right prints the first form, and passes.
+SKIPPED = re.compile(r"^SKIPPED (.+)|^test (\S+) \.\.\. ignored")
 
 
 def listed(path):
@@ -33,11 +36,13 @@ def main():
     if built != 0:
         return built
     cargo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    name, binaries, tests = "doc-tests", [], []
+    name, binaries, tests, skipped = "doc-tests", [], [], []
     begun, waiting, started = time.monotonic(), iter([]), {}
     for line in cargo.stdout:
         print(line, end="", flush=True)
         now = time.monotonic()
+        if found := SKIPPED.match(line):
+            skipped.append(found[1] or f"{name} {found[2]}: ignored")
         if found := BINARY.match(line):
             name, order = found[1], listed(found[2])
             begun, waiting = now, iter(order[threads:])
@@ -51,6 +56,9 @@ def main():
     print("\nduration of each test binary, and of the slowest tests")
     for seconds, what in sorted(binaries, reverse=True) + sorted(tests, reverse=True)[:SLOWEST]:
         print(f"{seconds:8.1f} s  {what}")
+    if skipped:
+        # .ci/run counts the lines that begin with the word.
+        print(f"\n{len(skipped)} SKIPPED", *skipped, sep="\n  ")
     return cargo.wait()
 
 

@@ -143,8 +143,9 @@ pub(super) struct Certificates {
     first_certificate: Option<oneshot::Sender<()>>,
     /// Own identity, or `unknown`.
     identity: String,
-    /// Error of the last attempt to get a certificate, if it failed.
-    failure: Option<String>,
+    /// Error of the last attempt to get a certificate, if it failed, and the time of the first
+    /// failure since the last success.
+    failure: Option<(String, SystemTime)>,
     has_expired: bool,
     /// Domains without roots in the last warning.
     domains_without_roots: Vec<String>,
@@ -198,14 +199,14 @@ impl Certificates {
 
     fn own_expiry(&self) -> Option<SystemTime> {
         let material = self.material.as_ref().filter(|_| !self.has_expired);
-        material.map(|material| material.identity.not_after)
+        material.map(|material| material.valid_until)
     }
 
     fn handle_news(&mut self, news: CertificateEvent) {
         let (material, is_restored) = match news {
             CertificateEvent::Issued(material) => (material, false),
             CertificateEvent::Restored(material) => (material, true),
-            CertificateEvent::Failed(error) => return self.failed(error),
+            CertificateEvent::Failed(error) => return self.fetch_failed(error),
         };
         match tls::listener_server_config(&material, &self.trust) {
             Ok(served) => {
@@ -217,7 +218,7 @@ impl Certificates {
                 self.replace(material, served);
             }
             Err(error) if is_restored => warn!(%error, "the certificate on disk is not used"),
-            Err(error) => self.failed(error.to_string()),
+            Err(error) => self.fetch_failed(error.to_string()),
         }
     }
 
@@ -235,17 +236,25 @@ impl Certificates {
         }
     }
 
-    fn failed(&mut self, error: String) {
+    fn fetch_failed(&mut self, error: String) {
         self.data_path.metrics.certificate_fetched(false);
         let current = match &self.material {
             Some(material) => {
-                let end = humantime::Timestamp::from(material.identity.not_after);
+                let end = humantime::Timestamp::from(material.valid_until);
                 format!("expires at {end}")
             }
             None => "none".to_owned(),
         };
         warn!(identity = self.identity, %error, current, "cannot obtain a new certificate");
-        self.failure = Some(error);
+        self.failed(error);
+    }
+
+    /// Records that a new certificate could not be obtained or is not usable. The last one stays in
+    /// force.
+    pub(super) fn failed(&mut self, error: String) {
+        let since = self.failure.as_ref().map(|(_, since)| *since);
+        self.failure = Some((error, since.unwrap_or_else(SystemTime::now)));
+        self.data_path.metrics.set_certificate_failing(true);
         self.update_status();
     }
 
@@ -256,10 +265,11 @@ impl Certificates {
         if identity != self.identity {
             self.status.forget_certificate(&self.identity);
         }
-        let end = humantime::Timestamp::from(material.identity.not_after);
+        let end = humantime::Timestamp::from(material.valid_until);
         info!(identity, expires = %end, "certificate in force");
         (self.identity, self.material) = (identity, Some(material));
         (self.failure, self.has_expired) = (None, false);
+        self.data_path.metrics.set_certificate_failing(false);
         self.update_status();
         self.export_expiry();
         self.report_domains_without_roots();
@@ -394,14 +404,16 @@ impl Certificates {
                 ..Certificate::default()
             },
         };
-        shown.state = match (&self.material, &self.failure) {
+        shown.failing_since = self.failure.as_ref().map(|(_, since)| *since);
+        let failure = self.failure.as_ref().map(|(why, _)| why);
+        shown.state = match (&self.material, failure) {
             (None, None) => "Initializing".to_owned(),
             (Some(_), None) if !self.has_expired => "Available".to_owned(),
             (Some(_), Some(why)) if !self.has_expired => {
                 format!("Available: no new certificate: {why}")
             }
             (_, Some(why)) => format!("Unavailable: {why}"),
-            (Some(_), None) => "Unavailable: the certificate has expired".to_owned(),
+            (Some(_), None) => "Unavailable: a certificate of the chain has expired".to_owned(),
         };
         self.status.set_certificate(shown);
     }

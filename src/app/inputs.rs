@@ -369,8 +369,10 @@ fn located(
         | TlsError::BadCrl { file, .. }
         | TlsError::NoCertificate(file)
         | TlsError::NotAnIssuer(file)
-        | TlsError::Expired(file) => (Some(file), true),
-        TlsError::KeyMismatch(_) => (own.map(|own| &own.key), false),
+        | TlsError::Refused { file, .. }
+        | TlsError::NotARoot { file, .. }
+        | TlsError::EncryptedKey(file) => (Some(file), true),
+        TlsError::KeyMismatch(_) | TlsError::UnusableKey(_) => (own.map(|own| &own.key), false),
         TlsError::SharedIssuer { .. } => (None, true),
         TlsError::Verifier(_) | TlsError::Provider(_) => (own.map(|own| &own.roots), false),
     };

@@ -8,8 +8,10 @@ use std::hash::{Hash, Hasher};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
+use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source};
@@ -28,6 +30,9 @@ use super::listeners::ClosedListeners;
 use super::mesh_files::{Joined, MeshFiles};
 use super::state::App;
 use super::{tables, traffic, trust};
+
+/// Interval at which rejected certificates are tried again.
+const CERTIFICATE_RETRY: Duration = Duration::from_secs(10);
 
 /// Fingerprints of the files when they were last read. They are taken before the reading, so that
 /// a concurrent change is found afterwards.
@@ -103,9 +108,12 @@ impl Reloader {
             }
             let now = self.files();
             if now == files {
-                match &mut watcher {
-                    Some(watcher) => watcher.changed().await,
-                    None => return,
+                let Some(watcher) = &mut watcher else {
+                    return;
+                };
+                tokio::select! {
+                    () = watcher.changed() => {}
+                    () = sleep(CERTIFICATE_RETRY) => self.retry_certificates(),
                 }
                 continue;
             }
@@ -169,6 +177,18 @@ impl Reloader {
                 return true;
             }
             due.extend(failures.into_iter().map(|(what, _)| what));
+        }
+    }
+
+    /// Tries the certificates again that the last reload rejected, which become usable without a
+    /// change if they were not valid yet.
+    fn retry_certificates(&mut self) {
+        let what = ReloadSource::Certificates;
+        if self.failed.contains_key(&what) {
+            match self.reload(what) {
+                Ok(_) => self.record_success(what),
+                Err(error) => self.record_failure(what, format!("{error:#}"), false),
+            }
         }
     }
 
@@ -409,6 +429,16 @@ impl Reloader {
     }
 
     fn reload_certificates(&self) -> anyhow::Result<Vec<String>> {
+        let reloaded = self.load_certificates();
+        if let Err(error) = &reloaded
+            && let Identity::Files(_) = self.app.config.load().identity
+        {
+            self.certificates.lock().failed(error.to_string());
+        }
+        reloaded
+    }
+
+    fn load_certificates(&self) -> anyhow::Result<Vec<String>> {
         let config = self.app.config.load();
         let trust = PeerTrust::load(&config.trust)?;
         let set = trust::set(&config, &trust);

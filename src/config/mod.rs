@@ -64,7 +64,9 @@ pub use sections::{
 pub use subsets::{ServiceSubset, SubsetShare};
 pub use traffic::{Distribution, RegionWeight, Traffic};
 pub use transit::TransitRule;
-pub use trust::{Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
+pub use trust::{
+    Crl, CrlPolicy, Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers, VERIFY_DEPTH,
+};
 pub use vips::{vip, vip_count};
 
 section! {

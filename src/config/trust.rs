@@ -11,6 +11,12 @@ use super::identity::{DomainName, parse_identity};
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
 use crate::yaml::Value;
 
+/// Default limit of intermediates: one for the mesh, and two above it, such as those of nested SPIRE
+/// servers.
+pub const VERIFY_DEPTH: usize = 3;
+/// Largest limit of intermediates, which is also that of webpki.
+const VERIFY_DEPTH_MAX: u16 = 6;
+
 section! {
     /// Trust in peers.
     pub struct Trust at "trust", planned("end_tunnels_at_expiry"), check(check) {
@@ -29,6 +35,9 @@ section! {
         unknown_issuers: UnknownIssuers = default(UnknownIssuers::Accept, "`accept`");
         /// Certificate revocation lists (RFC 5280) for the leaves and intermediates of peers.
         crl: Option<Crl> = default(None, "revocation is not checked");
+        /// Limit of the intermediates between a peer's certificate and its root. Roots that a peer
+        /// sends, and duplicates, do not count; with them at most 6 certificates are received.
+        max_verify_depth: usize as VerifyDepth = default(VERIFY_DEPTH) since "0.2.0";
         /// Acceptance of trust domains that `trust.domains` lacks, under the shared roots alone,
         /// for meshes with Istio's `SKIP_VALIDATE_TRUST_DOMAIN`. The name of such a domain is its
         /// cluster, unless a named domain stands for a cluster of that name. Metrics and shares of
@@ -106,16 +115,15 @@ section! {
     /// Certificate revocation lists (RFC 5280) for the leaves and intermediates of peers.
     pub struct Crl at "trust.crl", check(check_crl) {
         /// Files, each with PEM of any number of lists or with one list in DER, together at most
-        /// 16 MiB. Of several lists of one issuer's key the newest counts. Issuers of one name are
-        /// distinguished by their keys, in up to 8 combinations for one chain, beginning with those
-        /// that its certificates name. Delta lists, indirect lists and lists without nextUpdate are
-        /// not supported.
+        /// 16 MiB. Of several lists of one issuer's key and scope the newest counts. A certificate
+        /// is looked up in each list whose key signed it and whose issuingDistributionPoint covers
+        /// it. Delta lists, indirect lists and lists without nextUpdate are not supported.
         files: Vec<PathBuf> as NonEmpty<CrlFile> = required("[crl.pem]");
         /// Treatment of certificates whose issuer's list is past its nextUpdate. With `reject`,
         /// `strait check` warns of such a list.
         on_stale: CrlPolicy = default(CrlPolicy::Reject);
-        /// Treatment of certificates whose issuer, the root included, has no list. With `accept` a
-        /// file may be absent or empty. With `reject`, `strait check`, the log and `strait status`
+        /// Treatment of certificates that no list of their issuer, the root included, covers. With
+        /// `accept` a file may be absent or empty. With `reject`, `strait check`, the log and `strait status`
         /// name each trusted root without a list, as peers below it are rejected.
         on_missing: CrlPolicy = default(CrlPolicy::Reject);
     }
@@ -218,6 +226,9 @@ form! {
     /// A file of revocation lists, which is watched. [`check_crl`] looks whether it exists.
     CrlFile => PathBuf, "the path of a file, relative to the file that names it", "string",
         |value, _| value.watched_path(), |file| path(file);
+    /// A limit of intermediates.
+    VerifyDepth => usize, "a whole number from 0 to 6", "integer",
+        |value, _| value.number(0, VERIFY_DEPTH_MAX).map(Into::into), |depth| json!(depth);
     /// The identity of a workload, as its certificate has it.
     WorkloadId => String, "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`",
         "string",
@@ -253,6 +264,23 @@ mod tests {
     /// The findings about the good file with more keys in its `trust`, on line 4.
     fn with(keys: &str) -> String {
         instead("  domains:", &format!("{keys}\n  domains:"))
+    }
+
+    #[test]
+    fn the_depth_of_a_chain_is_three_intermediates_or_a_number_up_to_six() {
+        let depth = |keys: &str| {
+            let (config, _) = check(&GOOD.replacen("  domains:", &format!("{keys}  domains:"), 1));
+            config.map(|config| config.trust.max_verify_depth)
+        };
+        assert_eq!(depth(""), Some(3));
+        assert_eq!(depth("  max_verify_depth: 0\n"), Some(0));
+        assert_eq!(depth("  max_verify_depth: 6\n"), Some(6));
+        let want = "4: error: `trust.max_verify_depth` is ";
+        for wrong in ["7", "-1", "none"] {
+            let reported = with(&format!("  max_verify_depth: {wrong}"));
+            assert!(reported.starts_with(want), "{reported}");
+            assert!(reported.contains("from 0 to 6"), "{reported}");
+        }
     }
 
     #[test]

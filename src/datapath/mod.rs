@@ -44,7 +44,7 @@ pub mod limits;
 use std::sync::Arc;
 
 use crate::lifecycle::Lifecycle;
-use crate::outer::Pool;
+use crate::outer::{AddressFilter, Pool};
 use crate::snapshot::{LinkFactors, Reader};
 use crate::telemetry::Metrics;
 use crate::tls::InboundTls;
@@ -67,7 +67,7 @@ pub struct DataPath {
     /// Limit of bytes that all tunnels hold.
     pub budget: Arc<limits::budget::BufferBudget>,
     /// Addresses that are never dialled.
-    pub deny: dial::DenyList,
+    pub deny: Arc<dial::DenyList>,
 }
 
 impl DataPath {
@@ -84,8 +84,13 @@ impl DataPath {
     ) -> Self {
         let tls = Arc::new(tls);
         let limit = metrics.set_buffer_limit(buffers);
+        let deny = Arc::new(deny);
+        let denied = AddressFilter::new({
+            let deny = Arc::clone(&deny);
+            move |address| deny.check(address).is_err()
+        });
         Self {
-            outer: Pool::new(Arc::clone(&tls), reader.clone(), lifecycle.clone()),
+            outer: Pool::new(Arc::clone(&tls), reader.clone(), lifecycle.clone(), denied),
             budget: Arc::new(limits::budget::BufferBudget::new(buffers, limit)),
             reader,
             tls,

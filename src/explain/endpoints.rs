@@ -210,12 +210,16 @@ fn dial_failure(
 ) -> Option<Failure> {
     let others = endpoint.remote.iter();
     let others = others.flat_map(|remote| &remote.other_addresses);
-    let mut addresses = std::iter::once(&endpoint.address).chain(others);
-    let denied = addresses.find_map(|address| state.deny.denies(*address));
-    let denied = denied.map(|rule| Failure {
-        reason: Reason::DialDenied,
-        detail: format!("its address is {rule}; see `dial.allow`"),
-    });
+    let addresses = std::iter::once(&endpoint.address).chain(others);
+    // Others of a gateway are dialled if one is denied.
+    let denied = addresses.map(|address| state.deny.denies(*address));
+    let denied = denied
+        .reduce(|one, other| one.and(other))
+        .flatten()
+        .map(|rule| Failure {
+            reason: Reason::DialDenied,
+            detail: format!("its address is {rule}; see `dial.allow`"),
+        });
     denied.or_else(|| servers::check(state.snapshot, endpoint, expected).err())
 }
 

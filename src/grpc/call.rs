@@ -65,7 +65,8 @@ pub struct Messages {
 }
 
 impl Messages {
-    fn new(body: Body, most: usize) -> Self {
+    /// Returns the messages in a body, none longer than `most` bytes.
+    pub fn new(body: Body, most: usize) -> Self {
         Self {
             body,
             buffer: BytesMut::new(),

@@ -32,7 +32,7 @@ use crate::tls::{ALPN_H2, InboundTls, OutboundTls, explain_error, refusal_for_er
 
 use super::rtt::MinRtt;
 use super::verify::{ServerIdentity, Verified};
-use super::{Failure, Target};
+use super::{AddressFilter, Failure, Target};
 
 /// Limit of our tunnels on one connection. Envoy accepts as many
 /// (docs/wire-contract.md 1.2).
@@ -133,7 +133,7 @@ pub(super) struct Slot {
 pub(super) async fn open(
     (target, rtt): (&Target, Arc<Mutex<MinRtt>>),
     tls: &InboundTls,
-    reader: &Reader,
+    (reader, denied): (&Reader, &AddressFilter),
     charge: Held,
 ) -> Result<(Arc<Connection>, Driver), Failure> {
     let unreachable = |detail: String| {
@@ -142,8 +142,8 @@ pub(super) async fn open(
     };
     let own = tls.outbound();
     let own = own.ok_or_else(|| unreachable("this gateway has no certificate yet".to_owned()))?;
-    let addresses = target.addresses().collect();
-    let stream = timeout(TCP_DEADLINE, connect_any(addresses)).await;
+    let addresses = target.addresses().filter(|address| !denied.has(*address));
+    let stream = timeout(TCP_DEADLINE, connect_any(addresses.collect())).await;
     let stream = stream.map_err(|_| unreachable("did not answer in time".to_owned()))?;
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
     let stream = stream.map_err(|error| unreachable(error.to_string()))?;

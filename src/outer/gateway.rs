@@ -24,7 +24,7 @@ use crate::tls::InboundTls;
 use super::connection::{self, Connection, Slot};
 use super::rtt::MinRtt;
 use super::sources::Connections;
-use super::{Failure, Target};
+use super::{AddressFilter, Failure, Target};
 
 /// Limit of tunnels through one gateway. One source may hold half.
 pub(super) const PLACES_MAX: usize = 16 * 1024;
@@ -71,6 +71,8 @@ pub(super) struct GatewayConnections {
 pub(super) struct Context {
     pub(super) tls: Arc<InboundTls>,
     pub(super) reader: Reader,
+    /// Addresses that are not dialled.
+    pub(super) denied: AddressFilter,
     /// Drain that waits for the connections.
     pub(super) lifecycle: Lifecycle,
 }
@@ -267,7 +269,8 @@ impl GatewayConnections {
         let (gateway, inputs) = (Arc::clone(self), context.clone());
         self.attempt(connections, (source, context), async move {
             let of = (&gateway.target, Arc::clone(&gateway.rtt));
-            connection::open(of, &inputs.tls, &inputs.reader, charge).await
+            let reader = (&inputs.reader, &inputs.denied);
+            connection::open(of, &inputs.tls, reader, charge).await
         });
         Ok(())
     }

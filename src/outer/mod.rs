@@ -22,6 +22,7 @@ pub(crate) mod tests;
 mod unread;
 mod verify;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -55,6 +56,27 @@ impl Target {
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let others = self.gateway.other_addresses.iter().copied();
         std::iter::once(self.address).chain(others)
+    }
+}
+
+/// Addresses of gateways that are not dialled.
+#[derive(Clone)]
+pub struct AddressFilter(Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>);
+
+impl fmt::Debug for AddressFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AddressFilter")
+    }
+}
+
+impl AddressFilter {
+    /// Creates a filter of the addresses for which `is_denied` returns true.
+    pub fn new(is_denied: impl Fn(SocketAddr) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(is_denied))
+    }
+
+    fn has(&self, address: SocketAddr) -> bool {
+        (self.0)(address)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::wire::GatewayHash;
 use super::gateway::{Context, GatewayConnections};
 use super::ranks::Ranks;
 use super::request::{self, Answer, Refused, Request};
-use super::{Failure, Target};
+use super::{AddressFilter, Failure, Target};
 
 /// Limit of connections that one tunnel tries at one gateway.
 const CONNECTIONS_TRIED: usize = 3;
@@ -50,9 +50,15 @@ struct Gateways {
 
 impl Pool {
     /// Creates a pool whose connections use the current certificate and trust. A drain waits until
-    /// they have sent everything.
-    pub fn new(tls: Arc<InboundTls>, reader: Reader, lifecycle: Lifecycle) -> Self {
+    /// they have sent everything. Addresses that are `denied` are not dialled.
+    pub fn new(
+        tls: Arc<InboundTls>,
+        reader: Reader,
+        lifecycle: Lifecycle,
+        denied: AddressFilter,
+    ) -> Self {
         let context = Context {
+            denied,
             tls,
             reader,
             lifecycle,

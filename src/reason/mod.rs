@@ -388,6 +388,8 @@ labelled! {
         NoAlpn = "no_alpn",
         /// The client does not support TLS 1.3.
         TlsVersion = "tls_version",
+        /// The peer rejected the certificate of this gateway, by a TLS alert.
+        PeerRejectedUs = "peer_rejected_us",
         /// Any other failure: no TLS, a lost connection, a malformed message.
         Other = "other",
     }
@@ -418,6 +420,7 @@ impl HandshakeRefusal {
             Self::OverShare => "the peer or its cluster has used its share of the descriptors",
             Self::NoAlpn => "the peer does not offer ALPN h2",
             Self::TlsVersion => "the peer does not support TLS 1.3",
+            Self::PeerRejectedUs => "the peer rejected the certificate of this gateway",
             Self::Other => "the handshake failed",
         }
     }

@@ -4,6 +4,7 @@
 //! Plain structs, each behind a lock of its own. Their owners write them and the admin pages read
 //! them; the data path waits for neither.
 
+mod certificate;
 mod link;
 mod remote;
 mod workload;
@@ -19,6 +20,7 @@ use serde::{Serialize, Serializer};
 
 use crate::labels::labelled;
 
+pub use self::certificate::{Certificate, CertificateInfo};
 pub use self::link::{LinkUsage, ReducedLink};
 pub use self::remote::RemoteGatewayStatus;
 pub use self::workload::{PodName, WorkloadLabels};
@@ -60,33 +62,6 @@ pub struct Reload {
     pub ok: bool,
     /// Reason why the content is not in use, or the parts that are not.
     pub error: Option<String>,
-}
-
-/// Identity that this gateway serves with, and its certificates.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Certificate {
-    /// SPIFFE identity, or `trust domain NAME` for a trust domain with its own roots.
-    pub identity: String,
-    /// `Available`, `Initializing` or `Unavailable: …`, as istioctl shows it. `Available: …` if
-    /// no new certificate could be obtained.
-    pub state: String,
-    /// Leaf and intermediates.
-    pub chain: Vec<CertificateInfo>,
-    /// Roots that peers are verified against.
-    pub roots: Vec<CertificateInfo>,
-}
-
-/// Certificate of a chain or of a set of roots.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CertificateInfo {
-    /// Certificate in PEM.
-    pub pem: String,
-    /// Serial number in decimal.
-    pub serial: String,
-    /// Start of the validity, RFC 3339.
-    pub valid_from: String,
-    /// End of the validity, RFC 3339.
-    pub expires: String,
 }
 
 /// Certificate revocation list in use.

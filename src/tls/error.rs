@@ -61,12 +61,39 @@ pub enum TlsError {
         /// Refusal that a peer with this certificate would get.
         refusal: HandshakeRefusal,
     },
-    /// The gateway's own certificate has expired.
-    #[error("{0}: certificate has expired; replace it")]
-    Expired(PathBuf),
-    /// The key does not match the certificate, or has an unsupported type.
+    /// Peers with the gateway's own roots would refuse its certificate.
+    #[error(
+        "{file}: peers would refuse this certificate ({refusal}): {detail}; write the leaf, then \
+         each issuer below the roots of `identity`"
+    )]
+    Refused {
+        /// The file.
+        file: PathBuf,
+        /// Refusal that a peer with this certificate would get.
+        refusal: HandshakeRefusal,
+        /// Detail about this certificate.
+        detail: String,
+    },
+    /// A root is not the certificate of an authority.
+    #[error("{file}: the root {subject:?} is not a CA certificate; write the roots of the mesh")]
+    NotARoot {
+        /// The file.
+        file: PathBuf,
+        /// Its subject.
+        subject: String,
+    },
+    /// The key does not match the certificate.
     #[error("the private key does not match the certificate: {0}; use both from one issuance")]
     KeyMismatch(#[source] rustls::Error),
+    /// The key is encrypted.
+    #[error("{0}: the private key is encrypted; decrypt it, such as by `openssl pkey`")]
+    EncryptedKey(PathBuf),
+    /// The key has an unsupported type or size.
+    #[error(
+        "the private key cannot be used: {0}; write an ECDSA key (P-256, P-384, P-521), an Ed25519 \
+         key, or an RSA key of at least 2048 bits"
+    )]
+    UnusableKey(String),
     /// The roots are unusable.
     #[error("roots are unusable: {0}")]
     Verifier(#[source] VerifierBuilderError),

@@ -19,6 +19,7 @@ use super::crl::Crls;
 use super::error::TlsError;
 use super::identity::{Identity, leaf_identity, not_after, not_before};
 use super::issuers::Issuer;
+use super::own;
 
 /// Certificate with its key, and the roots that came with it.
 #[derive(Debug)]
@@ -37,13 +38,16 @@ pub struct IdentityMaterial {
     pub identity: Identity,
     /// Start of the leaf's validity.
     pub not_before: SystemTime,
+    /// First expiry of a certificate on the path to the own roots; that of the leaf before
+    /// [`Self::verified`].
+    pub valid_until: SystemTime,
 }
 
 /// Roots by trust domain.
 pub type Bundles = HashMap<Box<str>, Arc<RootCertStore>>;
 
 /// Trust in peers, in addition to the roots that come with the gateway's certificate.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PeerTrust {
     /// The trust domains.
     pub domains: Vec<TrustedDomain>,
@@ -55,6 +59,21 @@ pub struct PeerTrust {
     pub clusters: HashMap<SpkiHash, String>,
     /// True if leaves of issuers without a cluster are refused.
     pub rejects_unknown: bool,
+    /// Limit of the intermediates between a leaf and its root.
+    pub max_verify_depth: usize,
+}
+
+impl Default for PeerTrust {
+    fn default() -> Self {
+        Self {
+            domains: Vec::new(),
+            crls: None,
+            skip_validation: false,
+            clusters: HashMap::new(),
+            rejects_unknown: false,
+            max_verify_depth: config::VERIFY_DEPTH,
+        }
+    }
 }
 
 /// Trust domain, with its own roots or the shared ones.
@@ -85,17 +104,10 @@ impl IdentityMaterial {
     /// The first failure, with the file's name.
     pub fn load(files: &IdentityFiles) -> Result<Self, TlsError> {
         let chain = certificates(&files.chain)?;
-        let bad_pem = |source| TlsError::Pem {
-            file: files.key.clone(),
-            source,
-        };
-        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(bad_pem)?;
-        let identity = identity(&files.chain, &chain)?;
-        if identity.not_after < SystemTime::now() {
-            return Err(TlsError::Expired(files.chain.clone()));
-        }
+        let key = own::load_key(&files.key)?;
         let roots = certificates(&files.roots)?;
-        Self::new(&files.chain, chain, key, &files.roots, roots)
+        let material = Self::new(&files.chain, chain, key, &files.roots, roots)?;
+        material.verified(&files.chain, SystemTime::now())
     }
 
     /// Parses material from PEM texts, for clients that keep certificates in memory.
@@ -118,7 +130,7 @@ impl IdentityMaterial {
     }
 
     /// Builds material from certificates, each list with the name of its source. The caller
-    /// checks that it is valid now and that the key matches.
+    /// verifies it by [`Self::verified`].
     ///
     /// # Errors
     /// The first failure.
@@ -129,8 +141,10 @@ impl IdentityMaterial {
         roots_file: &Path,
         root_certificates: Vec<CertificateDer<'static>>,
     ) -> Result<Self, TlsError> {
+        let identity = identity(file, &chain)?;
         Ok(Self {
-            identity: identity(file, &chain)?,
+            valid_until: identity.not_after,
+            identity,
             not_before: chain
                 .first()
                 .map_or(SystemTime::UNIX_EPOCH, |leaf| not_before(leaf)),
@@ -174,6 +188,8 @@ impl IdentityMaterial {
             state: "Available".to_owned(),
             chain: certificate_infos(&self.chain),
             roots: certificate_infos(&self.root_certificates),
+            validity: Some((self.not_before, self.valid_until)),
+            failing_since: None,
         }
     }
 
@@ -226,8 +242,8 @@ impl TrustedDomain {
         Some(Certificate {
             identity: format!("trust domain {}", self.name),
             state: "Available".to_owned(),
-            chain: Vec::new(),
             roots: certificate_infos(&own.certificates),
+            ..Certificate::default()
         })
     }
 
@@ -276,6 +292,7 @@ impl PeerTrust {
             skip_validation: trust.skip_validation,
             clusters: clusters(&trust.clusters)?,
             rejects_unknown: trust.unknown_issuers == UnknownIssuers::Reject,
+            max_verify_depth: trust.max_verify_depth,
         })
     }
 
@@ -362,6 +379,7 @@ fn root_store(
 ) -> Result<Arc<RootCertStore>, TlsError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates {
+        own::check_root(file, certificate)?;
         let bad = |source| TlsError::BadRoot {
             file: file.to_owned(),
             source,

@@ -54,16 +54,14 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
     })
 }
 
-/// Checks the key usages in a chain that webpki does not check.
+/// Checks the key usages on a verified path, leaf first, that webpki does not check.
 ///
 /// The leaf must have the key usage digitalSignature, and neither keyCertSign nor cRLSign
 /// (X509-SVID section 4.3). If it has extended key usages, they must include server and client
 /// authentication (section 4.4). If an issuer has key usages, they must include keyCertSign
 /// (RFC 5280 section 4.2.1.3).
-pub(super) fn check_usage(
-    leaf: &CertificateDer<'_>,
-    intermediates: &[CertificateDer<'_>],
-) -> Result<(), HandshakeRefusal> {
+pub(super) fn check_usage(path: &[CertificateDer<'_>]) -> Result<(), HandshakeRefusal> {
+    let (leaf, intermediates) = path.split_first().ok_or(HandshakeRefusal::NoCertificate)?;
     let leaf = parse(leaf)?;
     for issuer in intermediates {
         check_issuer(&parse(issuer)?)?;
@@ -115,8 +113,7 @@ fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), HandshakeRefusal> {
     let usage = issuer
         .key_usage()
         .map_err(|_| HandshakeRefusal::BadEncoding)?;
-    // Peers may send more certificates than their issuers. One that is not a CA signs nothing.
-    if issuer.is_ca() && usage.is_some_and(|extension| !extension.value.key_cert_sign()) {
+    if usage.is_some_and(|extension| !extension.value.key_cert_sign()) {
         return Err(HandshakeRefusal::BadKeyUsage);
     }
     Ok(())

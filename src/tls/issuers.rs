@@ -69,7 +69,7 @@ pub(super) fn escape_for_display(text: &str) -> String {
 pub(super) const DISPLAY_CHARS_MAX: usize = 256;
 
 /// Returns the DER encoding of a SEQUENCE with these contents (X.690 section 8.1.3).
-fn sequence(contents: &[u8]) -> Vec<u8> {
+pub(super) fn sequence(contents: &[u8]) -> Vec<u8> {
     let mut der = vec![SEQUENCE];
     match u8::try_from(contents.len()) {
         Ok(short @ ..0x80) => der.push(short),

@@ -1,9 +1,9 @@
 //! Certificates, and the rustls configurations built from them.
 //!
 //! This module owns certificates from disk ([`files`], `crl`) or from an authority ([`issue`]), and
-//! the chains of open connections (`inbound`). It verifies peers (`verifier`) and their issuers
-//! (`issuers`), and parses identities ([`leaf_identity`]). It performs the handshakes of HBONE
-//! listeners ([`accept()`]) and protects their records ([`record`]).
+//! the chains of open connections (`inbound`). It verifies peers (`verifier`, `path`) and their
+//! issuers (`issuers`), and parses identities ([`leaf_identity`]). It performs the handshakes of
+//! HBONE listeners ([`accept()`]) and protects their records ([`record`]).
 
 mod accept;
 mod chains;
@@ -14,6 +14,8 @@ mod identity;
 mod inbound;
 pub mod issue;
 mod issuers;
+mod own;
+mod path;
 pub mod record;
 mod verifier;
 

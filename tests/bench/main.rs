@@ -1,5 +1,5 @@
 //! Tests of the arithmetic of benches/gateways, which would otherwise only fail after hours of
-//! samples.
+//! samples, and of the tool behind `make test`.
 
 #![expect(
     unreachable_pub,
@@ -9,6 +9,8 @@
 #[cfg(test)]
 #[path = "../../benches/gateways/chart.rs"]
 mod chart;
+#[cfg(test)]
+mod durations;
 #[cfg(test)]
 #[path = "../../benches/gateways/figures.rs"]
 mod figures;

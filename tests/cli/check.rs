@@ -178,49 +178,6 @@ fn tls_listeners_that_lead_nowhere_are_warned_of() {
 }
 
 #[test]
-fn a_region_of_another_network_is_reported_only_without_transit() {
-    run(async {
-        let folder = folder_with_certificates().await;
-        let mesh = GOOD_MESH.to_owned()
-            + "  - uid: west//Pod/app/echo-2
-    namespace: app
-    clusterId: west
-    network: west
-    workloadIps: [10.0.0.2]
-    locality: {region: us-west-2}
-    networkGateway: {destination: west/192.0.2.7}
-    services:
-      app/echo.app.svc.cluster.local: {80: 8080}
-  - uid: NetworkGateway/west/192.0.2.7/15008
-    namespace: istio-system
-    clusterId: west
-    network: west
-    workloadIps: [192.0.2.7]
-    locality: {region: us-west-2}
-    services: {}
-";
-        write(folder.path(), "mesh.yaml", &mesh);
-        for (transit, is_reported) in [("off", true), ("failover", false)] {
-            let config = GOOD.replacen(
-                "exposure:\n",
-                &format!("exposure:\n  transit: {transit}\n"),
-                1,
-            );
-            let alias = "names: {aliases: [{name: echo.west, to: \
-                         echo.app.svc.cluster.local, region: us-west-2}]}\n";
-            write(folder.path(), "strait.yaml", &format!("{config}{alias}"));
-            let checked = check(folder.path()).await;
-            let want = "the alias echo.west is for region us-west-2, which has no endpoint that \
-                        its peers may use";
-            assert_eq!(checked.stderr.contains(want), is_reported, "{checked:?}");
-            let listed = "strait.yaml:15: warning: `exposure.transit` lets peers reach other";
-            assert_eq!(checked.stderr.contains(listed), !is_reported, "{checked:?}");
-            assert_eq!(checked.stderr.lines().count(), 1, "{checked:?}");
-        }
-    });
-}
-
-#[test]
 fn names_that_lead_nowhere_or_elsewhere_are_reported() {
     run(async {
         let folder = folder_with_certificates().await;

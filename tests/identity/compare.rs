@@ -19,10 +19,6 @@ const EXPLAINED: &[(&str, &str)] = &[
         "an expired root",
         "a root is trusted for its key: the operator's word",
     ),
-    (
-        "cross-signed, theirs first",
-        "Envoy tries only the first issuer of the name",
-    ),
 ];
 
 /// Returns none for each peer that Envoy admits, and the alert for others.

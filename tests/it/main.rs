@@ -79,6 +79,10 @@ mod istio_records;
 #[cfg(test)]
 mod istiod_exports;
 #[cfg(test)]
+mod istiod_recorder;
+#[cfg(test)]
+mod istiod_recordings;
+#[cfg(test)]
 mod istiod_rules;
 #[cfg(test)]
 mod kubelet;
@@ -108,6 +112,8 @@ mod pod;
 mod pod_listeners;
 #[cfg(test)]
 mod policy;
+#[cfg(test)]
+mod quiet;
 #[cfg(test)]
 mod regions;
 #[cfg(test)]

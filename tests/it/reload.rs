@@ -283,6 +283,53 @@ fn certificates_in_a_folder_that_was_replaced_are_served() {
 }
 
 #[test]
+fn a_certificate_that_peers_would_refuse_leaves_the_last_one_in_force_and_is_shown() {
+    run(async {
+        let identities = identities();
+        let gateway = Gateway::start(&Settings::new(Net::new(), identities)).await;
+        let failing = async || gateway.metric("strait_certificate_failing").await;
+        assert!(failing().await < 0.5);
+        let before = served(&gateway).await;
+        let write = |leaf: &strait::tools::dev::Leaf| {
+            std::fs::write(gateway.file("gateway.key"), &leaf.key_pem).expect("a key");
+            replace(&gateway.file("gateway.crt"), &leaf.chain_pem);
+        };
+        let named = |params: &mut rcgen::CertificateParams| {
+            let uri = GATEWAY.try_into().expect("a URI");
+            params.subject_alt_names = vec![rcgen::SanType::URI(uri)];
+        };
+        let clients_only = identities.east.leaf_with(|params| {
+            named(params);
+            params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        });
+        write(&clients_only.expect("a leaf"));
+        until("the failure", failing, |now| *now > 0.5).await;
+        assert_eq!(served(&gateway).await, before);
+        let (ready, _) = gateway.http(15021, "GET", "/healthz/ready").await;
+        assert_eq!(ready, 200, "the last one is in force");
+        let (_, page) = gateway.http(15000, "GET", "/status").await;
+        assert!(
+            page.contains("peers would refuse this certificate (bad_key_usage)"),
+            "{page}"
+        );
+
+        // Not valid yet, and then valid without a change of the file.
+        let soon = identities.east.leaf_with(|params| {
+            named(params);
+            params.not_before = (std::time::SystemTime::now() + 2 * SECOND).into();
+        });
+        write(&soon.expect("a leaf"));
+        until(
+            "the next one",
+            async || served(&gateway).await,
+            |now| *now != before,
+        )
+        .await;
+        until("the success", failing, |now| *now < 0.5).await;
+    });
+}
+
+#[test]
 fn a_change_whose_other_file_arrives_later_is_applied_then() {
     run(async {
         let gateway = Gateway::start(&Settings::new(Net::new(), identities())).await;

@@ -217,19 +217,17 @@ fn review_15_an_expired_intermediate_ends_new_tunnels_and_no_open_one() {
 }
 
 #[test]
-fn review_15_an_expired_certificate_beside_the_chain_does_not_count() {
+fn roots_that_a_peer_sends_behind_its_chain_do_not_count_and_strangers_authorities_do() {
     run(async {
         let world = World::new();
-        let hour = Duration::from_secs(3600);
-        let expired = world.authority.intermediate_with("old", |params| {
-            params.not_before = (SystemTime::now() - 2 * hour).into();
-            params.not_after = (SystemTime::now() - hour).into();
-        });
         let mut leaf = world.identities.leaf(CLIENT);
-        leaf.chain_pem += &expired.expect("an intermediate").pem();
+        let stranger = Authority::new().expect("a root");
+        leaf.chain_pem += &(world.authority.root_pem() + &stranger.root_pem());
         let (gateway, _endpoint) = world.gateway(|_| ()).await;
         let (client, _open) = connect(&gateway, &world.client(&leaf)).await;
         client.tunnel(ECHO).await.expect("a second tunnel");
+        leaf.chain_pem += &stranger.intermediate("old").expect("an authority").pem();
+        refused(&gateway, &world.client(&leaf), "unknown_issuer").await;
     });
 }
 

@@ -1,4 +1,4 @@
-//! Files in git: no large file, and no private key.
+//! Files in git: no large file, no private key, and no secret in a recording.
 
 use std::fs;
 use std::path::Path;
@@ -11,6 +11,25 @@ const KEY_HEADER: &str = concat!("PRIVATE KEY", "-----");
 
 /// Lower bound of a key: an Ed25519 key in PKCS#8 is 48 bytes, which are 64 characters.
 const KEY_CHARS_MIN: usize = 40;
+
+/// Recordings of a real control plane.
+const RECORDINGS: &str = "tests/corpus/istiod/";
+
+/// Texts of credentials and of the machine that recorded, in lower case.
+const SECRETS: &[&str] = &[
+    "bearer",
+    "authorization:",
+    "token",
+    "/home/",
+    "/root/",
+    "/tmp/",
+    "/work",
+];
+
+/// Start of a JWT: `{"` in base64url.
+const JWT: &str = "eyJ";
+/// Lower bound of the header of a JWT: `{"alg":"none"}` has 19 characters.
+const JWT_CHARS_MIN: usize = 16;
 
 /// Returns path and content of every file that git tracks and that exists in the checkout.
 fn tracked() -> Vec<(String, Vec<u8>)> {
@@ -53,6 +72,54 @@ fn check_key(path: &str, content: &[u8]) -> Option<String> {
         body.chars().take_while(base64).count() >= KEY_CHARS_MIN
     });
     has_key.then(|| format!("{path}: holds a private key; make it when the test runs (tools::dev)"))
+}
+
+/// Checks a recording for credentials.
+fn check_recording(path: &str, content: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(content);
+    let lower = text.to_lowercase();
+    let secret = SECRETS.iter().find(|secret| lower.contains(**secret));
+    let is_jwt = |at: usize| {
+        let base64url = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        let header = text[at..].chars().take_while(base64url).count();
+        header >= JWT_CHARS_MIN && text[at + header..].starts_with('.')
+    };
+    let jwt = text.match_indices(JWT).any(|(at, _)| is_jwt(at));
+    let key = text.contains("PRIVATE KEY").then_some("a private key");
+    let found = secret.copied().or_else(|| jwt.then_some("a JWT")).or(key);
+    found.map(|found| format!("{path}: holds `{found}`; tests/istiod/record.py should remove it"))
+}
+
+#[test]
+fn no_recording_of_a_control_plane_has_a_secret() {
+    let mut tracked = tracked();
+    tracked.retain(|(path, _)| path.starts_with(RECORDINGS));
+    assert!(!tracked.is_empty(), "no recordings");
+    let findings: Vec<String> = tracked
+        .iter()
+        .filter_map(|(path, content)| check_recording(path, content))
+        .collect();
+    assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
+}
+
+#[test]
+fn a_secret_in_a_recording_is_caught() {
+    let jwt = "eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.eyJpc3MiOiJrdWJlIn0.c2ln";
+    for text in [
+        format!("1: {{1: \"{jwt}\"}}"),
+        "authorization: Basic eA==".to_owned(),
+        "Bearer x".to_owned(),
+        format!("-----BEGIN EC {KEY_HEADER}"),
+        "8: \"/home/somebody/strait\"".to_owned(),
+    ] {
+        assert!(check_recording("a", text.as_bytes()).is_some(), "{text}");
+    }
+    for text in [
+        "2: \"type.googleapis.com/istio.security.Authorization\"",
+        "1: \"-----BEGIN CERTIFICATE-----\\nMIIBqTCCAU+gAweyJw\"",
+    ] {
+        assert!(check_recording("a", text.as_bytes()).is_none(), "{text}");
+    }
 }
 
 #[test]

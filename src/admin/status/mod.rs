@@ -176,6 +176,7 @@ fn source(state: &AdminState, config: &Config) -> Value {
 }
 
 fn certificate_to_json(certificate: Certificate) -> Value {
+    let problem = certificate.renewal_problem(SystemTime::now());
     // For roots only, the first that expires.
     let root = certificate.roots.into_iter();
     let root = root.min_by(|one, other| one.expires.cmp(&other.expires));
@@ -186,6 +187,7 @@ fn certificate_to_json(certificate: Certificate) -> Value {
         "state": certificate.state,
         "serial": leaf.serial,
         "expires": leaf.expires,
+        "renewalProblem": problem,
     })
 }
 

@@ -111,8 +111,14 @@ fn of_certificates(page: &Value) -> Vec<String> {
         let expires = humantime::parse_rfc3339(&expires);
         if expires.is_ok_and(|expires| expires <= SystemTime::now()) {
             problems.push(format!("the certificate of {identity} has expired"));
-        } else if state != "Available" {
+            continue;
+        }
+        // A renewal that failed is a problem only after a part of the lifetime.
+        if !state.starts_with("Available") {
             problems.push(format!("the certificate of {identity}: {state}"));
+        } else if let Some(problem) = certificate["renewalProblem"].as_str() {
+            let why = state.strip_prefix("Available").unwrap_or_default();
+            problems.push(format!("the certificate of {identity} {problem}{why}"));
         }
     }
     problems

@@ -324,7 +324,7 @@ pub(super) fn certificate() -> Certificate {
         identity: "spiffe://east.local/ns/a/sa/b".into(),
         state: "Available".into(),
         chain: vec![info],
-        roots: vec![],
+        ..Certificate::default()
     }
 }
 

@@ -129,9 +129,7 @@ async fn connect(
     deny: &DenyList,
     deadline: Instant,
 ) -> Result<TcpStream, Failure> {
-    if let Some(why) = deny.explain(address) {
-        return Err(Failure::new(Reason::DialDenied, why));
-    }
+    deny.check(address)?;
     let end = deadline.min(Instant::now() + DIAL_TIMEOUT);
     let Ok(stream) = timeout_at(end, TcpStream::connect(address)).await else {
         let detail = format!("{address} did not answer in time");
@@ -188,39 +186,58 @@ impl DenyList {
 
     /// Returns the rule that forbids dialling `address`, if there is one.
     pub fn denies(&self, address: SocketAddr) -> Option<&'static str> {
-        let ip = address.ip().to_canonical();
-        if self.is_own(address) {
-            return Some("a listener of this gateway");
+        match self.leads_back(address) {
+            Ok(true) => return Some("a listener of this gateway"),
+            Err(_) => return Some("perhaps a listener of this gateway"),
+            Ok(false) => {}
         }
+        let ip = address.ip().to_canonical();
         let rule = fixed_rule(ip)?;
         (!self.allow.iter().any(|net| net.contains(&ip))).then_some(rule)
     }
 
-    /// Returns the explanation of a denial for the log.
-    fn explain(&self, address: SocketAddr) -> Option<String> {
-        let rule = self.denies(address)?;
-        Some(format!("{address} is {rule}, which is never dialled"))
+    /// Checks that `address` may be dialled.
+    ///
+    /// # Errors
+    /// A rule forbids it, or this host cannot tell its own addresses from others.
+    pub fn check(&self, address: SocketAddr) -> Result<(), Failure> {
+        if let Err(error) = self.leads_back(address) {
+            let detail = format!("{address} cannot be told from addresses of this host: {error}");
+            return Err(Failure::new(Reason::Overloaded, detail));
+        }
+        let denied = self.denies(address).map(|rule| {
+            let detail = format!("{address} is {rule}, which is never dialled");
+            Failure::new(Reason::DialDenied, detail)
+        });
+        denied.map_or(Ok(()), Err)
     }
 
     /// Returns true if `address` leads back to a listener of this process.
     pub fn is_own(&self, address: SocketAddr) -> bool {
-        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        let own = self.own_listeners.load();
-        own.iter().any(|own| self.leads_to(*own, address))
+        matches!(self.leads_back(address), Ok(true))
     }
 
-    /// Returns true if `address` leads back to the listener at `own`. For a wildcard this is any
-    /// address of this host together with the port, else the exact address. The port alone decides
-    /// nothing, because every HBONE endpoint has ours.
-    fn leads_to(&self, own: SocketAddr, address: SocketAddr) -> bool {
-        own.port() == address.port()
-            && (own.ip().to_canonical() == address.ip()
-                || own.ip().is_unspecified()
-                    && self.local_addresses.is_local(
-                        address.ip(),
-                        Instant::now(),
-                        is_local_address,
-                    ))
+    /// Returns whether `address` leads back to a listener of this process.
+    ///
+    /// # Errors
+    /// The kernel has not told the addresses of this host.
+    fn leads_back(&self, address: SocketAddr) -> io::Result<bool> {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let own = self.own_listeners.load();
+        let mut on_port = own.iter().filter(|own| own.port() == address.port());
+        if on_port
+            .clone()
+            .any(|own| own.ip().to_canonical() == address.ip())
+        {
+            return Ok(true);
+        }
+        // A wildcard is any address of this host. The port alone decides nothing, because every
+        // HBONE endpoint has ours.
+        if on_port.any(|own| own.ip().is_unspecified()) {
+            let (ip, now) = (address.ip(), Instant::now());
+            return self.local_addresses.is_local(ip, now, is_local_address);
+        }
+        Ok(false)
     }
 }
 
@@ -308,53 +325,62 @@ const LOCAL_ADDRESS_TTL: Duration = Duration::from_secs(10);
 const LOCAL_ADDRESSES_MAX: usize = 8192;
 
 impl LocalAddressCache {
-    /// Returns true if `ip` belongs to this host, by a valid cached answer or by a new
-    /// `lookup`.
+    /// Returns whether `ip` belongs to this host, by a valid cached answer or by a new `lookup`.
+    /// Only the answer of a route is cached.
     ///
-    /// A failed `lookup` is never cached. It counts as true, unless there is no route to `ip`.
+    /// # Errors
+    /// The `lookup` has failed. The address is not trusted then.
     fn is_local(
         &self,
         ip: IpAddr,
         now: Instant,
-        lookup: impl FnOnce(IpAddr) -> io::Result<bool>,
-    ) -> bool {
+        lookup: impl FnOnce(IpAddr) -> io::Result<Option<bool>>,
+    ) -> io::Result<bool> {
         if let Some((since, answer)) = self.0.lock().get(&ip).copied()
             && now.saturating_duration_since(since) < LOCAL_ADDRESS_TTL
         {
-            return answer;
+            return Ok(answer);
         }
-        match lookup(ip) {
-            Ok(answer) => {
-                let mut answers = self.0.lock();
-                if answers.len() >= LOCAL_ADDRESSES_MAX {
-                    answers.clear();
-                }
-                answers.insert(ip, (now, answer));
-                answer
-            }
-            // Without a route the dial fails as well. After any other failure the address is not
-            // trusted.
-            Err(error) => !matches!(
-                error.kind(),
-                io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable
-            ),
+        // Without a route the dial fails as well.
+        let Some(answer) = lookup(ip)? else {
+            return Ok(false);
+        };
+        let mut answers = self.0.lock();
+        if answers.len() >= LOCAL_ADDRESSES_MAX {
+            answers.clear();
         }
+        answers.insert(ip, (now, answer));
+        Ok(answer)
     }
 }
 
-/// Returns true if the kernel delivers `ip` to this host. The source that it chooses for such a
-/// destination is then the destination itself. Connecting a UDP socket sends nothing.
-fn is_local_address(ip: IpAddr) -> io::Result<bool> {
+/// Returns whether the kernel delivers `ip` to this host; `None` without a route. The source that
+/// it chooses for an own address is the address itself. Connecting a UDP socket sends nothing.
+fn is_local_address(ip: IpAddr) -> io::Result<Option<bool>> {
     if ip.is_loopback() {
-        return Ok(true);
+        return Ok(Some(true));
     }
     let any = match ip {
         IpAddr::V4(_) => IpAddr::from([0; 4]),
         IpAddr::V6(_) => IpAddr::from([0; 16]),
     };
     let socket = UdpSocket::bind((any, 0))?;
-    socket.connect((ip, 9))?;
-    Ok(socket.local_addr()?.ip() == ip)
+    match socket.connect((ip, 9)) {
+        Err(error) if is_without_route(&error) => return Ok(None),
+        connected => connected?,
+    }
+    Ok(Some(socket.local_addr()?.ip() == ip))
+}
+
+/// Returns true if a connect has failed because there is no route, or one of the types
+/// `unreachable`, `blackhole` (EINVAL) or `prohibit` (EACCES).
+fn is_without_route(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let error = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(
+        error,
+        Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::ACCESS)
+    )
 }
 
 #[cfg(test)]
@@ -449,32 +475,49 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_once_in_ten_seconds_and_an_answer_that_fails_is_yes() {
+    fn the_kernel_is_asked_once_in_ten_seconds_and_failures_are_not_kept() {
         let (answers, start) = (LocalAddressCache::default(), Instant::now());
         let ip = IpAddr::from([192, 0, 2, 1]);
-        let has = |after, answer: io::Result<bool>| {
+        let has = |after, answer: io::Result<Option<bool>>| {
             let mut requested = false;
             let ask = |_| {
                 requested = true;
                 answer
             };
             let has = answers.is_local(ip, start + Duration::from_secs(after), ask);
-            (has, requested)
+            (has.ok(), requested)
         };
-        let failed = |kind: io::ErrorKind| Err(kind.into());
-        assert_eq!(
-            has(0, failed(io::ErrorKind::PermissionDenied)),
-            (true, true)
-        );
-        assert_eq!(
-            has(0, failed(io::ErrorKind::NetworkUnreachable)),
-            (false, true)
-        );
-        assert_eq!(has(0, Ok(false)), (false, true), "no failure was kept");
-        assert_eq!(has(9, Ok(true)), (false, false));
-        assert_eq!(has(10, Ok(true)), (true, true));
-        assert_eq!(has(19, Ok(false)), (true, false));
-        assert_eq!(has(20, failed(io::ErrorKind::OutOfMemory)), (true, true));
+        let failed = || Err(io::ErrorKind::OutOfMemory.into());
+        assert_eq!(has(0, failed()), (None, true));
+        assert_eq!(has(0, Ok(None)), (Some(false), true), "no failure was kept");
+        assert_eq!(has(0, Ok(Some(false))), (Some(false), true));
+        assert_eq!(has(9, Ok(Some(true))), (Some(false), false));
+        assert_eq!(has(10, Ok(Some(true))), (Some(true), true));
+        assert_eq!(has(19, Ok(Some(false))), (Some(true), false));
+        assert_eq!(has(20, failed()), (None, true));
+    }
+
+    #[test]
+    fn routes_that_lead_nowhere_are_no_routes_and_a_lack_of_descriptors_is_none() {
+        use rustix::io::Errno;
+        let is_none = |error: Errno| is_without_route(&error.into());
+        for error in [
+            Errno::NETUNREACH,
+            Errno::HOSTUNREACH,
+            Errno::INVAL,
+            Errno::ACCESS,
+        ] {
+            assert!(is_none(error), "{error}");
+        }
+        for error in [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOBUFS,
+            Errno::NOMEM,
+            Errno::PERM,
+        ] {
+            assert!(!is_none(error), "{error}");
+        }
     }
 
     #[test]
@@ -482,7 +525,8 @@ mod tests {
         let answers = LocalAddressCache::default();
         for ip in 0..3 * u32::try_from(LOCAL_ADDRESSES_MAX).expect("few") {
             let ip = IpAddr::V4(Ipv4Addr::from_bits(ip));
-            assert!(!answers.is_local(ip, Instant::now(), |_| Ok(false)));
+            let is_local = answers.is_local(ip, Instant::now(), |_| Ok(Some(false)));
+            assert_eq!(is_local.ok(), Some(false));
         }
         assert!(answers.0.lock().len() <= LOCAL_ADDRESSES_MAX);
     }

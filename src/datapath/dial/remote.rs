@@ -171,9 +171,12 @@ async fn send(
     request: &Request,
     deadline: Instant,
 ) -> Result<Stream, Failure> {
-    let mut addresses = target.addresses();
-    if let Some(detail) = addresses.find_map(|address| data_path.deny.explain(address)) {
-        return Err(Failure::new(Reason::DialDenied, detail));
+    // The pool dials the addresses that are not denied.
+    let checked = target
+        .addresses()
+        .map(|address| data_path.deny.check(address));
+    if let Some(denied) = checked.reduce(Result::or) {
+        denied?;
     }
     let is_retry = endpoint.state.is_suspended(Instant::now());
     let open = async {

@@ -127,24 +127,23 @@ fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
 #[test]
 fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
     fastrand::seed(1);
-    let zones = [
-        "us-west/a",
-        "us-west/b",
-        "us-west/b",
-        "us-west/c",
-        "us-west/c",
-        "us-west/c",
-    ];
-    let workloads = zones.iter().enumerate();
-    let workloads = workloads
-        .map(|(at, zone)| workload(at, "west", zone))
-        .collect();
-    let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
-    let set = set(&snapshot);
-    let counts = picked(set);
-    for (zone, want) in [("a", 1.0), ("b", 2.0), ("c", 3.0)] {
-        let is_there = |workload: &Workload| *workload.locality.zone == *zone;
-        assert_share(share(set, &counts, is_there), want / 6.0, BOUND);
+    // Endpoints are in the order of their workloads, which `workload` numbers by place.
+    for order in [
+        "abbccc", "acccbb", "bbaccc", "bbccca", "cccabb", "cccbba", "cbcabc",
+    ] {
+        let zones = order.chars().enumerate();
+        let workloads = zones
+            .map(|(at, zone)| workload(at, "west", &format!("us-west/{zone}")))
+            .collect();
+        let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
+        let set = set(&snapshot);
+        let first = &*set.endpoints[0].definition.locality.zone;
+        assert_eq!(Some(first), order.get(..1));
+        let counts = picked(set);
+        for (zone, want) in [("a", 1.0), ("b", 2.0), ("c", 3.0)] {
+            let is_there = |workload: &Workload| *workload.locality.zone == *zone;
+            assert_share(share(set, &counts, is_there), want / 6.0, BOUND);
+        }
     }
 }
 
@@ -346,6 +345,25 @@ fn random_snapshot(rng: &mut Rng) -> Snapshot {
         ..weights(if rng.u8(..3) == 0 { &regions } else { &[] })
     };
     build_snapshot(service, workloads, rule)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_endpoints_the_nearer_takes_all_until_its_load_exceeds_that_of_the_other() {
+    let workloads = (0..2).map(|at| workload(at, "west", "us-west/us-west-a"));
+    let rule = TrafficRule {
+        by_latency: Some(true),
+        ..TrafficRule::default()
+    };
+    let snapshot = build_snapshot(service(), workloads.collect(), rule);
+    let set = set(&snapshot);
+    let [near, far] = [0, 1].map(|place| &set.endpoints[place].state);
+    near.record_dial(Duration::from_millis(1));
+    far.record_dial(Duration::from_millis(20));
+    assert_eq!(picked(set), [PICKS, 0]);
+    let _busy: Vec<_> = (0..20).map(|_| InFlight::new(near)).collect();
+    assert_eq!(picked(set), [0, PICKS]);
+    let probabilities = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
+    assert_eq!(probabilities, [0.0, 1.0]);
 }
 
 #[tokio::test(start_paused = true)]

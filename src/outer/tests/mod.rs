@@ -7,7 +7,7 @@ mod shares;
 mod sources;
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -32,6 +32,9 @@ use crate::snapshot::{Publisher, TrustSet};
 use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, TrustedDomain};
 use crate::tools::dev::{Authority, Issuer, Leaf};
 use crate::wire::Via;
+
+/// Address that is never dialled.
+const DENIED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 77));
 
 const EAST: &str = "spiffe://east.local/ns/edge/sa/gateway";
 const WEST: &str = "spiffe://west.local/ns/edge/sa/gateway";
@@ -89,7 +92,12 @@ impl World {
             ..Change::default()
         });
         let lifecycle = Lifecycle::default();
-        let pool = Pool::new(Arc::clone(&tls), publisher.reader(), lifecycle.clone());
+        let pool = Pool::new(
+            Arc::clone(&tls),
+            publisher.reader(),
+            lifecycle.clone(),
+            AddressFilter::new(|address| address.ip() == DENIED),
+        );
         Self {
             authority,
             west,

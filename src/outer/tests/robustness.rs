@@ -312,6 +312,28 @@ async fn addresses_of_a_gateway_are_tried_in_turn() {
 }
 
 #[tokio::test]
+async fn a_denied_address_of_a_gateway_is_passed_over() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::Echo)).await;
+    let trap = TcpListener::bind((DENIED, 0)).await.expect("a port");
+    let denied = trap.local_addr().expect("an address");
+    let at = |other: SocketAddr| RemoteGateway {
+        other_addresses: [other].into(),
+        ..remote("west", &[WEST])
+    };
+    for (first, other) in [(denied, gateway.address), (gateway.address, denied)] {
+        let opened = world.open_at(first, at(other)).await;
+        echoes(&mut opened.expect("a tunnel"), b"hello").await;
+    }
+    world
+        .open_at(denied, at(denied))
+        .await
+        .expect_err("no address");
+    let dialled = timeout(Duration::from_millis(100), trap.accept()).await;
+    dialled.expect_err("no connection to the denied address");
+}
+
+#[tokio::test]
 async fn an_open_tunnel_is_checked_against_the_gateway_of_now() {
     let world = World::new();
     let gateway = world.west(Script::new(Answer::Echo)).await;

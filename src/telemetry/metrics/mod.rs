@@ -98,7 +98,7 @@ metrics! {
         connections_open: Gauge = "strait_connections_open", "Open connections";
         accept_errors: Counters<1> = "strait_accept_errors", "Failed accepts, by kind";
         dials: Counters<1> = "strait_dials", "Dials of one endpoint, by result";
-        ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected because dials failed";
+        ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected because dials failed, or tunnels right after them";
         buffered: Gauge = "strait_buffered_bytes",
             "Bytes buffered for slow readers, of all tunnels";
         buffered_max: Gauge = "strait_buffered_bytes_max",
@@ -121,7 +121,7 @@ metrics! {
         certificate_expiry: Family<OwnedLabels<2>, Gauge> = "strait_certificate_expiry_seconds",
             "Expiry time of the first certificate of each kind (Unix time)";
         certificate_failing: Gauge = "strait_certificate_failing",
-            "Whether the last attempt to get a new certificate failed";
+            "Whether the last attempt to get or load a new certificate failed";
         untrusted: Counters<1> = "strait_connections_untrusted",
             "Open connections whose peer's certificate lost trust, by reason";
         crls: Family<Labels<1>, Gauge> = "strait_crls",
@@ -358,7 +358,11 @@ impl Metrics {
     /// Counts a certificate that was requested from an authority or pushed by it.
     pub fn certificate_fetched(&self, ok: bool) {
         self.certificate_fetches.get_or_create(&[result(ok)]).inc();
-        self.certificate_failing.set((!ok).into());
+    }
+
+    /// Exports whether the last attempt to get or load a new certificate failed.
+    pub fn set_certificate_failing(&self, is_failing: bool) {
+        self.certificate_failing.set(is_failing.into());
     }
 
     /// Sets the expiry time of the first certificate of each kind, for this identity only.

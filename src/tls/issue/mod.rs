@@ -17,10 +17,9 @@ use std::time::{Duration, SystemTime};
 use anyhow::{anyhow, ensure};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::sign::CertifiedKey;
 use thiserror::Error;
 
-use super::{IdentityMaterial, TlsError, provider};
+use super::{IdentityMaterial, TlsError};
 
 /// Deadline for an answer of an authority or an agent, including the connection.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -92,12 +91,6 @@ fn material_from_answer(
         return Err(TlsError::NoCertificate(bundle.to_owned()).into());
     }
     let material = IdentityMaterial::new(answer, chain, key, bundle, roots)?;
-    CertifiedKey::from_der(
-        material.chain.clone(),
-        material.key.clone_key(),
-        &provider(),
-    )
-    .map_err(TlsError::KeyMismatch)?;
     let (start, end) = (material.not_before, material.identity.not_after);
     ensure!(
         now >= start,
@@ -105,5 +98,5 @@ fn material_from_answer(
         humantime::Timestamp::from(start)
     );
     ensure!(now < end, Expired(end.into()));
-    Ok(material)
+    Ok(material.verified(answer, now)?)
 }

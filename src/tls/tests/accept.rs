@@ -4,17 +4,23 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256 as SUITE;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::server::ServerSessionMemoryCache;
-use rustls::{AlertDescription, ClientConfig, ClientConnection, InvalidMessage, ServerConfig};
+use rustls::{
+    AlertDescription, ClientConfig, ClientConnection, InvalidMessage, RootCertStore, ServerConfig,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio_rustls::TlsConnector;
 
 use super::super::record::{Content, ContentType, HEADER_BYTES, TRAILER_BYTES};
 use super::super::{
-    ALPN_H2, AcceptError, PeerTrust, accept, client_config, endpoint_server_config,
-    listener_server_config, server_config_any_client,
+    ALPN_H2, AcceptError, PeerTrust, accept, client_config, endpoint_server_config, explain_error,
+    listener_server_config, provider, refusal_for_error, server_config_any_client,
 };
 use super::{MATERIAL, SUITES, client, connect, server, server_name};
+use crate::reason::HandshakeRefusal;
+use crate::tls::verifier::ServerVerifier;
 
 #[tokio::test]
 async fn a_handshake_succeeds_with_every_suite_and_in_pieces_of_a_few_bytes() {
@@ -105,6 +111,62 @@ async fn a_client_of_another_protocol_receives_the_alert() {
     config.alpn_protocols = Vec::new();
     let (accepted, ..) = connect(server(SUITE), config, 1 << 16).await;
     assert_eq!(accepted.alpn, None);
+}
+
+#[tokio::test]
+async fn a_client_that_rejects_our_certificate_is_a_reason_of_its_own() {
+    let others = crate::tools::dev::Authority::new().unwrap().root_pem();
+    let others = CertificateDer::from_pem_slice(others.as_bytes()).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(others).unwrap();
+    let verifiers = [
+        ServerVerifier::new(None, &Arc::new(roots), &provider()),
+        ServerVerifier::new(
+            Some(&["spiffe://a/ns/b/sa/c"]),
+            &MATERIAL.roots,
+            &provider(),
+        ),
+    ];
+    for verifier in verifiers {
+        let mut config = client(SUITE);
+        let verifier = Arc::new(verifier);
+        config.dangerous().set_certificate_verifier(verifier);
+        let (mut near, far) = duplex(1 << 16);
+        let connector = TlsConnector::from(Arc::new(config));
+        let (accepted, connected) = tokio::join!(
+            accept(Arc::new(server(SUITE)), &mut near),
+            connector.connect(server_name(), far)
+        );
+        assert!(connected.is_err());
+        let Err(AcceptError::Tls(error)) = accepted else {
+            panic!("{accepted:?}");
+        };
+        assert_eq!(refusal_for_error(&error), HandshakeRefusal::PeerRejectedUs);
+        let why = explain_error(&error);
+        let want = "the peer rejected the certificate of this gateway: alert CertificateUnknown";
+        assert_eq!(why, want);
+    }
+}
+
+#[test]
+fn alerts_about_other_things_than_the_certificate_are_other_failures() {
+    use HandshakeRefusal::{Other, PeerRejectedUs};
+    for (alert, want) in [
+        (AlertDescription::UnknownCA, PeerRejectedUs),
+        (AlertDescription::BadCertificate, PeerRejectedUs),
+        (AlertDescription::CertificateExpired, PeerRejectedUs),
+        (AlertDescription::CertificateRevoked, PeerRejectedUs),
+        (AlertDescription::UnsupportedCertificate, PeerRejectedUs),
+        (AlertDescription::DecryptError, PeerRejectedUs),
+        (AlertDescription::AccessDenied, PeerRejectedUs),
+        (AlertDescription::HandshakeFailure, Other),
+        (AlertDescription::ProtocolVersion, Other),
+        (AlertDescription::UserCanceled, Other),
+        (AlertDescription::InternalError, Other),
+    ] {
+        let error = rustls::Error::AlertReceived(alert);
+        assert_eq!(refusal_for_error(&error), want, "{alert:?}");
+    }
 }
 
 #[tokio::test]

@@ -9,16 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
+use rustls::server::VerifierBuilderError;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ParsedCertificate, VerifierBuilderError};
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError,
-    PeerIncompatible, PeerMisbehaved, RootCertStore, SignatureScheme,
+    AlertDescription, CertificateError, DigitallySignedStruct, DistinguishedName, Error,
+    OtherError, PeerIncompatible, PeerMisbehaved, RootCertStore, SignatureScheme,
 };
-use webpki::{EndEntityCert, KeyUsage, RevocationOptions};
+use webpki::KeyUsage;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::reason::HandshakeRefusal;
@@ -28,8 +27,9 @@ use super::chains::{ChainCache, ChainFingerprint, Verdict, VerifiedPath};
 use super::crl::Crls;
 use super::error::TlsError;
 use super::files::{IdentityMaterial, PeerTrust};
-use super::identity::{check_usage, leaf_identity, not_after};
+use super::identity::{check_usage, leaf_identity};
 use super::issuers::{Issuer, escape_for_display};
+use super::path::{Path, RECEIVED_MAX};
 
 /// Refusal inside a rustls error, which returns from the handshake unchanged.
 #[derive(Debug)]
@@ -77,28 +77,40 @@ pub(super) fn issuer_of(error: &Error) -> Option<&Arc<Issuer>> {
     other.downcast_ref::<RefusalError>()?.issuer.as_ref()
 }
 
-/// Limit of the certificates above the leaf, equal to webpki's limit for a path. webpki tries every
-/// path that the names allow: its work grows with the factorial of their number, and any client
-/// can cause it. In a development build, eight certificates of one name took 80 ms, and six times
-/// sixteen took half a second.
-const INTERMEDIATES_MAX: usize = 6;
-
-/// Rejects chains that need no path building: too many certificates, or a leaf that webpki
-/// cannot parse.
+/// Verifies the one path of a chain to a root, with at most this many intermediates and for this
+/// usage. Revocation is not checked.
 ///
 /// # Errors
-/// The refusal. Later errors of webpki therefore concern the path to a root.
-fn check_form(
-    leaf: &CertificateDer<'_>,
-    intermediates: &[CertificateDer<'_>],
-) -> Result<(), Error> {
-    if intermediates.len() > INTERMEDIATES_MAX {
-        return Err(refusal_error(HandshakeRefusal::UnknownIssuer));
+/// The refusal.
+pub(super) fn verify_for<'a>(
+    (leaf, received): (&'a CertificateDer<'_>, &'a [CertificateDer<'_>]),
+    roots: &RootCertStore,
+    (depth, usage): (usize, KeyUsage),
+    provider: &CryptoProvider,
+    now: UnixTime,
+) -> Result<(Path<'a>, TrustAnchor<'static>), Error> {
+    let mut path = Path::new(leaf, received, &roots.roots, depth)
+        .map_err(|broken| refusal_error_with(broken.refusal, broken.detail))?;
+    let root = path
+        .verify((&roots.roots, usage), provider, now)
+        .map_err(|error| path_error(error, &path))?;
+    check_usage(path.certificates()).map_err(refusal_error)?;
+    Ok((path, root))
+}
+
+/// Returns the refusal for an error of webpki, with details about the path.
+fn path_error(error: webpki::Error, path: &Path<'_>) -> Error {
+    if error != webpki::Error::UnknownIssuer {
+        return Error::InvalidCertificate(from_webpki(error));
     }
-    match ParsedCertificate::try_from(leaf) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(refusal_error(HandshakeRefusal::BadEncoding)),
-    }
+    let top = path.certificates().last();
+    let top = top.and_then(|top| X509Certificate::from_der(top).ok());
+    let detail = top.map(|(_, top)| {
+        let words = HandshakeRefusal::UnknownIssuer.description();
+        let issuer = escape_for_display(&top.issuer().to_string());
+        format!("{words}: its last issuer is {issuer}")
+    });
+    refusal_error_with(HandshakeRefusal::UnknownIssuer, detail)
 }
 
 /// Explains to an operator why a handshake failed.
@@ -107,6 +119,9 @@ pub fn explain_error(error: &Error) -> String {
         (Error::InvalidCertificate(CertificateError::Other(OtherError(other))), refusal) => {
             let refused = other.downcast_ref::<RefusalError>();
             refused.map_or_else(|| refusal.description().to_owned(), ToString::to_string)
+        }
+        (Error::AlertReceived(alert), refusal @ HandshakeRefusal::PeerRejectedUs) => {
+            format!("{}: alert {alert:?}", refusal.description())
         }
         // The text of rustls adds details, such as the time of expiry.
         (
@@ -132,8 +147,32 @@ pub fn refusal_for_error(error: &Error) -> HandshakeRefusal {
         Error::PeerMisbehaved(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme) => {
             HandshakeRefusal::BadSignature
         }
+        Error::AlertReceived(alert) if is_about_certificate(*alert) => {
+            HandshakeRefusal::PeerRejectedUs
+        }
         _ => HandshakeRefusal::Other,
     }
+}
+
+/// Returns whether a peer sends an alert because of our certificate (RFC 8446 section 6.2). TLS
+/// libraries send access_denied for an identity that they do not expect, and decrypt_error for a
+/// signature.
+const fn is_about_certificate(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::CertificateUnobtainable
+            | AlertDescription::BadCertificateStatusResponse
+            | AlertDescription::BadCertificateHashValue
+            | AlertDescription::CertificateRequired
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+            | AlertDescription::DecryptError
+    )
 }
 
 fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
@@ -157,8 +196,7 @@ fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
         CertificateError::Other(OtherError(other)) => other
             .downcast_ref::<RefusalError>()
             // An error of webpki without a variant in rustls: the path is too long, an issuer is
-            // not a CA, or a name violates a constraint. The leaf is well-formed here
-            // (`check_form`).
+            // not a CA, or a name violates a constraint. The certificates are well-formed here.
             .map_or(HandshakeRefusal::UnknownIssuer, |refused| refused.refusal),
         _ => HandshakeRefusal::Other,
     }
@@ -194,9 +232,11 @@ pub(super) struct ClientVerifier {
     /// The only issuers that may sign leaves, if others are refused.
     known_issuers: Option<HashSet<SpkiHash>>,
     crls: Option<Arc<Crls>>,
+    /// Limit of the intermediates on a path.
+    depth: usize,
     chains: ChainCache,
     provider: Arc<CryptoProvider>,
-    /// Number of chains that webpki had to verify.
+    /// Number of paths that webpki had to verify.
     #[cfg(test)]
     webpki_verifications: AtomicUsize,
 }
@@ -252,6 +292,7 @@ impl ClientVerifier {
             return Err(TlsError::Verifier(VerifierBuilderError::NoRootAnchors));
         }
         new.crls.clone_from(&trust.crls);
+        new.depth = trust.max_verify_depth;
         new.known_issuers = trust
             .rejects_unknown
             .then(|| trust.clusters.keys().copied().collect());
@@ -265,6 +306,7 @@ impl ClientVerifier {
             default_domain: None,
             known_issuers: None,
             crls: None,
+            depth: 0,
             chains: ChainCache::default(),
             provider: Arc::clone(provider),
             #[cfg(test)]
@@ -299,11 +341,7 @@ impl ClientVerifier {
                 Some(detail),
             ));
         };
-        check_form(leaf, intermediates)?;
-        let path = self
-            .verify_path(&domain.roots, leaf, intermediates, now)
-            .map_err(|error| self.refusal(error, leaf, intermediates, now))?;
-        check_usage(leaf, intermediates).map_err(refusal_error)?;
+        let path = self.verify_path(&domain.roots, leaf, intermediates, now)?;
         self.check_issuer(domain, &identity.trust_domain, &path.issuer)?;
         let verified = Verdict {
             at: now,
@@ -354,80 +392,33 @@ impl ClientVerifier {
         &self,
         roots: &RootCertStore,
         leaf: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
+        received: &[CertificateDer<'_>],
         now: UnixTime,
-    ) -> Result<VerifiedPath, webpki::Error> {
+    ) -> Result<VerifiedPath, Error> {
         #[cfg(test)]
         self.webpki_verifications.fetch_add(1, Ordering::Relaxed);
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        let (certificate, usage) = (EndEntityCert::try_from(leaf)?, KeyUsage::client_auth());
-        let verify = |revocation: Option<RevocationOptions<'_>>| {
-            let path = certificate.verify_for_usage(
-                algorithms,
-                &roots.roots,
-                intermediates,
-                now,
-                usage,
-                revocation,
-                None,
-            )?;
-            let issuers = path.intermediate_certificates();
-            let issuers: Vec<_> = issuers.map(|issuer| issuer.der()).collect();
-            let ends = issuers.iter().map(|issuer| not_after(issuer));
-            let end = ends.fold(not_after(leaf), SystemTime::min);
-            // webpki orders the path from the leaf to the root.
-            let issuer = match issuers.first() {
-                Some(issuer) => Issuer::from_certificate(issuer).ok_or(webpki::Error::BadDer)?,
-                None => Issuer::from_anchor(path.anchor()),
-            };
-            Ok((end, Arc::new(issuer)))
+        let limits = (self.depth, KeyUsage::client_auth());
+        let (path, root) = verify_for((leaf, received), roots, limits, &self.provider, now)?;
+        let certificates = path.certificates();
+        if let Some(crls) = &self.crls {
+            crls.check((certificates, &root), &self.provider, time_of(now))
+                .map_err(|(refusal, detail)| refusal_error_with(refusal, Some(detail)))?;
+        }
+        let issuer = match certificates.get(1) {
+            Some(issuer) => Issuer::from_certificate(issuer)
+                .ok_or_else(|| refusal_error(HandshakeRefusal::BadEncoding))?,
+            None => Issuer::from_anchor(&root),
         };
-        let (end, issuer) = match &self.crls {
-            Some(crls) => {
-                let chain: Vec<_> = [leaf].into_iter().chain(intermediates).collect();
-                crls.verify(&chain, verify)
-            }
-            None => verify(None),
-        }?;
-        let end = end.duration_since(SystemTime::UNIX_EPOCH);
         Ok(VerifiedPath {
-            not_after: UnixTime::since_unix_epoch(end.unwrap_or_default()),
-            issuer,
+            not_after: unix_time(path.not_after()),
+            issuer: Arc::new(issuer),
         })
     }
+}
 
-    /// Returns the refusal for an error of webpki, with details about this chain.
-    fn refusal(
-        &self,
-        error: webpki::Error,
-        leaf: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Error {
-        let chain: Vec<_> = [leaf].into_iter().chain(intermediates).collect();
-        let crls = self.crls.as_ref();
-        if let Some((refusal, detail)) =
-            crls.and_then(|crls| crls.explain(&error, &chain, time_of(now)))
-        {
-            return refusal_error_with(refusal, Some(detail));
-        }
-        match error {
-            webpki::Error::UnknownIssuer => {
-                let top = chain
-                    .last()
-                    .and_then(|top| X509Certificate::from_der(top).ok());
-                let detail = top.map(|(_, top)| {
-                    let words = HandshakeRefusal::UnknownIssuer.description();
-                    format!(
-                        "{words}: its last issuer is {}",
-                        escape_for_display(&top.issuer().to_string())
-                    )
-                });
-                refusal_error_with(HandshakeRefusal::UnknownIssuer, detail)
-            }
-            error => Error::InvalidCertificate(from_webpki(error)),
-        }
-    }
+pub(super) fn unix_time(time: SystemTime) -> UnixTime {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    UnixTime::since_unix_epoch(since.unwrap_or_default())
 }
 
 fn time_of(time: UnixTime) -> SystemTime {
@@ -546,15 +537,9 @@ impl ServerCertVerifier for ServerVerifier {
                 Some(detail),
             ));
         }
-        check_form(leaf, intermediates)?;
-        verify_server_cert_signed_by_trust_anchor(
-            &ParsedCertificate::try_from(leaf)?,
-            &self.roots,
-            intermediates,
-            now,
-            self.provider.signature_verification_algorithms.all,
-        )?;
-        check_usage(leaf, intermediates).map_err(refusal_error)?;
+        let limits = (RECEIVED_MAX, KeyUsage::server_auth());
+        let chain = (leaf, intermediates);
+        verify_for(chain, &self.roots, limits, &self.provider, now)?;
         Ok(ServerCertVerified::assertion())
     }
 

@@ -353,8 +353,17 @@ impl<'a> AddressOwners<'a> {
         };
         let why = refusal.to_string();
         let what = format!("the address {ip}{others} of {namespace}/{name} is not used: {why}");
-        let how = "addresses of pods of the slice's namespace that Kubernetes keeps up to date, or \
-                   a workload of the mesh file";
+        let how = match refusal {
+            Refusal::Held(of) | Refusal::Equal(of)
+                if port == 0 && of.evidence == Evidence::Kubernetes =>
+            {
+                "a workload of the mesh file, or the Node if it is the address of one"
+            }
+            _ => {
+                "addresses of pods of the slice's namespace that Kubernetes keeps up to date, or a \
+                 workload of the mesh file"
+            }
+        };
         Some(Finding::warning(&listed.slice.place, what, how).of(namespace))
     }
 }

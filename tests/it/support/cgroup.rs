@@ -32,13 +32,7 @@ impl Cgroup {
             (is_made && group.set(limit)).then_some(group)
         });
         if made.is_none() {
-            // Starts a new line, even if the harness has begun one.
-            let why = "no memory cgroup can be made here; run it as root";
-            super::print_uncaptured(&format!("\nSKIPPED {test}: {why}"));
-            assert!(
-                std::env::var_os("STRAIT_CI").is_none_or(|ci| ci != "1"),
-                "nothing may be skipped under STRAIT_CI=1"
-            );
+            super::skip(test, "no memory cgroup can be made here; run it as root");
         }
         made
     }

@@ -50,6 +50,14 @@ pub fn print_uncaptured(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// Prints that a test is skipped. Under `STRAIT_CI=1` that is a failure.
+pub fn skip(test: &str, why: &str) {
+    // Starts a new line, even if the harness has begun one.
+    print_uncaptured(&format!("\nSKIPPED {test}: {why}"));
+    let is_ci = std::env::var_os("STRAIT_CI").is_some_and(|ci| ci == "1");
+    assert!(!is_ci, "nothing may be skipped under STRAIT_CI=1");
+}
+
 /// Asserts that a tunnel is open: its endpoint echoes bytes.
 pub async fn echoes(tunnel: &mut Tunnel) {
     try_echo(tunnel).await.expect("an open tunnel");

@@ -1,7 +1,8 @@
 //! Support that all end-to-end tests share: deadlines, polling, processes, and HTTP requests.
 
 use std::fmt::Debug;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -18,13 +19,42 @@ pub const DEADLINE: Duration = Duration::from_secs(300);
 /// Limit of a wait for a state of another process.
 pub const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Runs a test's future under [`DEADLINE`].
+/// Limit of a wait without a deadline of its own, such as a read: the time in which nothing that
+/// the test's own future awaits happens.
+pub const QUIET_MAX: Duration = Duration::from_secs(60);
+/// Number of timers in [`QUIET_MAX`]. A machine that stands still delays one of them only.
+const QUIET_PARTS: u32 = 4;
+
+/// Runs a test's future under [`DEADLINE`] and [`QUIET_MAX`].
 pub fn run<T>(test: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime")
-        .block_on(async { timeout(DEADLINE, test).await.expect("within the deadline") })
+        .block_on(async { timeout(DEADLINE, watched(test)).await })
+        .expect("within the deadline")
+}
+
+/// Runs a future that is woken at least once in each [`QUIET_MAX`], and fails otherwise.
+pub async fn watched<T>(test: impl Future<Output = T>) -> T {
+    let mut test = pin!(test);
+    let mut timer = tokio::time::interval(QUIET_MAX / QUIET_PARTS);
+    // The first one ends at once.
+    timer.tick().await;
+    let mut quiet = 0;
+    poll_fn(|context| {
+        let mut is_timer = false;
+        while timer.poll_tick(context).is_ready() {
+            is_timer = true;
+        }
+        quiet = if is_timer { quiet + 1 } else { 0 };
+        assert!(
+            quiet < QUIET_PARTS,
+            "the test waits for something that does not happen"
+        );
+        test.as_mut().poll(context)
+    })
+    .await
 }
 
 /// Polls until the answer is as wanted. Fails with the last answer after [`WAIT_MAX`].

@@ -19,13 +19,17 @@ fn advertise(set: &EndpointSet, at: u8, ready: u32, free_percent: u32) {
         ready,
         free_percent,
     };
-    let state = &endpoint.expect("a gateway").state;
-    state.record_load(load, Instant::now());
+    let endpoint = endpoint.expect("a gateway");
+    endpoint.record_load(load, Instant::now());
+}
+
+fn shares(set: &EndpointSet) -> Vec<f64> {
+    pick_probabilities(set, NO_LINK_FACTORS, Instant::now())
 }
 
 /// Returns the predicted share of the gateway as a multiple of that of the own network's pod.
 fn ratio(set: &EndpointSet) -> f64 {
-    let shares = pick_probabilities(set, NO_LINK_FACTORS, Instant::now());
+    let shares = shares(set);
     shares[1] / shares[0]
 }
 
@@ -95,4 +99,25 @@ async fn tunnels_in_flight_are_compared_by_the_changed_weights() {
     assert_shares(set, &[("10.0.0.1:15008", 0.5), ("192.0.2.1:15008", 0.5)]);
     let _more = InFlight::new(&set.endpoints[1].state);
     assert_shares(set, &[("10.0.0.1:15008", 0.75), ("192.0.2.1:15008", 0.25)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_beyond_all_bounds_is_forgotten_as_soon_as_the_largest_valid_one() {
+    let after = |ready| {
+        let snapshot = two_networks([4, 4], 2);
+        async move {
+            let (set, mut ratios) = (always(&snapshot), Vec::new());
+            advertise(set, 1, ready, 100);
+            for _ in 0..10 {
+                advance(Duration::from_secs(1)).await;
+                advertise(set, 1, 4, 100);
+                ratios.push(shares(set));
+            }
+            ratios
+        }
+    };
+    let last = |ratios: &[Vec<f64>]| ratios.last().cloned();
+    let (absurd, largest) = (after(u32::MAX).await, after(16).await);
+    assert_eq!(absurd, largest);
+    assert_ne!(largest.first(), last(&largest).as_ref(), "the load counts");
 }

@@ -286,6 +286,7 @@ impl State {
         });
         DeltaDiscoveryResponse {
             type_url: type_url.to_owned(),
+            system_version_info: self.version.to_string(),
             nonce: self.nonce.to_string(),
             resources: resources.collect(),
             removed_resources: removed,

@@ -1,6 +1,11 @@
 //! gRPC stream of the delta ADS client: connects, applies responses, publishes snapshots, waits,
 //! and connects again.
 
+#[cfg(test)]
+mod recording;
+#[cfg(test)]
+mod replay;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -246,7 +251,7 @@ impl Feed {
         ended
     }
 
-    /// Sends requests and applies responses until the stream ends.
+    /// Opens a stream, and uses it until it ends.
     async fn exchange(
         &self,
         state: &mut State,
@@ -256,7 +261,7 @@ impl Feed {
     ) -> Result<(), Ended> {
         // Cached clusters: the first request names the endpoints that they refer to.
         self.follow(state);
-        let (requests, mut responses) = self.open(&mut state.client, goaway).await?;
+        let (requests, responses) = self.open(&mut state.client, goaway).await?;
         if is_aged {
             debug!(address = %self.plane.address, "connected to the control plane")
         } else {
@@ -266,6 +271,17 @@ impl Feed {
         self.metrics.xds().connected();
         self.status
             .set_discovery(|known| known.connect(SystemTime::now()));
+        self.apply(state, &requests, responses, useful).await
+    }
+
+    /// Applies responses and sends the answers until the stream ends.
+    async fn apply(
+        &self,
+        state: &mut State,
+        requests: &mpsc::Sender<DeltaDiscoveryRequest>,
+        mut responses: Messages,
+        useful: &mut bool,
+    ) -> Result<(), Ended> {
         let mut next = Instant::now();
         let mut heard = Instant::now();
         loop {
@@ -279,7 +295,7 @@ impl Feed {
             let Some(response) = response else { break };
             heard = Instant::now();
             let drained = self
-                .drain_batch(response, next, &mut responses, &requests, state)
+                .drain_batch(response, next, &mut responses, requests, state)
                 .await;
             // Accepted resources are published even if the stream broke: the next stream reports
             // their versions as in force.
@@ -290,7 +306,7 @@ impl Feed {
             } else {
                 SNAPSHOTS_APART
             };
-            self.send_all(&requests, changes).await?;
+            self.send_all(requests, changes).await?;
             *useful = true;
             self.status.set_discovery(|known| known.retries = 0);
         }

@@ -1,0 +1,302 @@
+//! `/drain/region`: evacuation of a region by an operator, and its reversal. POST executes it;
+//! GET returns a preview of the same POST.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::extract::{Query, State};
+use axum::http::{Method, StatusCode};
+use serde::Deserialize;
+
+use super::AdminState;
+use super::text::escape_control;
+use super::view::key_of;
+use crate::config::{self, Listener, ListenerProtocol};
+use crate::snapshot::builder::{self, Change};
+use crate::snapshot::traffic::Override;
+use crate::snapshot::{BoundEndpoints, EndpointSet, Locality, Service, Shards, Snapshot};
+use crate::wire::RegionPattern;
+
+/// Maximum number of evacuated regions. Each workload is compared with all of them.
+const EVACUATED_MAX: usize = 64;
+
+/// Maximum number of services or regions in an answer.
+const NAMED_MAX: usize = 50;
+
+/// Services by hostname, or derived services by label.
+type ServicesByName = Shards<Arc<str>, Arc<Service>>;
+
+/// Query parameters: `?region=REGION`, with `?undo` and `?force`, which need no value. Unknown
+/// parameters are errors, because a typo would change the effect.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Parameters {
+    region: Option<String>,
+    undo: Option<String>,
+    force: Option<String>,
+}
+
+/// Request of an operator about a region.
+struct DrainRequest {
+    region: RegionPattern,
+    /// True if an evacuation is undone.
+    undo: bool,
+    /// True to evacuate even if a service or a binding would lose its last endpoints.
+    force: bool,
+    /// True for the execution, false for a preview.
+    is_execution: bool,
+}
+
+/// Evacuates a region or undoes that, and reports the result. GET reports the result that the
+/// same POST would have.
+pub(super) async fn drain(
+    method: Method,
+    State(state): State<AdminState>,
+    Query(parameters): Query<Parameters>,
+) -> (StatusCode, String) {
+    let region = parameters.region.as_deref().and_then(RegionPattern::parse);
+    let Some(region) = region else {
+        let text = "write ?region=REGION, a region, REGION/ZONE or REGION/ZONE/SUBZONE\n";
+        return (StatusCode::BAD_REQUEST, text.to_owned());
+    };
+    if region.part_count() == 0 {
+        let text = "cannot evacuate every region; to stop this gateway use /quitquitquit\n";
+        return (StatusCode::BAD_REQUEST, text.to_owned());
+    }
+    let order = DrainRequest {
+        region,
+        undo: parameters.undo.is_some(),
+        force: parameters.force.is_some(),
+        is_execution: method == Method::POST,
+    };
+    // On a blocking thread: evaluating all services of a large mesh takes long.
+    tokio::task::spawn_blocking(move || order.run(&state))
+        .await
+        .unwrap_or_else(|_| (StatusCode::INTERNAL_SERVER_ERROR, String::new()))
+}
+
+impl DrainRequest {
+    /// Builds the next snapshot and evaluates it. Publishes it if this is no preview.
+    fn run(&self, state: &AdminState) -> (StatusCode, String) {
+        let region = self.region.clone();
+        let overrides = if self.undo {
+            Override::Restore(region)
+        } else {
+            Override::Evacuate(region)
+        };
+        let change = Change {
+            overrides: Some(overrides),
+            ..Change::default()
+        };
+        let config = state.config.load();
+        let check = |before: &Snapshot, next: &Snapshot| {
+            if self.undo {
+                self.undo(before)
+            } else {
+                let mut lost = services_without_endpoints(&config.listeners, before, next);
+                lost.extend(bindings_without_gateways(&config.bindings, before, next));
+                self.evacuate((before, next), &lost)
+            }
+        };
+        if !self.is_execution {
+            let before = state.reader.snapshot();
+            return match check(&before, &builder::build(&before, change)) {
+                Ok(text) => (StatusCode::OK, format!("{text}nothing was changed\n")),
+                Err(refused) => refused,
+            };
+        }
+        match state.publisher.update_if(change, check) {
+            Ok(text) => {
+                let region = &self.region;
+                if self.undo {
+                    tracing::info!(%region, "evacuation of a region undone");
+                } else {
+                    tracing::info!(%region, force = self.force, "region evacuated");
+                }
+                (StatusCode::OK, text)
+            }
+            Err(refused) => refused,
+        }
+    }
+
+    fn evacuate(
+        &self,
+        (before, next): (&Snapshot, &Snapshot),
+        lost: &BTreeSet<String>,
+    ) -> Result<String, (StatusCode, String)> {
+        let Self { region, .. } = self;
+        let evacuated = &before.balancing.evacuated;
+        let is_new = !evacuated.contains(region);
+        let (all, there) = (next.mesh.workloads.len(), count(next, region));
+        if there == 0 && is_new {
+            let hint = known_places_hint(next, region);
+            let text = format!("{region} cannot be evacuated: no workload is there{hint}\n");
+            return Err((StatusCode::NOT_FOUND, text));
+        }
+        if is_new && evacuated.len() >= EVACUATED_MAX {
+            let text = format!("{EVACUATED_MAX} regions are evacuated already; undo one of them\n");
+            return Err((StatusCode::CONFLICT, text));
+        }
+        let names = join_names(lost);
+        if !lost.is_empty() && !self.force {
+            let text = format!(
+                "{region} is not evacuated: no endpoint would be left for {names}; write --force \
+                 to refuse their tunnels\n"
+            );
+            return Err((StatusCode::CONFLICT, text));
+        }
+        let is = self.tense();
+        let mut text = format!(
+            "{region} {is} evacuated: new tunnels avoid it, open ones go on; it ends with --undo \
+             or a restart\n{there} of {all} workloads are there\n"
+        );
+        if !lost.is_empty() {
+            text += &format!("no endpoint {is} left, and tunnels are rejected: {names}\n");
+        }
+        Ok(text)
+    }
+
+    fn undo(&self, before: &Snapshot) -> Result<String, (StatusCode, String)> {
+        let Self { region, .. } = self;
+        let evacuated = &before.balancing.evacuated;
+        if evacuated.contains(region) {
+            return Ok(format!("{region} {} used again\n", self.tense()));
+        }
+        let others = if evacuated.is_empty() {
+            "no region is".to_owned()
+        } else {
+            let all = evacuated.iter().map(ToString::to_string);
+            format!("these are: {}", join_names(&all.collect()))
+        };
+        let text = format!("{region} was not evacuated by an operator; {others}\n");
+        Err((StatusCode::NOT_FOUND, text))
+    }
+
+    fn tense(&self) -> &'static str {
+        if self.is_execution { "is" } else { "would be" }
+    }
+}
+
+/// Counts the workloads of a region.
+fn count(snapshot: &Snapshot, region: &RegionPattern) -> usize {
+    let workloads = snapshot.mesh.workloads.values();
+    let is_there = |one: &Locality| region.matches(&one.region, &one.zone, &one.subzone);
+    workloads.filter(|one| is_there(&one.locality)).count()
+}
+
+/// Returns a hint with the localities of the mesh, at the depth of the requested one.
+fn known_places_hint(snapshot: &Snapshot, requested: &RegionPattern) -> String {
+    let workloads = snapshot.mesh.workloads.values();
+    let place = |one: &Locality| {
+        let parts = [&one.region, &one.zone, &one.subzone].map(|part| &**part);
+        let parts = parts.into_iter().take(requested.part_count());
+        let parts: Vec<_> = parts.take_while(|part| !part.is_empty()).collect();
+        parts.join("/")
+    };
+    let mut places: BTreeSet<_> = workloads.map(|one| place(&one.locality)).collect();
+    places.remove("");
+    if places.is_empty() {
+        return ", as no `workloads[].locality` names a region".to_owned();
+    }
+    format!("; write one of {}", join_names(&places))
+}
+
+/// Joins the names, at most [`NAMED_MAX`] of them.
+fn join_names(names: &BTreeSet<String>) -> String {
+    let first: Vec<_> = names
+        .iter()
+        .take(NAMED_MAX)
+        .map(|name| escape_control(name))
+        .collect();
+    match names.len() - first.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// Returns the services (`namespace/hostname`) and aliases that lose their last endpoint on a
+/// port, or the last waypoint for their tunnels.
+fn services_without_endpoints(
+    listeners: &[Listener],
+    before: &Snapshot,
+    next: &Snapshot,
+) -> BTreeSet<String> {
+    let key = |service: &Service| key_of(&service.definition);
+    let lost_in = |old: &ServicesByName, new: &ServicesByName| {
+        let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
+            Some((Arc::clone(old), new.get(host)?.clone()))
+        };
+        let changed = old
+            .iter()
+            .filter_map(same)
+            .filter(|(old, new)| !Arc::ptr_eq(old, new));
+        let lost = changed.filter(|(old, new)| loses_endpoints(listeners, before, (old, new)));
+        lost.map(|(old, _)| old).collect::<Vec<_>>()
+    };
+    let services = lost_in(&before.services, &next.services);
+    let aliases = lost_in(&before.derived_services, &next.derived_services);
+    let aliases = aliases.iter().map(|of| format!("alias {}", of.hostname));
+    let all = before.services.values();
+    let stranded = all.filter(|service| {
+        let definition = &service.definition;
+        next.lacks_waypoint(definition) && !before.lacks_waypoint(definition)
+    });
+    let stranded = stranded.map(|service| key(service));
+    let lost = services.iter().map(|service| key(service)).chain(aliases);
+    lost.chain(stranded).collect()
+}
+
+/// Returns whether peers of a listener lose the last endpoint of a port, in this network or in
+/// those that they may use.
+fn loses_endpoints(
+    listeners: &[Listener],
+    before: &Snapshot,
+    (old, new): (&Service, &Service),
+) -> bool {
+    let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
+    let by_transit = |of: &Service, port: u16, transit| {
+        is_empty(
+            of.endpoints_by(port, transit)
+                .or_else(|| of.ports.get(&port)),
+        )
+    };
+    let limits: BTreeSet<_> = listeners
+        .iter()
+        .filter_map(|of| match of.protocol {
+            ListenerProtocol::Hbone { transit, .. } => Some(transit),
+            _ => None,
+        })
+        .collect();
+    let is_lost = |port: &u16| {
+        let granted = before.transits(old, *port);
+        let used = granted
+            .iter()
+            .flat_map(|of| limits.iter().map(|limit| *of.min(limit)));
+        let used: BTreeSet<_> = used.collect();
+        used.into_iter()
+            .any(|transit| !by_transit(old, *port, transit) && by_transit(new, *port, transit))
+    };
+    let mut passthrough = old.passthrough_ports.iter();
+    old.ports.keys().any(is_lost)
+        || passthrough
+            .any(|(port, set)| !is_empty(Some(set)) && is_empty(new.passthrough_ports.get(port)))
+}
+
+/// Returns the bindings that lose their last gateway.
+fn bindings_without_gateways(
+    bindings: &[config::Binding],
+    before: &Snapshot,
+    next: &Snapshot,
+) -> Vec<String> {
+    let lost = bindings.iter().filter(|binding| {
+        let clusters = binding.cluster.iter().map(|of| of.as_str().into());
+        let (host, port) = (binding.service.host.as_str(), binding.service.port);
+        let gateways = BoundEndpoints::new(clusters, host.into(), port.unwrap_or_default());
+        gateways.is_empty_in(next) && !gateways.is_empty_in(before)
+    });
+    lost.map(|binding| format!("binding {}", binding.service))
+        .collect()
+}

@@ -1,0 +1,292 @@
+//! Verification of the gateway's own certificate, key and roots before they are used.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use webpki::KeyUsage;
+use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
+use x509_parser::public_key::PublicKey;
+
+use super::error::TlsError;
+use super::files::IdentityMaterial;
+use super::path::RECEIVED_MAX;
+use super::provider;
+use super::verifier::{explain_error, refusal_for_error, unix_time, verify_for};
+
+/// Smallest RSA key that TLS libraries of peers accept, in bits.
+const RSA_BITS_MIN: usize = 2048;
+
+impl IdentityMaterial {
+    /// Verifies the certificate as peers with the same roots do, as client and as server, and that
+    /// the key is usable and belongs to it. `file` is the name of the chain.
+    ///
+    /// # Errors
+    /// The refusal that a peer with this certificate would get, or the mistake in the key.
+    pub(super) fn verified(mut self, file: &Path, now: SystemTime) -> Result<Self, TlsError> {
+        let provider = provider();
+        self.check_key()?;
+        let refused = |error: rustls::Error| TlsError::Refused {
+            file: file.to_owned(),
+            refusal: refusal_for_error(&error),
+            detail: explain_error(&error),
+        };
+        let (leaf, above) = self
+            .chain
+            .split_first()
+            .ok_or_else(|| TlsError::NoCertificate(file.to_owned()))?;
+        let roots = self.roots_for_domain(&self.identity.trust_domain);
+        let roots = roots.unwrap_or(&self.roots);
+        let mut end = self.valid_until;
+        for usage in [KeyUsage::client_auth(), KeyUsage::server_auth()] {
+            let limits = (RECEIVED_MAX, usage);
+            let (path, _) = verify_for((leaf, above), roots, limits, &provider, unix_time(now))
+                .map_err(refused)?;
+            end = path.not_after();
+        }
+        self.valid_until = end;
+        Ok(self)
+    }
+
+    fn check_key(&self) -> Result<(), TlsError> {
+        let key = self.key.clone_key();
+        let loaded = CertifiedKey::from_der(self.chain.clone(), key, &provider());
+        loaded.map(drop).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => TlsError::KeyMismatch(error),
+            error => TlsError::UnusableKey(match self.rsa_bits() {
+                Some(bits) if bits < RSA_BITS_MIN => format!("it is an RSA key of {bits} bits"),
+                _ => error.to_string(),
+            }),
+        })
+    }
+
+    /// Returns the size of the leaf's key, if it is one of RSA.
+    fn rsa_bits(&self) -> Option<usize> {
+        let (_, leaf) = X509Certificate::from_der(self.chain.first()?).ok()?;
+        match leaf.public_key().parsed().ok()? {
+            PublicKey::RSA(key) => Some(key.key_size()),
+            _ => None,
+        }
+    }
+}
+
+/// Reads a private key from a PEM file.
+///
+/// # Errors
+/// The file cannot be read, has no key, or has an encrypted one.
+pub(super) fn load_key(file: &PathBuf) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let loaded = PrivateKeyDer::from_pem_file(file);
+    loaded.map_err(|source| {
+        // Of PKCS#8 (RFC 5958 section 3) and of OpenSSL's older format.
+        const ENCRYPTED: [&str; 2] = ["BEGIN ENCRYPTED PRIVATE KEY", "Proc-Type: 4,ENCRYPTED"];
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        if ENCRYPTED.iter().any(|mark| text.contains(mark)) {
+            return TlsError::EncryptedKey(file.clone());
+        }
+        TlsError::Pem {
+            file: file.clone(),
+            source,
+        }
+    })
+}
+
+/// Checks that a root is the certificate of an authority. Certificates of version 1 have no
+/// extension that says so.
+///
+/// # Errors
+/// It is a leaf.
+pub(super) fn check_root(file: &Path, root: &CertificateDer<'_>) -> Result<(), TlsError> {
+    match X509Certificate::from_der(root) {
+        Ok((_, root)) if !root.is_ca() && root.version() == X509Version::V3 => {
+            Err(TlsError::NotARoot {
+                file: file.to_owned(),
+                subject: root.subject().to_string(),
+            })
+        }
+        // webpki reports what it cannot parse.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rcgen::{
+        CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+        PKCS_RSA_SHA256, PublicKeyData, SanType,
+    };
+
+    use super::*;
+    use crate::config::IdentityFiles;
+    use crate::reason::HandshakeRefusal;
+    use crate::tools::dev::{Authority, Leaf};
+
+    const ID: &str = "spiffe://east.local/ns/a/sa/b";
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Loads an identity from files with these contents.
+    fn load(chain: &str, key: &str, roots: &str) -> Result<IdentityMaterial, TlsError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [chain, key, roots] =
+            [("chain", chain), ("key", key), ("roots", roots)].map(|(name, text)| {
+                let file = folder.path().join(name);
+                std::fs::write(&file, text).expect("a file");
+                file
+            });
+        IdentityMaterial::load(&IdentityFiles { chain, key, roots })
+    }
+
+    fn refusal(loaded: Result<IdentityMaterial, TlsError>) -> Option<HandshakeRefusal> {
+        match loaded.expect_err("a refusal") {
+            TlsError::Refused { refusal, .. } => Some(refusal),
+            _ => None,
+        }
+    }
+
+    fn leaf(params: &mut CertificateParams) {
+        params.subject_alt_names = vec![SanType::URI(ID.try_into().expect("a URI"))];
+    }
+
+    #[test]
+    fn a_certificate_that_peers_would_refuse_is_not_loaded() {
+        let authority = Authority::new().expect("a root");
+        let root = authority.root_pem();
+        let east = authority.intermediate("east").expect("an intermediate");
+        let signed = |change: fn(&mut CertificateParams)| {
+            let signed = east.leaf_with(|params| {
+                leaf(params);
+                change(params);
+            });
+            signed.expect("a leaf")
+        };
+        let below = |change: fn(&mut CertificateParams)| {
+            let issuer = authority.intermediate_with("east", change);
+            issuer.expect("an intermediate").leaf(ID).expect("a leaf")
+        };
+        let loaded = |leaf: &Leaf| load(&leaf.chain_pem, &leaf.key_pem, &root);
+        let good = signed(|_| ());
+        let material = loaded(&good).expect("an identity");
+        assert_eq!(material.valid_until, material.identity.not_after);
+        for (leaf, want) in [
+            (
+                signed(|params| params.not_before += HOUR),
+                HandshakeRefusal::NotYetValid,
+            ),
+            (
+                signed(|params| params.not_after = params.not_before),
+                HandshakeRefusal::Expired,
+            ),
+            (
+                below(|params| params.not_after = params.not_before),
+                HandshakeRefusal::Expired,
+            ),
+            (
+                signed(|params| {
+                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+                }),
+                HandshakeRefusal::BadKeyUsage,
+            ),
+            (
+                signed(|params| {
+                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+                }),
+                HandshakeRefusal::BadKeyUsage,
+            ),
+            // Only one of the two directions sees each of these.
+            (
+                below(|params| {
+                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+                }),
+                HandshakeRefusal::BadKeyUsage,
+            ),
+            (
+                below(|params| {
+                    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+                }),
+                HandshakeRefusal::BadKeyUsage,
+            ),
+            (
+                below(|params| params.is_ca = IsCa::ExplicitNoCa),
+                HandshakeRefusal::UnknownIssuer,
+            ),
+        ] {
+            assert_eq!(refusal(loaded(&leaf)), Some(want));
+        }
+        let other = Authority::new().expect("a root").root_pem();
+        let elsewhere = load(&good.chain_pem, &good.key_pem, &other);
+        assert_eq!(refusal(elsewhere), Some(HandshakeRefusal::UnknownIssuer));
+        let both = load(&good.chain_pem, &good.key_pem, &(other + &root));
+        assert!(both.is_ok(), "one of two roots suffices");
+        let roots = load(&good.chain_pem, &good.key_pem, &good.chain_pem);
+        assert!(matches!(roots, Err(TlsError::NotARoot { .. })), "{roots:?}");
+    }
+
+    #[test]
+    fn the_end_of_the_chain_is_the_first_on_its_path() {
+        let authority = Authority::new().expect("a root");
+        let end = SystemTime::now() + HOUR;
+        let east = authority.intermediate_with("east", |params| params.not_after = end.into());
+        let leaf = east.expect("an intermediate").leaf(ID).expect("a leaf");
+        let material = load(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
+        let material = material.expect("an identity");
+        assert!(material.valid_until <= end && material.identity.not_after > end);
+    }
+
+    /// Public key of RSA with 1024 bits. Nobody has its private key.
+    struct WeakKey(Vec<u8>);
+
+    impl PublicKeyData for WeakKey {
+        fn der_bytes(&self) -> &[u8] {
+            &self.0
+        }
+
+        fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+            &PKCS_RSA_SHA256
+        }
+    }
+
+    #[test]
+    fn encrypted_weak_and_foreign_keys_are_told_apart() {
+        let authority = Authority::new().expect("a root");
+        let east = authority.intermediate("east").expect("an intermediate");
+        let [own, other] = [0, 1].map(|_| east.leaf(ID).expect("a leaf"));
+        let root = authority.root_pem();
+        let said = |chain: &str, key: &str| {
+            let loaded = load(chain, key, &root).expect_err("no usable key");
+            loaded.to_string()
+        };
+        let encrypted = own.key_pem.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
+        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\
+                   DEK-Info: AES-256-CBC,00\n\nAAAA\n-----END RSA PRIVATE KEY-----\n";
+        for key in [&*encrypted, old] {
+            let said = said(&own.chain_pem, key);
+            assert!(
+                said.contains("the private key is encrypted; decrypt it"),
+                "{said}"
+            );
+        }
+        let foreign = said(&own.chain_pem, &other.key_pem);
+        assert!(
+            foreign.contains("does not match the certificate"),
+            "{foreign}"
+        );
+
+        let modulus = [&[0x02, 0x81, 0x81, 0][..], &[0xff; 128], &[2, 3, 1, 0, 1]].concat();
+        let length = u8::try_from(modulus.len()).expect("a byte");
+        let weak = WeakKey([&[0x30, 0x81, length][..], &modulus].concat());
+        let issuer = CertificateParams::default();
+        let issuer = CertifiedIssuer::self_signed(issuer, KeyPair::generate().expect("a key"));
+        let mut params = CertificateParams::default();
+        leaf(&mut params);
+        let chain = params
+            .signed_by(&weak, &issuer.expect("an issuer"))
+            .expect("a leaf");
+        let key = ::pem::encode(&::pem::Pem::new("RSA PRIVATE KEY", weak.0.clone()));
+        let weak = said(&chain.pem(), &key);
+        assert!(weak.contains("an RSA key of 1024 bits"), "{weak}");
+        assert!(weak.contains("at least 2048 bits"), "{weak}");
+    }
+}

@@ -1,0 +1,371 @@
+//! Replay of recordings of a real istiod, with the recorded times on a paused clock.
+//!
+//! Beside each recording is a file with the expected requests, and with the changes of the snapshot
+//! between its marks. `STRAIT_UPDATE=1` writes these files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use http_body::Frame;
+use http_body_util::StreamBody;
+use prost::Message as _;
+use rustls::pki_types::PrivateKeyDer;
+use tokio::time::sleep_until;
+use tonic::body::Body;
+
+use super::recording::{Event, Kind, read, recordings};
+use super::*;
+use crate::config::{HostPort, Roots};
+use crate::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
+use crate::grpc::discovery::DeltaDiscoveryResponse;
+use crate::snapshot::Snapshot;
+use crate::snapshot::mesh::{Service, Workload};
+use crate::tls::issue::istio::check_answer;
+
+/// Stream of a recording.
+struct Call {
+    opened: Duration,
+    responses: Vec<(Duration, Vec<u8>)>,
+    /// Time and cause of its end, if it ended before the recording.
+    ended: Option<(Duration, String)>,
+}
+
+/// Observations in their order.
+#[derive(Clone)]
+struct Observed {
+    start: Instant,
+    text: Arc<Mutex<String>>,
+}
+
+impl Observed {
+    fn line(&self, text: &str) {
+        let at = self.start.elapsed().as_millis();
+        let mut all = self.text.lock().expect("no panic");
+        writeln!(all, "{at} {text}").expect("a text");
+    }
+}
+
+fn feed() -> Feed {
+    Feed {
+        plane: ControlPlane {
+            address: HostPort {
+                host: "istiod".into(),
+                port: Some(15012),
+            },
+            roots: Roots::Plaintext,
+            token: None,
+            san: None,
+            headers: Vec::new(),
+        },
+        kind: ControlPlaneKind::Istio,
+        cache: None,
+        pod: Pod {
+            name: "eastwest".into(),
+            namespace: "istio-system".into(),
+            ip: "10.88.1.10".into(),
+            service_account: None,
+            cluster: "east".into(),
+            network: "east".into(),
+            gateway: "eastwest".into(),
+            istio_version: "1.31.0".into(),
+            record: None,
+        },
+        publisher: Arc::new(Publisher::new()),
+        status: Arc::new(Status::new(&["mesh"])),
+        metrics: Arc::new(Metrics::new()),
+        pending: "mesh",
+        connected: Arc::default(),
+    }
+}
+
+/// Returns the streams of delta ADS.
+fn calls(events: &[Event]) -> Vec<Call> {
+    let mut calls = BTreeMap::new();
+    for Event { at, kind } in events {
+        match kind {
+            Kind::Open(number, method) if method == METHOD => {
+                let call = Call {
+                    opened: *at,
+                    responses: Vec::new(),
+                    ended: None,
+                };
+                calls.insert(*number, call);
+            }
+            Kind::Response(number, message) => {
+                if let Some(call) = calls.get_mut(number) {
+                    call.responses.push((*at, message.clone()));
+                }
+            }
+            Kind::End(number, why) => {
+                if let Some(call) = calls.get_mut(number) {
+                    call.ended.get_or_insert_with(|| (*at, why.clone()));
+                }
+            }
+            _ => {}
+        }
+    }
+    calls.into_values().collect()
+}
+
+/// Returns the last part of a type URL.
+fn short(type_url: &str) -> &str {
+    type_url.rsplit('.').next().unwrap_or(type_url)
+}
+
+/// Describes a request. A response is named by its position in the recording.
+fn describe(request: &DeltaDiscoveryRequest, responses: &[String]) -> String {
+    let mut text = format!("> {}", short(&request.type_url));
+    let answered = responses
+        .iter()
+        .position(|of| *of == request.response_nonce);
+    match (&request.error_detail, answered) {
+        (Some(error), place) => write!(text, " NACK {place:?}: {}", error.message),
+        (None, Some(place)) => write!(text, " ACK {place}"),
+        (None, None) => write!(text, " first, {:?}", request.initial_resource_versions),
+    }
+    .expect("a text");
+    for (what, names) in [
+        ("subscribe", &request.resource_names_subscribe),
+        ("unsubscribe", &request.resource_names_unsubscribe),
+    ] {
+        if !names.is_empty() {
+            write!(text, " {what} {names:?}").expect("a text");
+        }
+    }
+    text
+}
+
+/// Returns a line for everything in a snapshot that discovery decides.
+fn dump(snapshot: &Snapshot) -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    for (name, service) in snapshot.mesh.services.iter() {
+        lines.insert(dump_service(name, service));
+    }
+    for (name, workload) in snapshot.mesh.workloads.iter() {
+        lines.insert(dump_workload(name, workload));
+    }
+    for (host, service) in snapshot.services.iter() {
+        for (port, set) in &service.ports {
+            let is_exported = snapshot.exports.contains(host, *port);
+            let exported = if is_exported { ", exported" } else { "" };
+            let endpoints = set.endpoints.iter();
+            let endpoints: BTreeSet<_> = endpoints
+                .map(|one| {
+                    let via = one.remote.as_ref().map(|remote| &remote.network);
+                    format!(
+                        "{} {:?} weight {} {via:?}",
+                        one.address, one.protocol, one.weight
+                    )
+                })
+                .collect();
+            lines.insert(format!("port {host}:{port}{exported}: {endpoints:?}"));
+        }
+    }
+    for policy in snapshot.policies.iter() {
+        let text = format!("{policy:?}").replace("Condition { any: [], none: [] }", "-");
+        lines.insert(format!("policy {text}"));
+    }
+    lines
+}
+
+fn dump_service(name: &str, service: &Service) -> String {
+    let Service {
+        vips,
+        ports,
+        subject_alt_names,
+        waypoints,
+        preferences,
+        strict,
+        allow_unhealthy,
+        canonical,
+        ..
+    } = service;
+    format!(
+        "service {name}: {vips:?} {ports:?} sans {subject_alt_names:?} waypoints {waypoints:?} \
+         prefers {preferences:?} strict {strict} allow_unhealthy {allow_unhealthy} \
+         canonical {canonical}"
+    )
+}
+
+fn dump_workload(name: &str, workload: &Workload) -> String {
+    let services = workload.services.iter();
+    let services: BTreeMap<_, BTreeMap<_, _>> = services
+        .map(|(name, ports)| (name, ports.iter().collect()))
+        .collect();
+    let template = &workload.template;
+    let locality = &template.locality;
+    format!(
+        "workload {name}: {:?} {:?} healthy {} capacity {} {}/{}/{} in {}, {}/{}/{}, {services:?}, \
+         hostname {:?}, gateway {:?}, waypoint {}, policies {:?}",
+        workload.addresses,
+        template.protocol,
+        workload.healthy,
+        workload.capacity,
+        template.trust_domain,
+        template.namespace,
+        template.service_account,
+        template.network,
+        locality.region,
+        locality.zone,
+        locality.subzone,
+        template.hostname,
+        workload.network_gateway,
+        template.has_waypoint,
+        template.policies,
+    )
+}
+
+/// Plays the streams, one after the other.
+async fn play(feed: &Feed, calls: Vec<Call>, nonces: &[String], observed: &Observed) {
+    let mut state = feed.start();
+    for call in calls {
+        sleep_until(observed.start + call.opened).await;
+        feed.follow(&mut state);
+        let (requests, mut sent) = mpsc::channel(REQUESTS_MAX);
+        let (observing, of_requests) = (observed.clone(), nonces.to_vec());
+        let observer = tokio::spawn(async move {
+            while let Some(request) = sent.recv().await {
+                observing.line(&describe(&request, &of_requests));
+            }
+        });
+        for request in state.client.connected() {
+            let sent = feed.send(&requests, request).await;
+            assert!(sent.is_ok(), "the first requests");
+        }
+        let responses = messages(call.responses, call.ended, observed.start);
+        let ended = feed
+            .apply(&mut state, &requests, responses, &mut true)
+            .await;
+        let why = ended.err().map_or_else(String::new, |ended| ended.why);
+        observed.line(&format!("ended {why}"));
+        state.client.disconnected(StreamEnd::Unknown);
+        drop(requests);
+        observer.await.expect("no panic");
+    }
+}
+
+/// Returns messages at the recorded times, and the recorded end.
+fn messages(
+    responses: Vec<(Duration, Vec<u8>)>,
+    ended: Option<(Duration, String)>,
+    start: Instant,
+) -> Messages {
+    let (frames, body) = mpsc::channel(1);
+    tokio::spawn(async move {
+        for (at, message) in responses {
+            sleep_until(start + at).await;
+            let length = u32::try_from(message.len()).expect("a short message");
+            let framed = [&[0], &length.to_be_bytes()[..], &message].concat();
+            let sent = frames.send(Ok(Frame::data(Bytes::from(framed)))).await;
+            sent.expect("a reader");
+        }
+        if let Some((at, why)) = ended {
+            sleep_until(start + at).await;
+            let _ = frames.send(Err(GrpcStatus::unknown(why))).await;
+        }
+    });
+    let body = StreamBody::new(ReceiverStream::new(body));
+    Messages::new(Body::new(body), MESSAGE_BYTES_MAX)
+}
+
+/// Notes the difference of the snapshot to that of the mark before.
+async fn mark(feed: &Feed, events: &[Event], observed: &Observed) {
+    let reader = feed.publisher.reader();
+    let mut before = BTreeSet::new();
+    for event in events {
+        let Kind::Mark(text) = &event.kind else {
+            continue;
+        };
+        sleep_until(observed.start + event.at).await;
+        let now = dump(&reader.snapshot());
+        let mut change = format!("= {text}");
+        for (sign, one, other) in [('-', &before, &now), ('+', &now, &before)] {
+            for line in one.difference(other) {
+                write!(change, "\n  {sign} {line}").expect("a text");
+            }
+        }
+        observed.line(&change);
+        before = now;
+    }
+}
+
+/// Describes the calls of the certificate authority. A recording has no private key, so the key is
+/// the first thing about an answer that is wrong.
+fn describe_issuance(events: &[Event]) -> String {
+    let opened = events.iter().filter_map(|event| match &event.kind {
+        Kind::Open(number, method) if method != METHOD => Some((*number, method)),
+        _ => None,
+    });
+    let issuances: BTreeMap<_, _> = opened.collect();
+    let mut text = String::new();
+    for Event { kind, .. } in events {
+        let line = match kind {
+            Kind::Request(call, message) if issuances.contains_key(call) => {
+                let request = IstioCertificateRequest::decode(&**message).expect("a request");
+                format!("> {} for {} s", issuances[call], request.validity_duration)
+            }
+            Kind::Response(call, message) if issuances.contains_key(call) => {
+                let answer = IstioCertificateResponse::decode(&**message).expect("an answer");
+                let chain = answer.cert_chain;
+                let parts = chain.iter();
+                let counts = parts.map(|pem| pem.matches("BEGIN CERTIFICATE-").count());
+                let counts: Vec<_> = counts.collect();
+                let key = rcgen::KeyPair::generate().expect("a key").serialize_der();
+                let key = PrivateKeyDer::Pkcs8(key.into());
+                let checked = check_answer(&chain, key, "", SystemTime::now());
+                let why = checked.err().map(|error| error.to_string());
+                format!("< certificates of each part {counts:?}, {why:?}")
+            }
+            _ => continue,
+        };
+        writeln!(text, "{line}").expect("a text");
+    }
+    text
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_recorded_istiod_leads_to_the_expected_snapshots_and_answers() {
+    let mut differ = Vec::new();
+    let all = recordings();
+    assert!(!all.is_empty(), "no recordings");
+    for (name, path) in all {
+        let events = read(&path);
+        let feed = feed();
+        let observed = Observed {
+            start: Instant::now(),
+            text: Arc::default(),
+        };
+        let calls = calls(&events);
+        let sent = calls.iter().flat_map(|call| &call.responses);
+        let sent = sent.map(|(_, message)| {
+            let response = DeltaDiscoveryResponse::decode(&**message).expect("a response");
+            response.nonce
+        });
+        let nonces: Vec<_> = sent.collect();
+        let played = play(&feed, calls, &nonces, &observed);
+        tokio::join!(played, mark(&feed, &events, &observed));
+        let observed = observed.text.lock().expect("no panic").clone();
+        let observed = observed + &describe_issuance(&events);
+        // Every response has one answer.
+        let answers = observed.matches(" ACK ").count();
+        assert_eq!(answers, nonces.len(), "{name}: {observed}");
+        let expected = path.with_extension("expected");
+        if std::env::var_os("STRAIT_UPDATE").is_some() {
+            fs::write(&expected, &observed).expect("a file");
+        }
+        let expected = fs::read_to_string(&expected).unwrap_or_default();
+        let mut lines = observed.lines().zip(expected.lines().chain([""; 1]));
+        if observed != expected {
+            let first = lines.find(|(one, other)| one != other);
+            differ.push(format!("{name}: {first:?}"));
+        }
+    }
+    assert!(
+        differ.is_empty(),
+        "the first lines that differ, observed and expected: {differ:#?}; if the new ones are \
+         right, type: STRAIT_UPDATE=1 cargo test --locked --lib a_recorded_istiod"
+    );
+}
