@@ -31,7 +31,7 @@ impl RemoteInstances {
                 Arc::clone(&one.cluster),
             ))
         };
-        let mut counted: HashMap<((Arc<str>, SocketAddr), Arc<str>), isize> = HashMap::new();
+        let mut counted: HashMap<_, isize> = HashMap::new();
         for (name, changes) in services {
             let old = self.services.get(*name).cloned().unwrap_or_default();
             let old = old

@@ -164,9 +164,8 @@ impl RemoteInstances {
                     *counted.entry(key).or_default() += change;
                 }
             }
-            let is_used = !instances.list.is_empty();
-            self.services
-                .set(Arc::clone(name), is_used.then_some(instances));
+            let used = (!instances.list.is_empty()).then_some(instances);
+            self.services.set(Arc::clone(name), used);
         }
         for (key, change) in counted.into_iter().filter(|(_, change)| *change != 0) {
             let count = self.counts.get(&key).copied().unwrap_or_default();
@@ -193,8 +192,7 @@ impl RemoteInstances {
         let behind = |addresses: &[SocketAddr]| self.cluster_behind(&network, addresses);
         let list = records.flat_map(|record| Gateway::of_record(&record, &network, rules, behind));
         let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
-        let earlier = self.gateways.get(&network);
-        let earlier = earlier.or(before);
+        let earlier = self.gateways.get(&network).or(before);
         let is_known = |new: &Gateway| {
             let mut earlier = earlier.iter().flat_map(|list| list.iter());
             earlier.any(|old| {
