@@ -39,7 +39,8 @@ enum Command {
     ///
     /// SIGTERM drains: readiness fails, new connections are accepted for `drain.lag`, clients
     /// receive GOAWAY, and open tunnels have until `drain.deadline`. A second SIGTERM ends the
-    /// process at once. Changes of the files are applied while it runs.
+    /// process at once. Changes of the files are applied while it runs. SIGHUP reads all files
+    /// again.
     #[command(after_help = "Examples:\n  strait run -c strait.yaml\n  \
                             STRAIT_CONFIG=/etc/strait/strait.yaml strait run")]
     Run(ConfigArgs),

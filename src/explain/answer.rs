@@ -313,6 +313,15 @@ impl Outcome {
         }
     }
 
+    /// Returns the outcome of a connection to a gateway whose listeners are closed.
+    pub fn not_accepting(why: &str) -> Self {
+        Self {
+            reason: Some(why.to_owned()),
+            description: format!("the connection is refused ({why})"),
+            ..Self::default()
+        }
+    }
+
     /// Returns all possible outcomes, this one first.
     pub fn all(&self) -> impl Iterator<Item = &Self> {
         std::iter::once(self).chain(&self.or)

@@ -17,7 +17,7 @@ const CLIENT_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/peers/cli
 
 /// Returns true if `program` exists. Otherwise prints that the test is skipped; under
 /// `STRAIT_CI=1` that is a failure.
-fn exists(program: &str, test: &str, remedy: &str) -> bool {
+pub(crate) fn exists(program: &str, test: &str, remedy: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|folder| folder.join(program).exists());
     if !found {
