@@ -11,9 +11,9 @@ use crate::explain::{self, Answer, ConfigPositions, ExplainState, Outcome, Quest
 use crate::lifecycle::{DrainScope, Phase};
 use crate::snapshot::{Snapshot, builder};
 
-use super::state::App;
+use super::Inputs;
+use super::state::{App, LISTENERS};
 use super::tables::{self, deny_list};
-use super::{Inputs, LISTENERS};
 
 /// Answers for a gateway that starts with these files and has no load.
 ///

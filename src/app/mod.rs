@@ -55,16 +55,15 @@ use memory::Memory;
 use reload::{Reloader, Triggers};
 use server::{Sockets, bind};
 use signals::{ReloadSignal, StopSignals};
-use state::App;
+use state::{App, LISTENERS};
 use thread::{runtime, spawn_thread};
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
 pub use inputs::{Inputs, Report};
 
-/// Conditions of readiness besides [`CERTIFICATES`].
+/// Condition of readiness besides [`CERTIFICATES`] and [`LISTENERS`].
 const DISCOVERY: &str = "discovery";
-const LISTENERS: &str = "listeners";
 
 /// Runs the gateway until it has been asked to stop and has drained. The notice, if any, is the
 /// first line of the log.

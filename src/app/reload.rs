@@ -34,8 +34,7 @@ use super::{tables, traffic, trust};
 /// a concurrent change is found afterwards.
 pub(super) type Fingerprints = BTreeMap<PathBuf, u64>;
 
-/// What the reloads of a running gateway depend on from its start: fingerprints of the files that
-/// were read, and the signal that requests a reload.
+/// Causes of reloads: files whose fingerprints differ from those at the start, and a signal.
 pub(super) struct Triggers {
     pub(super) seen: Fingerprints,
     pub(super) signal: ReloadSignal,

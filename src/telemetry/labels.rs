@@ -194,8 +194,8 @@ impl<'a> TunnelFacts<'a> {
 }
 
 /// Value of `reporter`. The ztunnels or sidecars of source and destination report the same bytes
-/// as `source` and `destination`, and a waypoint as `waypoint`. Queries of Istio's dashboards and of
-/// Kiali sum over these three.
+/// as `source` and `destination`, and a waypoint as `waypoint`. Istio's dashboards and Kiali sum
+/// over these three.
 const REPORTER: &str = "gateway";
 
 impl TcpLabels {

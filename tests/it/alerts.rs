@@ -222,7 +222,7 @@ fn every_sum_of_bytes_over_ztunnels_and_gateway_counts_them_once() {
             }
         }
         assert_eq!(history.len(), 6, "{history:?}");
-        // Matchers of Istio's dashboards (86c9f01) and of Kiali (d733a09), each in a query of its own.
+        // Matchers of Istio's dashboards (86c9f01) and of Kiali (d733a09), one for each query.
         let mut queries = Vec::new();
         for metric in [
             "istio_tcp_sent_bytes_total",

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::support::raw::{Ending, GOAWAY, RawPeer};
 use crate::support::{
-    ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, run, until,
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, run, until,
 };
 
 const SIZE: u64 = 256 * 1024;
@@ -240,7 +240,10 @@ fn explain_says_that_a_draining_gateway_refuses_connections() {
         gateway.signal(Signal::TERM);
         let (code, text, _) = until("the drain", explained, |(code, ..)| *code != 0).await;
         assert_eq!(code, 1, "{text}");
-        assert!(text.contains("the connection is refused (draining)"), "{text}");
+        assert!(
+            text.contains("the connection is refused (draining)"),
+            "{text}"
+        );
         assert!(!text.contains("opened"), "{text}");
         assert!(TcpStream::connect(gateway.address).await.is_err());
     });

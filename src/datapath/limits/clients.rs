@@ -67,11 +67,11 @@ impl Counts {
     fn check(&self, client: IpAddr, limits: ClientLimits) -> Result<(), String> {
         if self.total >= limits.total {
             let total = limits.total;
-            return Err(format!("the binding has {total} open connections"));
+            return Err(format!("open connections of the binding: {total}"));
         }
         let own = self.by_client.get(&client).copied().unwrap_or_default();
         if own >= limits.each {
-            return Err(format!("the client has {own} open connections"));
+            return Err(format!("open connections of the client: {own}"));
         }
         Ok(())
     }
@@ -102,10 +102,10 @@ mod tests {
         let first = open("2001:db8::1").expect("room");
         let _second = open("2001:db8::2").expect("room");
         let full = open("2001:db8::3").expect_err("the /64 is one client");
-        assert_eq!(full, "the client has 2 open connections");
+        assert_eq!(full, "open connections of the client: 2");
         let third = open("192.0.2.1").expect("room");
         let full = open("192.0.2.2").expect_err("no room");
-        assert_eq!(full, "the binding has 3 open connections");
+        assert_eq!(full, "open connections of the binding: 3");
         drop(third);
         open("192.0.2.2").expect("room");
         drop(first);
