@@ -100,7 +100,7 @@ fn to_json(source: &Source, report: &Report, is_strict: bool) -> Value {
         })
     });
     json!({
-        "configuration": source.label().to_string(),
+        "configuration": source.label(),
         "ok": report.inputs.is_some() && mistakes(report, is_strict) == 0,
         "findings": findings.map(|(line, severity)| finding(line, severity)).collect::<Vec<_>>(),
         "counts": counts,

@@ -333,15 +333,7 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
         entry.to[1].service_accounts,
         account("istio-system", "eastwest")
     );
-    let network = "networks: [{name: net-e, cluster: east, gateways: ['203.0.113.1:15008']}]\n";
-    let (config, findings) = read("west", &[trust, network, consumer].concat());
-    assert_eq!(findings, "", "{text}");
-    assert_eq!(config.exposure.services[0].transit, Transit::Always);
-    let (_, binding) = consumer.split_once("instead\n").expect("a binding");
-    let binding = binding.replace("# ", "");
-    let (config, findings) = read("west", &[trust, network, &*binding].concat());
-    assert_eq!(findings, "", "{text}");
-    assert_eq!(config.bindings[0].listen.to_string(), "127.0.0.1:8080");
+    assert_consumer_is_read(trust, consumer);
     for (cluster, part) in [("west", west), ("north", north)] {
         let part = part.strip_prefix(cluster).expect("the cluster");
         let part = part.split("---\n").next().expect("a document");
@@ -353,6 +345,19 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
         assert_eq!((&*instance.network, instance.capacity), ("net-e", 3));
         assert!(mesh.services.contains_key("app/echo.app.svc.cluster.local"));
     }
+}
+
+/// Asserts that transit and binding of a peer's gateway are read back.
+fn assert_consumer_is_read(trust: &str, consumer: &str) {
+    let network = "networks: [{name: net-e, cluster: east, gateways: ['203.0.113.1:15008']}]\n";
+    let (config, findings) = read("west", &[trust, network, consumer].concat());
+    assert_eq!(findings, "", "{consumer}");
+    assert_eq!(config.exposure.services[0].transit, Transit::Always);
+    let (_, binding) = consumer.split_once("instead\n").expect("a binding");
+    let binding = binding.replace("# ", "");
+    let (config, findings) = read("west", &[trust, network, &*binding].concat());
+    assert_eq!(findings, "", "{consumer}");
+    assert_eq!(config.bindings[0].listen.to_string(), "127.0.0.1:8080");
 }
 
 #[test]
