@@ -55,6 +55,7 @@ pub(super) fn run(
         }
         if let Some(groups) = one.set.groups() {
             answer.spill = Some(groups.spill.to_string());
+            answer.spill_percent = Some(groups.spill.percent());
             answer.by_latency |= groups.by_latency;
         }
         answer.groups.extend(groups);
@@ -325,6 +326,7 @@ fn row(
     let (endpoint, prediction) = (candidate.endpoint, candidate.prediction);
     let definition = &endpoint.definition;
     let left = endpoint.state.ejected_for(state.now);
+    let ejected = left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0));
     EndpointRow {
         workload: Arc::clone(endpoint.uid()),
         address: endpoint.address.to_string(),
@@ -343,7 +345,8 @@ fn row(
         factor: candidate.factor,
         tunnels: endpoint.state.in_flight(),
         probability: candidate.probability,
-        ejected: left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0)),
+        ejected,
+        ejected_seconds: ejected,
         gateway_certificate: endpoint.remote.as_deref().map(servers::describe_gateway),
         workload_certificate: expected
             .map(|expected| servers::describe_workload(expected, &definition.cluster)),
