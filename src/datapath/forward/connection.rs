@@ -371,10 +371,8 @@ impl ConnectionDriver<'_> {
         self.refresh_peer();
         let server = &mut connection.downstream.server;
         server.meter.set_for_gateway(self.is_for_gateway);
-        let has_credit = match request.first_peer().filter(|_| self.is_for_gateway) {
-            Some(first_peer) => server.charge_first_peer(key, first_peer, price),
-            None => true,
-        };
+        let first_peer = request.first_peer().filter(|_| self.is_for_gateway);
+        let exhausted = first_peer.filter(|it| !server.charge_first_peer(key, it, price));
         let mailbox = Arc::clone(&connection.mailbox);
         let connect = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
         let is_late = self
@@ -395,7 +393,9 @@ impl ConnectionDriver<'_> {
             Ok(connect) => connect,
             Err(reason) => return record.finish(reason),
         };
-        if !has_credit {
+        if let Some(first_peer) = exhausted {
+            let name = String::from_utf8_lossy(first_peer);
+            record.set_detail(format!("first peer {name}"));
             return record.finish(connect.reject(Reason::CreditExhausted));
         }
         let connect = ConnectRequest {

@@ -550,7 +550,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
 /// Wakes the task once the other tasks have run and the runtime has polled all sockets. After a
 /// plain wake-up, up to 60 turns of one connection would precede the next poll of the sockets.
-fn yield_turn(cx: &mut Context<'_>) {
+pub(super) fn yield_turn(cx: &mut Context<'_>) {
     // It is pending, and its waker is called even if it is dropped.
     let _ = pin!(tokio::task::yield_now()).poll(cx);
 }
