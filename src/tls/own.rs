@@ -284,7 +284,7 @@ mod tests {
         let chain = params
             .signed_by(&weak, &issuer.expect("an issuer"))
             .expect("a leaf");
-        let key = ::pem::encode(&::pem::Pem::new("RSA PRIVATE KEY", weak.0.clone()));
+        let key = ::pem::encode(&::pem::Pem::new("RSA PRIVATE KEY", weak.0));
         let weak = reported(&chain.pem(), &key);
         assert!(weak.contains("an RSA key of 1024 bits"), "{weak}");
         assert!(weak.contains("at least 2048 bits"), "{weak}");
