@@ -48,7 +48,7 @@ pub struct Pool {
 struct Node {
     pool: Arc<Pool>,
     source: Source,
-    parent: Option<Arc<Node>>,
+    parent: Option<Arc<Self>>,
     held: AtomicUsize,
 }
 
