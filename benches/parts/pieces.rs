@@ -118,6 +118,7 @@ fn route_and_policy(criterion: &mut Criterion) {
 
 fn pick(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pick");
+    let tried = balance::Tried::default();
     for count in [10, 1_000, 100_000] {
         let (set, tried) = (mesh::endpoints(count), balance::Tried::default());
         group.bench_function(BenchmarkId::from_parameter(count), |b| {

@@ -148,8 +148,8 @@ impl FirstPeer {
     /// Returns whether its trust domain and issuer are in the trust set, and whether the issuer may
     /// sign for the domain. Peers of this gateway have passed the same checks in their handshake.
     ///
-    /// Where trust domains determine clusters, the gateway that has verified the first peer knows
-    /// the issuer. Only a cluster that contradicts the domain proves another issuer here.
+    /// The gateway that has verified the first peer knows its issuer. If trust domains determine
+    /// clusters here, only a cluster that contradicts the domain proves another issuer.
     pub fn is_trusted(&self, snapshot: &Snapshot) -> bool {
         let trust = &snapshot.trust;
         let is_permitted = match (trust.domain_issuers(&self.trust_domain), &self.issuer) {

@@ -7,6 +7,7 @@
 mod answer;
 mod binding;
 mod endpoints;
+mod outcomes;
 mod question;
 mod remedies;
 mod rules;

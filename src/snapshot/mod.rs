@@ -17,6 +17,7 @@ mod alias_table;
 pub mod authorization;
 mod bindings;
 pub mod builder;
+mod clusters_behind;
 mod derived_services;
 mod endpoint;
 mod endpoints;

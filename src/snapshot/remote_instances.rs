@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use super::clusters_behind::ClustersBehind;
 use super::exclusion::{is_split_horizon, remote_network, service_exclusion, speaks_hbone};
 use super::mesh::{self, GatewayAddress, Place, Workload};
 use super::networks::NetworkTable;
-use super::remote::{UNNAMED_CLUSTER, gateway_network};
+use super::remote::gateway_network;
 use super::remote_gateways::{Gateway, Rank, remote_gateway};
 use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards, Subset};
 
@@ -18,23 +19,20 @@ use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards, Sub
 #[derive(Clone, Debug, Default)]
 pub(super) struct RemoteInstances {
     /// Gateways by network.
-    gateways: Shards<Arc<str>, Arc<[Gateway]>>,
+    pub(super) gateways: Shards<Arc<str>, Arc<[Gateway]>>,
     /// Instances by `namespace/hostname` of their service.
-    services: Shards<Arc<str>, Arc<Instances>>,
+    pub(super) services: Shards<Arc<str>, Arc<Instances>>,
     /// Number of services behind each gateway of `services`, by address and form.
     counts: Shards<(SocketAddr, Arc<RemoteGateway>), usize>,
     /// Clusters of the instances behind each gateway, by network and address.
-    clusters: Shards<(Arc<str>, SocketAddr), Arc<ClustersBehind>>,
+    pub(super) clusters: Shards<(Arc<str>, SocketAddr), Arc<ClustersBehind>>,
 }
-
-/// Number of instances of each cluster, once for each of their services.
-type ClustersBehind = BTreeMap<Arc<str>, usize>;
 
 /// Instances of one service.
 #[derive(Debug, Default)]
-struct Instances {
+pub(super) struct Instances {
     /// Instances by uid.
-    list: Box<[Arc<Workload>]>,
+    pub(super) list: Box<[Arc<Workload>]>,
     behind: Behind,
 }
 
@@ -74,7 +72,7 @@ pub(super) struct Applied {
 }
 
 /// New version by uid; `None` for a removed workload.
-type Changes<'a> = BTreeMap<&'a str, Option<&'a Arc<Workload>>>;
+pub(super) type Changes<'a> = BTreeMap<&'a str, Option<&'a Arc<Workload>>>;
 
 /// Endpoints of a service port in one other network, for its instances of one rank.
 #[derive(Debug)]
@@ -142,24 +140,8 @@ impl RemoteInstances {
             touched.extend(behind.map(|(name, _)| Arc::clone(name)));
         }
         for (network, changes) in gateways {
-            let old = self.gateways.get(&network).into_iter();
-            let records = old.flat_map(|list| list.iter().flat_map(Gateway::records).cloned());
-            let records = merge(records, &changes).into_iter();
-            let behind = |addresses: &[SocketAddr]| self.cluster_behind(&network, addresses);
-            let list =
-                records.flat_map(|record| Gateway::of_record(&record, &network, rules, behind));
-            let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
-            let earlier = self.gateways.get(&network);
-            let earlier = earlier.or_else(|| previous.gateways.get(&network));
-            let is_known = |new: &Gateway| {
-                let mut earlier = earlier.iter().flat_map(|list| list.iter());
-                earlier.any(|old| {
-                    old.has_address(new.address) && old.accepts_same_certificates(&new.remote)
-                })
-            };
-            has_new_gateway |= !list.iter().all(is_known);
-            self.gateways
-                .set(network, (!list.is_empty()).then_some(list));
+            let earlier = previous.gateways.get(&network);
+            has_new_gateway |= self.update_gateways(network, &changes, (rules, earlier));
         }
         let mut counted: HashMap<_, isize> = HashMap::new();
         for name in &touched {
@@ -182,9 +164,8 @@ impl RemoteInstances {
                     *counted.entry(key).or_default() += change;
                 }
             }
-            let is_used = !instances.list.is_empty();
-            self.services
-                .set(Arc::clone(name), is_used.then_some(instances));
+            let used = (!instances.list.is_empty()).then_some(instances);
+            self.services.set(Arc::clone(name), used);
         }
         for (key, change) in counted.into_iter().filter(|(_, change)| *change != 0) {
             let count = self.counts.get(&key).copied().unwrap_or_default();
@@ -197,65 +178,31 @@ impl RemoteInstances {
         }
     }
 
-    /// Counts the clusters of the instances of changed services. Returns the networks with a record
-    /// of a gateway whose cluster may have changed.
-    fn count_clusters(
+    /// Applies changes to the records of a network. Returns true if a gateway is new, or accepts
+    /// other certificates.
+    fn update_gateways(
         &mut self,
-        services: &HashMap<&Arc<str>, Changes<'_>>,
-        own_network: &str,
-    ) -> BTreeSet<Arc<str>> {
-        let place = |one: &Workload| {
-            let (ip, port) = address_of(one.network_gateway.as_deref())?;
-            let is_named = !["", UNNAMED_CLUSTER].contains(&&*one.cluster);
-            let network = remote_network(one, own_network).filter(|_| is_named)?;
-            Some((
-                (network.into(), SocketAddr::new(ip, port)),
-                Arc::clone(&one.cluster),
-            ))
+        network: Arc<str>,
+        changes: &Changes<'_>,
+        (rules, before): (&NetworkTable, Option<&Arc<[Gateway]>>),
+    ) -> bool {
+        let old = self.gateways.get(&network).into_iter();
+        let records = old.flat_map(|list| list.iter().flat_map(Gateway::records).cloned());
+        let records = merge(records, changes).into_iter();
+        let behind = |addresses: &[SocketAddr]| self.cluster_behind(&network, addresses);
+        let list = records.flat_map(|record| Gateway::of_record(&record, &network, rules, behind));
+        let list: Arc<[_]> = Gateway::join_families(list.collect()).into();
+        let earlier = self.gateways.get(&network).or(before);
+        let is_known = |new: &Gateway| {
+            let mut earlier = earlier.iter().flat_map(|list| list.iter());
+            earlier.any(|old| {
+                old.has_address(new.address) && old.accepts_same_certificates(&new.remote)
+            })
         };
-        let mut counted: HashMap<((Arc<str>, SocketAddr), Arc<str>), isize> = HashMap::new();
-        for (name, changes) in services {
-            let old = self.services.get(*name).cloned().unwrap_or_default();
-            let old = old
-                .list
-                .iter()
-                .filter(|one| changes.contains_key(&*one.uid));
-            for place in old.filter_map(|one| place(one)) {
-                *counted.entry(place).or_default() -= 1;
-            }
-            for place in changes.values().flatten().filter_map(|one| place(one)) {
-                *counted.entry(place).or_default() += 1;
-            }
-        }
-        let mut changed = BTreeSet::new();
-        for ((key, cluster), change) in counted.into_iter().filter(|(_, change)| *change != 0) {
-            let old = self.clusters.get(&key).cloned().unwrap_or_default();
-            let mut new = ClustersBehind::clone(&old);
-            let count = new.entry(Arc::clone(&cluster)).or_default();
-            *count = count.saturating_add_signed(change);
-            if *count == 0 {
-                new.remove(&cluster);
-            }
-            if !old.keys().eq(new.keys()) && self.gateways.contains_key(&key.0) {
-                changed.insert(Arc::clone(&key.0));
-            }
-            self.clusters
-                .set(key, (!new.is_empty()).then(|| Arc::new(new)));
-        }
-        changed
-    }
-
-    /// Returns the cluster of all instances behind a gateway; empty without any, or with several.
-    fn cluster_behind(&self, network: &Arc<str>, addresses: &[SocketAddr]) -> Arc<str> {
-        common(self.clusters_behind(network, addresses).into_iter())
-    }
-
-    fn clusters_behind(&self, network: &Arc<str>, of: &[SocketAddr]) -> BTreeSet<&Arc<str>> {
-        let known = of.iter().filter_map(|address| {
-            let key = (Arc::clone(network), *address);
-            self.clusters.get(&key)
-        });
-        known.flat_map(|clusters| clusters.keys()).collect()
+        let has_new = !list.iter().all(is_known);
+        self.gateways
+            .set(network, (!list.is_empty()).then_some(list));
+        has_new
     }
 
     /// Returns the current form of a gateway. One without a record keeps what the configuration of
@@ -462,17 +409,7 @@ impl RemoteInstances {
             .map(|(key, count)| (key.clone(), *count))
             .collect();
         assert_eq!(kept, counts);
-        let mut clusters = HashMap::new();
-        let instances = self.services.values().flat_map(|of| &of.list);
-        for one in instances.filter(|one| !["", UNNAMED_CLUSTER].contains(&&*one.cluster)) {
-            if let Some((ip, port)) = address_of(one.network_gateway.as_deref()) {
-                let behind: &mut ClustersBehind = clusters.entry((ip, port)).or_default();
-                *behind.entry(Arc::clone(&one.cluster)).or_default() += 1;
-            }
-        }
-        let kept = self.clusters.iter();
-        let kept = kept.map(|((_, at), of)| ((at.ip(), at.port()), ClustersBehind::clone(of)));
-        assert_eq!(kept.collect::<HashMap<_, _>>(), clusters);
+        self.assert_clusters();
     }
 
     /// Returns the endpoints of a service port behind the gateways of these clusters. A network
@@ -542,19 +479,6 @@ impl RemoteInstances {
         unused.collect()
     }
 
-    /// Returns the reason for which the cluster of a gateway is unknown.
-    fn why_unknown(&self, gateway: &Gateway) -> &'static str {
-        let addresses: Vec<_> = gateway.addresses().collect();
-        let network = &gateway.remote.network;
-        if self.clusters_behind(network, &addresses).is_empty() {
-            "its cluster is unknown: neither its record nor an instance behind its address says it; \
-             write `cluster` for the network into `networks`"
-        } else {
-            "its cluster is unknown: instances of several clusters are behind its address; write \
-             `cluster` for the network into `networks`"
-        }
-    }
-
     /// Returns the instances of a service by network.
     fn instances(
         &self,
@@ -610,7 +534,7 @@ fn merge<'a>(
     all.into_values().collect()
 }
 
-fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u16)> {
+pub(super) fn address_of(gateway: Option<&GatewayAddress>) -> Option<(IpAddr, u16)> {
     match gateway {
         Some(GatewayAddress {
             place: Place::Address(_, ip),

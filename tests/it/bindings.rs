@@ -343,7 +343,7 @@ fn clients_of_other_networks_and_those_beyond_a_limit_are_reset() {
         echoes(&mut first).await;
         is_rejected(bound(here)).await;
         assert_eq!(acceptor.tunnels("binding_full").await, 1.0);
-        acceptor.logged("the client has 1 open connections").await;
+        acceptor.logged("open connections of the client: 1").await;
         // The first one ends by its idle timeout, and makes room.
         is_reset(&mut first).await;
         assert_eq!(acceptor.tunnels("idle_timeout").await, 1.0);

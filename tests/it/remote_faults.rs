@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -420,6 +420,27 @@ fn a_gateway_with_100_streams_in_use_and_no_second_connection_is_replaced() {
 fn a_slow_200_is_remote_unavailable_after_5_seconds() {
     let text = "the gateway did not answer the CONNECT in time";
     run(check(Fault::Slow, "remote_unavailable", text));
+}
+
+#[test]
+fn a_gateway_that_answers_no_connect_delays_no_tunnel_after_its_ejection() {
+    run(async {
+        let rig = Rig::start(Fault::Slow).await;
+        while rig.failed_dials().await == 0.0 {
+            rig.open(ECHO, 1).await;
+        }
+        // Its ejection ends after 5 s, and one tunnel tries it again.
+        let since = Instant::now();
+        while rig.failed_dials().await < 2.0 {
+            let started = Instant::now();
+            rig.open(ECHO, 1).await;
+            let time = started.elapsed();
+            assert!(time < Duration::from_secs(1), "{time:?}");
+            assert!(since.elapsed() < Duration::from_secs(60), "no retry");
+            // deadline: the retry comes at the end of the ejection.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
 }
 
 #[test]

@@ -40,7 +40,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "reason",
         ],
     ),
-    ("tools", &["config", "tls", "telemetry"]),
+    ("tools", &["labels", "config", "tls", "telemetry"]),
     (
         "datapath",
         &[

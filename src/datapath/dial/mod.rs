@@ -205,10 +205,11 @@ impl DenyList {
     /// Checks that `address` may be dialled.
     ///
     /// # Errors
-    /// A rule forbids it, or this host cannot tell its own addresses from others.
+    /// A rule forbids it, or the lookup of the addresses of this host has failed.
     pub fn check(&self, address: SocketAddr) -> Result<(), Failure> {
         if let Err(error) = self.leads_back(address) {
-            let detail = format!("{address} cannot be told from addresses of this host: {error}");
+            let detail =
+                format!("{address} cannot be distinguished from addresses of this host: {error}");
             return Err(Failure::new(Reason::Overloaded, detail));
         }
         let denied = self.denies(address).map(|rule| {
@@ -226,7 +227,7 @@ impl DenyList {
     /// Returns whether `address` leads back to a listener of this process.
     ///
     /// # Errors
-    /// The kernel has not told the addresses of this host.
+    /// The lookup of the addresses of this host has failed.
     fn leads_back(&self, address: SocketAddr) -> io::Result<bool> {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let own = self.own_listeners.load();

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::limits::Source;
-use crate::outer::{Failure, Request, SOURCE_HEADER, Stream, Target};
+use crate::outer::{Answer, Failure, Request, SOURCE_HEADER, Stream, Target};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet};
 use crate::wire::trace::{BAGGAGE, TRACEPARENT, is_forwarded};
@@ -30,6 +31,8 @@ const AVOIDANCE: Duration = Duration::from_secs(1);
 /// Wait for a gateway after which its hostname is looked up again. A silent gateway may have been
 /// replaced, and its failure takes up to five seconds.
 const REFRESH_AFTER: Duration = Duration::from_secs(1);
+/// Least wait of a tunnel for a gateway whose ejection has ended, while another endpoint is left.
+const PROBE_WAIT: Duration = Duration::from_millis(250);
 
 /// Rejects a tunnel that has passed this gateway already.
 ///
@@ -175,7 +178,15 @@ async fn send(
     if let Some(denied) = checked.reduce(Result::or) {
         denied?;
     }
-    let open = data_path.outer.open((target, source), request, deadline);
+    let is_retry = endpoint.state.is_suspended(Instant::now());
+    let open = async {
+        if is_retry && has_alternative(data_path, endpoints, target) {
+            probe(data_path, endpoint, (target, source), request, deadline).await
+        } else {
+            let of = (target, source);
+            data_path.outer.open(of, request, deadline).await
+        }
+    };
     let refresh = async {
         sleep(REFRESH_AFTER).await;
         data_path.reader.request_refresh(endpoint);
@@ -206,6 +217,36 @@ async fn send(
             data_path.outer.eject(target);
         }
     })
+}
+
+/// Sends the first CONNECT to a gateway after an ejection. The tunnel soon goes on to another
+/// endpoint. A later answer ends the ejection, and counts as a dial, so that the next one may wait
+/// longer.
+async fn probe(
+    data_path: &DataPath,
+    endpoint: &Endpoint,
+    (target, source): (&Target, &Source),
+    request: &Request,
+    deadline: Instant,
+) -> Result<Answer, Failure> {
+    let (pool, state) = (data_path.outer.clone(), Arc::clone(&endpoint.state));
+    let (target, source, request) = (target.clone(), source.clone(), request.clone());
+    let (send, answer) = oneshot::channel();
+    let wait = PROBE_WAIT.max(2 * Duration::from_millis(state.mean_dial_millis().into()));
+    tokio::spawn(async move {
+        let started = Instant::now();
+        let opened = pool.open((&target, &source), &request, deadline).await;
+        if let Err(Ok(_)) = send.send(opened) {
+            state.record_dial(started.elapsed());
+            state.end_ejection(Instant::now());
+        }
+    });
+    let late = || {
+        let detail = "the gateway did not answer the first CONNECT after its ejection in time";
+        Err(Failure::new(Reason::RemoteUnavailable, detail))
+    };
+    let answered = timeout(wait, answer).await;
+    answered.map_or_else(|_| late(), |opened| opened.unwrap_or_else(|_| late()))
 }
 
 /// Returns true if the service has another endpoint, here or behind a gateway, that is not ejected.

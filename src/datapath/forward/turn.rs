@@ -249,16 +249,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
         let limits = copy.check_limits();
-        if let Ok(Some(due)) = limits {
-            self.limit_timer.set(due);
-        }
+        self.limit_timer.set(limits.ok().flatten());
         let (early, has_ended) = setup.0.take_early();
         let mut started = limits.map(drop);
         if started.is_ok() && !early.is_empty() {
             started = copy.receive(&[IoSlice::new(&early)], &mut self.downstream);
-            if let Some(due) = copy.answer_due() {
-                self.limit_timer.set(due);
-            }
+            self.limit_timer.set(copy.answer_due());
         }
         if started.is_ok() && has_ended {
             started = copy.receive_end().map(|_| ());
@@ -364,9 +360,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             }
             Some(Some(Tunnel::Open(copy))) => {
                 let received = copy.receive(slices, &mut self.downstream);
-                if let Some(due) = copy.answer_due() {
-                    self.limit_timer.set(due);
-                }
+                self.limit_timer.set(copy.answer_due());
                 if let Err(reason) = received {
                     self.end(key, Err(reason));
                 }
@@ -473,9 +467,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         for (key, reason) in ended {
             self.end(key, Err(reason));
         }
-        if let Some(due) = next {
-            self.limit_timer.set(due);
-        }
+        self.limit_timer.set(next);
     }
 
     /// Returns the open tunnels.

@@ -48,7 +48,7 @@ impl ClientConnections {
         let account = self.0.account(&Source::prefix(address));
         let own = account.held();
         if own >= limits.each {
-            return Err(format!("the client has {own} open connections"));
+            return Err(format!("open connections of the client: {own}"));
         }
         Ok(account)
     }
@@ -57,9 +57,9 @@ impl ClientConnections {
 fn describe(account: &Account, limit: LimitReached) -> String {
     let (own, total) = (account.held(), account.pool().max());
     match limit {
-        LimitReached::Full(_) => format!("the binding has {total} open connections"),
+        LimitReached::Full(_) => format!("open connections of the binding: {total}"),
         LimitReached::Share(_) => {
-            format!("the client has {own} open connections, its share of the binding's {total}")
+            format!("open connections of the client: {own}, its share of {total}")
         }
     }
 }
@@ -76,10 +76,10 @@ mod tests {
         let first = open("2001:db8::1").expect("room");
         let _second = open("2001:db8::2").expect("room");
         let full = open("2001:db8::3").expect_err("the /64 is one client");
-        assert_eq!(full, "the client has 2 open connections");
+        assert_eq!(full, "open connections of the client: 2");
         let third = open("192.0.2.1").expect("room");
         let full = open("192.0.2.2").expect_err("no room");
-        assert_eq!(full, "the binding has 3 open connections");
+        assert_eq!(full, "open connections of the binding: 3");
         drop(third);
         open("192.0.2.2").expect("room");
         drop(first);
@@ -98,10 +98,7 @@ mod tests {
         let held: Vec<_> = (0..64).map_while(|_| open(1).ok()).collect();
         assert_eq!(held.len(), 32);
         let full = open(1).expect_err("a share");
-        assert_eq!(
-            full,
-            "the client has 32 open connections, its share of the binding's 64"
-        );
+        assert_eq!(full, "open connections of the client: 32, its share of 64");
         let others: Vec<_> = (2..20).filter_map(|last| open(last).ok()).collect();
         assert_eq!(others.len(), 18);
     }

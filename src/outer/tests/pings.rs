@@ -123,3 +123,18 @@ async fn a_connection_whose_pong_waits_behind_data_stays_in_use() {
     let read = timeout(SOON, read_to_end(&mut stream)).await;
     assert!(read.expect("an end").expect("a clean end") == bytes);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_connection_costs_the_next_tunnel_two_seconds() {
+    let world = World::new();
+    let (gateway, stop) = world.stoppable().await;
+    let _old = world.open(&gateway).await.expect("a tunnel");
+    stop.send_replace(Stop::Silence);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    let since = Instant::now();
+    let mut new = world.open(&gateway).await.expect("a tunnel");
+    let time = since.elapsed();
+    assert!(time <= Duration::from_secs(3), "{time:?}");
+    assert_eq!(gateway.connections(), 2);
+    echoes(&mut new, b"hello").await;
+}

@@ -130,14 +130,13 @@ async fn one_source_leaves_places_at_a_gateway_to_others() {
 }
 
 #[tokio::test]
-async fn a_thousand_sources_get_a_connection_each() {
-    const SOURCES: usize = 1000;
+async fn a_burst_of_many_sources_gets_a_connection_each() {
+    const SOURCES: usize = 200;
     let world = Arc::new(World::new());
     let gateways = [
         world.west(Script::new(Answer::Echo)).await,
         world.west(Script::new(Answer::Echo)).await,
     ];
-    let since = std::time::Instant::now();
     let mut tasks = JoinSet::new();
     for index in 0..SOURCES {
         let (world, at) = (Arc::clone(&world), target(&gateways[index % 2]));
@@ -160,5 +159,4 @@ async fn a_thousand_sources_get_a_connection_each() {
     assert_eq!(sum(|row| row.sources), SOURCES);
     assert_eq!(sum(|row| row.connections), SOURCES);
     assert_eq!(sum(|row| row.streams), streams.len());
-    println!("{SOURCES} connections in {:?}", since.elapsed());
 }
