@@ -14,7 +14,7 @@ COPY . .
 RUN host="$(rustc -vV | sed -n 's/^host: //p')" \
     && RUSTFLAGS='-C target-feature=+crt-static' \
        cargo build --release --locked --bin strait --target "$host" \
-    && install -D "target/$host/release/strait" /out/strait
+    && install -D --strip "target/$host/release/strait" /out/strait
 
 FROM scratch AS runtime
 LABEL org.opencontainers.image.title="strait" \

@@ -1,4 +1,5 @@
-//! Closed lists of values, each with a label for metrics, logs and the configuration.
+//! Closed lists of values, each with a label for metrics, logs and the configuration; and numbers
+//! of things as text.
 
 /// Defines an enum whose variants have labels, with `ALL`, `label` and `Display`.
 macro_rules! labelled {
@@ -34,3 +35,10 @@ macro_rules! labelled {
 }
 
 pub(crate) use labelled;
+
+/// Returns a number of things as text: `1 tunnel`, `2 tunnels`.
+pub(crate) fn count(number: impl ToString, one: &str) -> String {
+    let number = number.to_string();
+    let plural = if number == "1" { "" } else { "s" };
+    format!("{number} {one}{plural}")
+}

@@ -1,4 +1,4 @@
-//! The twenty floods and bombs of a hostile client with a valid certificate.
+//! The floods and bombs of a hostile client with a valid certificate.
 
 use crate::records::{ALERT, APPLICATION_DATA, RecordWriter};
 use crate::support::raw::{self, frame, headers};
@@ -47,6 +47,14 @@ pub fn left_streams() -> Vec<u8> {
     (0..STREAMS - 1)
         .flat_map(|round| headers(stream(round), &CONNECT))
         .collect()
+}
+
+/// Number of closed streams that a flood uses in turn: more than Strait remembers.
+const CLOSED: u32 = 2000;
+
+/// Closes [`CLOSED`] streams: a stream that is opened closes all idle ones before it.
+fn close_streams() -> Vec<u8> {
+    opened_and_reset(CLOSED, &CONNECT)
 }
 
 fn opened_and_reset(round: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
@@ -111,7 +119,7 @@ fn byte_of_frames(index: u32) -> u8 {
     header.get(at as usize).copied().unwrap_or_default()
 }
 
-pub const ATTACKS: [Attack; 20] = [
+pub const ATTACKS: [Attack; 24] = [
     flood("rapid reset, good authority", |round| {
         opened_and_reset(round, &CONNECT)
     }),
@@ -134,6 +142,22 @@ pub const ATTACKS: [Attack; 20] = [
     }),
     flood("empty DATA", |_| frame(raw::DATA, 0, 1, &[])),
     flood("one-byte DATA", |_| frame(raw::DATA, 0, 1, &[7])),
+    opened("END_STREAM on a closed stream", close_streams, |_| {
+        frame(raw::DATA, raw::END_STREAM, stream(0), &[])
+    }),
+    opened("32-byte DATA on a closed stream", close_streams, |_| {
+        frame(raw::DATA, 0, stream(0), &[7; 32])
+    }),
+    opened(
+        "END_STREAM on 2,000 closed streams",
+        close_streams,
+        |round| frame(raw::DATA, raw::END_STREAM, stream(round % CLOSED), &[]),
+    ),
+    opened(
+        "32-byte DATA on 2,000 closed streams",
+        close_streams,
+        |round| frame(raw::DATA, 0, stream(round % CLOSED), &[7; 32]),
+    ),
     flood("one-byte WINDOW_UPDATE", |_| {
         frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
     }),

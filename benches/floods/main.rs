@@ -1,4 +1,4 @@
-//! Twenty floods and bombs, and a hundred readers that never read, each beside a victim, for
+//! Floods and bombs, and a hundred readers that never read, each beside a victim, for
 //! Strait and for Envoy with the same configuration. `make floods` runs it.
 //!
 //! Exits with 1 if a row of Strait misses its limit.

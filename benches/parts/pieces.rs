@@ -118,10 +118,11 @@ fn route_and_policy(criterion: &mut Criterion) {
 
 fn pick(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pick");
+    let tried = balance::Tried::default();
     for count in [10, 1_000, 100_000] {
         let set = mesh::endpoints(count);
         group.bench_function(BenchmarkId::from_parameter(count), |b| {
-            b.iter(|| balance::choose(black_box(&set), &[], NO_LINK_FACTORS).is_some());
+            b.iter(|| balance::choose(black_box(&set), &tried, NO_LINK_FACTORS).is_some());
         });
     }
     group.finish();

@@ -7,12 +7,12 @@ use tokio::time::Instant;
 use crate::admin::ExplainHandler;
 use crate::config::{self, Config, Discovery};
 use crate::datapath::listener::{Listener, ListenerRules};
-use crate::explain::{self, Answer, ConfigPositions, ExplainState, Question};
-use crate::lifecycle::DrainScope;
+use crate::explain::{self, Answer, ConfigPositions, ExplainState, Outcome, Question};
+use crate::lifecycle::{DrainScope, Phase};
 use crate::snapshot::{Snapshot, builder};
 
 use super::Inputs;
-use super::state::App;
+use super::state::{App, LISTENERS};
 use super::tables::{self, deny_list};
 
 /// Answers for a gateway that starts with these files and has no load.
@@ -49,7 +49,7 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
 /// Answers from the current snapshot, loads and ejections.
 pub(super) fn for_gateway(app: &App) -> ExplainHandler {
     let (data_path, config) = (Arc::clone(&app.data_path), Arc::clone(&app.config));
-    let open = Arc::clone(&app.listeners);
+    let (open, status) = (Arc::clone(&app.listeners), Arc::clone(&app.status));
     Arc::new(move |question| {
         let config = config.load();
         let world = ExplainState {
@@ -62,7 +62,13 @@ pub(super) fn for_gateway(app: &App) -> ExplainHandler {
             has_room: data_path.budget.has_room(),
             now: Instant::now(),
         };
-        explain::run(&world, question)
+        let mut answer = explain::run(&world, question)?;
+        if data_path.lifecycle.phase() >= Phase::Draining {
+            answer.outcome = Outcome::not_accepting("draining");
+        } else if status.list_pending().iter().any(|one| one == LISTENERS) {
+            answer.outcome = Outcome::not_accepting("not_ready");
+        }
+        Ok(answer)
     })
 }
 

@@ -16,6 +16,7 @@ mod names;
 mod reload;
 mod routes;
 mod server;
+mod signals;
 mod state;
 mod tables;
 mod thread;
@@ -31,7 +32,6 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
@@ -52,18 +52,18 @@ use crate::xds::stream::{self, ControlPlaneKind, Feed};
 use certificates::{CERTIFICATES, Certificates, SharedCertificates};
 use listeners::Listeners;
 use memory::Memory;
-use reload::{Fingerprints, Reloader};
+use reload::{Reloader, Triggers};
 use server::{Sockets, bind};
-use state::App;
+use signals::{ReloadSignal, StopSignals};
+use state::{App, LISTENERS};
 use thread::{runtime, spawn_thread};
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
 pub use inputs::{Inputs, Report};
 
-/// Conditions of readiness besides [`CERTIFICATES`].
+/// Condition of readiness besides [`CERTIFICATES`] and [`LISTENERS`].
 const DISCOVERY: &str = "discovery";
-const LISTENERS: &str = "listeners";
 
 /// Runs the gateway until it has been asked to stop and has drained. The notice, if any, is the
 /// first line of the log.
@@ -71,6 +71,9 @@ const LISTENERS: &str = "listeners";
 /// # Errors
 /// A file has mistakes, an address cannot be bound, or the system lacks threads or descriptors.
 pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
+    let control = runtime()?;
+    let signal = control.block_on(async { ReloadSignal::new() });
+    let signal = signal.context("cannot watch for signals")?;
     let mut seen = reload::fingerprints(&[source.path().to_owned()]);
     let examined = source.examine();
     let Some(config) = examined.config.clone() else {
@@ -81,10 +84,9 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     if let Some(notice) = notice {
         info!("{notice}");
     }
-    let control = runtime()?;
     let done = control.block_on(async {
         // First, because a process with the id 1 ignores signals without a handler.
-        let mut signals = Signals::new().context("cannot watch for signals")?;
+        let mut signals = StopSignals::new().context("cannot watch for signals")?;
         let front = ReadinessServer::open(&config)?;
         let from = source.clone();
         let loading = tokio::task::spawn_blocking(move || Inputs::load(&from, examined));
@@ -95,7 +97,8 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
             }
             inputs = loading => inputs??,
         };
-        let (app, certificate) = App::start(source, inputs, seen, front, log.clone())?;
+        let triggers = Triggers { seen, signal };
+        let (app, certificate) = App::start(source, inputs, triggers, front, log.clone())?;
         app.run_until_stopped(signals, certificate).await
     });
     // Queued lines are written before the process ends; files that are still loading are not
@@ -152,7 +155,7 @@ impl App {
     fn start(
         source: &Source,
         mut inputs: Inputs,
-        seen: Fingerprints,
+        triggers: Triggers,
         front: ReadinessServer,
         log: LogHandle,
     ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
@@ -206,7 +209,7 @@ impl App {
         tokio::spawn(memory::watch(Arc::clone(&app.data_path), configured));
         app.start_discovery(source)?;
         app.start_dns()?;
-        let reloader = Reloader::new(source.clone(), &app, inputs, seen, certificates, log);
+        let reloader = Reloader::new(source.clone(), &app, inputs, triggers, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
         Ok((app, certificate))
     }
@@ -285,7 +288,7 @@ impl App {
     /// Opens the data path, waits for a signal or `/quitquitquit`, and completes the drain.
     async fn run_until_stopped(
         self,
-        mut signals: Signals,
+        mut signals: StopSignals,
         certificate: oneshot::Receiver<()>,
     ) -> anyhow::Result<()> {
         let lifecycle = self.data_path.lifecycle.clone();
@@ -331,30 +334,6 @@ impl App {
             version = snapshot.version, "ready"
         );
         Ok(())
-    }
-}
-
-/// Signals that stop the process.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    /// Installs the handlers.
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for the next signal and returns its name.
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
     }
 }
 
@@ -418,7 +397,9 @@ mod tests {
         let inputs = Inputs::load(&source, examined).unwrap();
         let built = logging::build(&Log::default(), std::io::sink, false, None);
         let (_subscriber, log) = built.unwrap();
-        let (app, _data) = App::start(&source, inputs, seen, front, log).unwrap();
+        let signal = ReloadSignal::new().unwrap();
+        let triggers = Triggers { seen, signal };
+        let (app, _data) = App::start(&source, inputs, triggers, front, log).unwrap();
         for want in [
             DefaultExposure::None,
             DefaultExposure::All,

@@ -28,6 +28,7 @@ use super::certificates::SharedCertificates;
 use super::inputs::{self, Inputs, Report};
 use super::listeners::ClosedListeners;
 use super::mesh_files::{Joined, MeshFiles};
+use super::signals::ReloadSignal;
 use super::state::App;
 use super::{tables, traffic, trust};
 
@@ -38,6 +39,23 @@ const CERTIFICATE_RETRY: Duration = Duration::from_secs(10);
 /// a concurrent change is found afterwards.
 pub(super) type Fingerprints = BTreeMap<PathBuf, u64>;
 
+/// Causes of reloads: files whose fingerprints differ from those at the start, and a signal.
+pub(super) struct Triggers {
+    pub(super) seen: Fingerprints,
+    pub(super) signal: ReloadSignal,
+}
+
+/// Cause of a pass over the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// A file may have changed.
+    Changed,
+    /// Another pass came right before, which may have read the same changes.
+    Second,
+    /// SIGHUP: all files count as changed.
+    All,
+}
+
 /// Watches the four kinds of files and applies their changes, one at a time. It has a dedicated
 /// thread, because a mount that hangs blocks it.
 pub(super) struct Reloader {
@@ -45,7 +63,7 @@ pub(super) struct Reloader {
     app: App,
     log: LogHandle,
     certificates: SharedCertificates,
-    seen: Fingerprints,
+    triggers: Triggers,
     /// Configuration without the entries of objects.
     own_config: Config,
     /// Content of the files of the mesh before the join with the configuration.
@@ -66,7 +84,7 @@ impl Reloader {
         source: Source,
         app: &App,
         inputs: Inputs,
-        seen: Fingerprints,
+        triggers: Triggers,
         certificates: SharedCertificates,
         log: LogHandle,
     ) -> Self {
@@ -81,7 +99,7 @@ impl Reloader {
             app: app.clone(),
             log,
             certificates,
-            seen,
+            triggers,
             own_config: inputs.own_config,
             mesh_files: inputs.mesh_files,
             failed: BTreeMap::new(),
@@ -97,30 +115,48 @@ impl Reloader {
     pub(super) async fn run(mut self) {
         let mut files = self.files();
         let mut watcher = FileWatcher::new(&files)
-            .inspect_err(|error| error!(%error, "cannot watch files; changes need a restart"))
+            .inspect_err(|error| error!(%error, "cannot watch files; changes need SIGHUP"))
             .ok();
+        let mut pass = Pass::Changed;
         loop {
             // Also before the first event: a file may have changed before it was watched.
-            if watcher.is_some() && self.apply_changes(false) {
+            if self.apply_changes(pass) {
                 // A file that changed between its fingerprint and its reading has an outdated
                 // fingerprint. A change back to the old content would then be missed.
-                self.apply_changes(true);
+                self.apply_changes(Pass::Second);
             }
+            pass = Pass::Changed;
             let now = self.files();
             if now == files {
-                let Some(watcher) = &mut watcher else {
-                    return;
-                };
-                tokio::select! {
-                    () = watcher.changed() => {}
-                    () = sleep(CERTIFICATE_RETRY) => self.retry_certificates(),
-                }
+                pass = self.next_pass(watcher.as_mut()).await;
                 continue;
             }
             if let Some(Err(error)) = watcher.as_mut().map(|watcher| watcher.replace(&now)) {
                 warn!(%error, "cannot watch files; their changes are not detected");
             }
             files = now;
+        }
+    }
+
+    /// Waits for an event of the watcher, or for SIGHUP. Rejected certificates are tried again
+    /// meanwhile.
+    async fn next_pass(&mut self, watcher: Option<&mut FileWatcher>) -> Pass {
+        let changed = async {
+            match watcher {
+                Some(watcher) => watcher.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = changed => Pass::Changed,
+            () = sleep(CERTIFICATE_RETRY) => {
+                self.retry_certificates();
+                Pass::Changed
+            }
+            () = self.triggers.signal.received() => {
+                info!(signal = "SIGHUP", "reading all files again");
+                Pass::All
+            }
         }
     }
 
@@ -138,15 +174,16 @@ impl Reloader {
 
     /// Reloads the changed sources, and returns true if there were any. Sources that failed
     /// before are tried again after every change, because they may depend on it: a root on its
-    /// file, a configuration on a file that it names. `again` is true right after another reload,
-    /// which may have read the same changes.
-    fn apply_changes(&mut self, is_second_pass: bool) -> bool {
+    /// file, a configuration on a file that it names.
+    fn apply_changes(&mut self, pass: Pass) -> bool {
         let files = self.files();
         let now = fingerprints(&files);
-        let is_new = |(file, print): &(&PathBuf, &u64)| self.seen.get(*file) != Some(*print);
+        let seen = &self.triggers.seen;
+        let is_new =
+            |(file, print): &(&PathBuf, &u64)| pass == Pass::All || seen.get(*file) != Some(*print);
         let changed = now.iter().filter(is_new).map(|(file, _)| file.clone());
         let changed: BTreeSet<_> = changed.collect();
-        self.seen = now;
+        self.triggers.seen = now;
         if changed.is_empty() {
             return false;
         }
@@ -156,7 +193,7 @@ impl Reloader {
             own.any(|file| changed.contains(&file))
         };
         let is_due = |what: &ReloadSource| has_changed(*what) || self.failed.contains_key(what);
-        let is_new_change = |what| !is_second_pass && has_changed(what);
+        let is_new_change = |what| pass != Pass::Second && has_changed(what);
         let mut due: Vec<_> = ReloadSource::ALL.into_iter().filter(is_due).collect();
         loop {
             let tried = due.len();
@@ -266,7 +303,7 @@ impl Reloader {
         let old = self.app.config.load_full();
         self.files_of_rejected = named_files(&self.source.examine());
         for (file, print) in fingerprints(&self.files_of_rejected) {
-            self.seen.entry(file).or_insert(print);
+            self.triggers.seen.entry(file).or_insert(print);
         }
         let examined = self.source.examine();
         let mut report = Report::from_findings(&examined.findings);

@@ -12,6 +12,9 @@ use crate::status::Status;
 
 use super::listeners::Listeners;
 
+/// Condition of readiness: the listeners accept connections.
+pub(super) const LISTENERS: &str = "listeners";
+
 /// Running gateway from the view of its control path.
 #[derive(Clone)]
 pub(super) struct App {

@@ -3,16 +3,45 @@
 use std::collections::HashSet;
 use std::process::ExitCode;
 
+use serde_json::{Value, json};
+
 use crate::app::{self, Inputs, Report};
 use crate::config::{Discovery, Source};
+use crate::labels::count;
+
+/// Form of the report.
+#[derive(Debug, clap::Args)]
+pub(super) struct Form {
+    /// Counts warnings as errors, except for the one about files that only the gateway's machine
+    /// has.
+    #[arg(long)]
+    strict: bool,
+    /// Format of the report: `text` on stderr, or `json` on stdout.
+    #[arg(long, default_value = "text", value_parser = ["text", "json"])]
+    format: String,
+}
 
 /// Validates the configuration and its files, and prints every mistake.
-pub(super) fn run(source: &Source) -> ExitCode {
-    print_report(source, &app::check(source))
+pub(super) fn run(source: &Source, form: &Form) -> ExitCode {
+    let report = app::check(source);
+    if form.format == "text" {
+        return print_report(source, &report, form.strict);
+    }
+    let page = to_json(source, &report, form.strict);
+    println!("{page:#}");
+    ExitCode::from(u8::from(page["ok"] != true))
+}
+
+/// Returns the number of mistakes.
+fn mistakes(report: &Report, is_strict: bool) -> usize {
+    let absent = usize::from(report.absent.is_some());
+    let warnings = report.warnings.len().saturating_sub(absent);
+    let mistakes = report.skipped_objects.len() + report.errors.len();
+    mistakes + if is_strict { warnings } else { 0 }
 }
 
 /// Prints the report and returns the exit code for it.
-pub(super) fn print_report(source: &Source, report: &Report) -> ExitCode {
+pub(super) fn print_report(source: &Source, report: &Report, is_strict: bool) -> ExitCode {
     let label = source.label();
     for line in &report.warnings {
         eprintln!("{line}");
@@ -20,10 +49,7 @@ pub(super) fn print_report(source: &Source, report: &Report) -> ExitCode {
     for line in report.skipped_objects.iter().chain(&report.errors) {
         eprintln!("{line}");
     }
-    match (
-        &report.inputs,
-        report.skipped_objects.len() + report.errors.len(),
-    ) {
+    match (&report.inputs, mistakes(report, is_strict)) {
         (Some(inputs), 0) => {
             let Inputs { config, mesh, .. } = inputs;
             let source = match &config.discovery {
@@ -49,10 +75,51 @@ pub(super) fn print_report(source: &Source, report: &Report) -> ExitCode {
             ExitCode::SUCCESS
         }
         (_, mistakes) => {
-            eprintln!("{label}: {}", count(mistakes, "mistake"));
+            let strict = if is_strict { " with --strict" } else { "" };
+            eprintln!("{label}: {}{strict}", count(mistakes, "mistake"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns the report as JSON.
+fn to_json(source: &Source, report: &Report, is_strict: bool) -> Value {
+    let errors = report.errors.iter().map(|line| (line, "error"));
+    let skipped = report.skipped_objects.iter();
+    let warnings = report.warnings.iter().map(|line| (line, "warning"));
+    let findings = errors
+        .chain(skipped.map(|line| (line, "error")))
+        .chain(warnings);
+    let counts = report.inputs.as_ref().map(|Inputs { config, mesh, .. }| {
+        json!({
+            "listeners": config.listeners.len(),
+            "trustDomains": config.trust.domains.len(),
+            "exposedServices": config.exposure.services.len(),
+            "services": mesh.services.len(),
+            "workloads": mesh.workloads.len(),
+        })
+    });
+    json!({
+        "configuration": source.label(),
+        "ok": report.inputs.is_some() && mistakes(report, is_strict) == 0,
+        "findings": findings.map(|(line, severity)| finding(line, severity)).collect::<Vec<_>>(),
+        "counts": counts,
+    })
+}
+
+/// Returns a line `FILE:LINE: SEVERITY: MESSAGE` by its parts. A line without place is a message.
+fn finding(line: &str, severity: &str) -> Value {
+    let (place, message) = line
+        .split_once(&format!(": {severity}: "))
+        .unwrap_or(("", line));
+    let numbered = place.rsplit_once(':');
+    let numbered = numbered.and_then(|(file, number)| Some((file, number.parse::<u64>().ok()?)));
+    let (file, number) = match numbered {
+        Some((file, number)) => (file, Some(number)),
+        None => (place, None),
+    };
+    let file = Some(file).filter(|file| !file.is_empty());
+    json!({"severity": severity, "file": file, "line": number, "message": message})
 }
 
 /// Describes the number of services that objects export; empty without object files. Each service
@@ -68,9 +135,27 @@ fn describe_exported(Inputs { config, scope, .. }: &Inputs) -> String {
     format!(", {} by objects", count(names.len(), "exported service"))
 }
 
-fn count(of: usize, what: &str) -> String {
-    match of {
-        1 => format!("1 {what}"),
-        number => format!("{number} {what}s"),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_report_has_its_place_severity_and_message() {
+        for (line, file, number, message) in [
+            (
+                "a b.yaml:12: error: x: y; write `z`",
+                "a b.yaml",
+                Some(12),
+                "x: y; write `z`",
+            ),
+            ("STRAIT_X: error: x", "STRAIT_X", None, "x"),
+            ("cannot read it: no", "", None, "cannot read it: no"),
+        ] {
+            let file = Some(file).filter(|file| !file.is_empty());
+            let want = json!({
+                "severity": "error", "file": file, "line": number, "message": message,
+            });
+            assert_eq!(finding(line, "error"), want, "{line}");
+        }
     }
 }

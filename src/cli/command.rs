@@ -39,7 +39,8 @@ enum Command {
     ///
     /// SIGTERM drains: readiness fails, new connections are accepted for `drain.lag`, clients
     /// receive GOAWAY, and open tunnels have until `drain.deadline`. A second SIGTERM ends the
-    /// process at once. Changes of the files are applied while it runs.
+    /// process at once. Changes of the files are applied while it runs. SIGHUP reads all files
+    /// again.
     #[command(after_help = "Examples:\n  strait run -c strait.yaml\n  \
                             STRAIT_CONFIG=/etc/strait/strait.yaml strait run")]
     Run(ConfigArgs),
@@ -53,8 +54,10 @@ enum Command {
     ///
     /// Exits 0 on success (warnings are shown), 1 with errors, 2 if the command line is wrong.
     #[command(after_help = "Examples:\n  strait check -c strait.yaml\n  \
-                            strait check -c deploy/local/strait.yaml")]
-    Check(ConfigArgs),
+                            strait check -c deploy/local/strait.yaml\n  \
+                            strait check -c strait.yaml --strict\n  \
+                            strait check -c strait.yaml --format json | jq .findings")]
+    Check(CheckArgs),
     /// Demonstrates the gateway: two clusters, double HBONE, a killed endpoint, two rejections.
     Demo(demo::Args),
     /// Shows the state of the running gateway: sources, rejected resources with reasons,
@@ -109,6 +112,14 @@ struct ConfigArgs {
     positional_file: Option<String>,
 }
 
+#[derive(Debug, Args)]
+struct CheckArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    form: check::Form,
+}
+
 fn reject_positional_file(file: &str) -> Result<String, String> {
     Err(format!(
         "the configuration file is given by an option; write `-c {file}`"
@@ -125,7 +136,7 @@ impl ConfigArgs {
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => app::run(&args.source(), None),
-        Command::Check(args) => return check::run(&args.source()),
+        Command::Check(args) => return check::run(&args.config.source(), &args.form),
         Command::Proxy(args) => return exit(proxy::run(&args)),
         Command::Demo(args) => demo::run(&args),
         Command::Certs(args) => certs::run(&args),

@@ -132,7 +132,7 @@ fn print(source: &Source) -> ExitCode {
         Err(_) => println!("# no configuration: the file cannot be read"),
     }
     // `--print-config` runs in the pod, so files that are missing there are missing for `run` too.
-    super::check::print_report(source, &app::check_as_run(source))
+    super::check::print_report(source, &app::check_as_run(source), false)
 }
 
 impl Arguments {

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::ask::{self, Admin};
 use crate::admin::IssuerRow;
+use crate::labels::count;
 use crate::wire::UNKNOWN_CLUSTER;
 
 #[derive(Debug, Subcommand)]
@@ -90,8 +91,8 @@ fn trust_section(issuers: &[IssuerRow]) -> String {
             } = row;
             let _ = writeln!(
                 text,
-                "        # {subject}: {accepted} connections accepted, {refused} refused\n        \
-                 - \"{spki}\""
+                "        # {subject}: {} accepted, {refused} refused\n        - \"{spki}\"",
+                count(accepted, "connection")
             );
         }
     }

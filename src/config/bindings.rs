@@ -130,7 +130,7 @@ impl ObjectBindings {
 }
 
 /// Returns the addresses of this host alone.
-fn loopback() -> Vec<IpNet> {
+pub(super) fn loopback() -> Vec<IpNet> {
     let v4 = IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
     vec![v4, IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST))]
 }

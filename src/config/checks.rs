@@ -10,7 +10,7 @@ use super::{
 };
 use crate::wire::UNKNOWN_CLUSTER;
 use crate::wire::label::KNOWN_LABELS;
-use crate::yaml::{Document, Position, Report, Value};
+use crate::yaml::{Document, Kind, Node, Position, Report, Value};
 
 /// The sections that others are checked against, each if it is readable.
 #[derive(Debug)]
@@ -47,6 +47,8 @@ impl Sections {
     /// Reports values that contradict other sections.
     pub(super) fn check(&self, root: Value<'_>, report: &Report) {
         reserved_clusters(root);
+        unexpanded(root.node(), report);
+        self.own_cluster(root);
         self.clusters(root);
         self.aliases(root);
         self.own_links(root);
@@ -56,6 +58,31 @@ impl Sections {
         self.labels(root);
         overlaps(root, report);
         admin_is_local(root);
+    }
+
+    /// Warns of a name of this cluster that no entry of `trust` has. Another check warns where the
+    /// own trust domain has no entry at all.
+    fn own_cluster(&self, root: Value<'_>) {
+        // Entries for issuers are those of peers, to which this cluster need not belong.
+        let by_domain = self
+            .trust
+            .as_ref()
+            .filter(|trust| trust.clusters.is_empty());
+        let clusters = by_domain.and_then(Trust::cluster_names);
+        let (Some(clusters), Some(gateway)) = (clusters, &self.gateway) else {
+            return;
+        };
+        for value in root.find("gateway.cluster") {
+            if !clusters.contains(&gateway.cluster) {
+                let what = format!(
+                    "is `{}`, which is not a cluster of `trust`, so no peer is of this cluster",
+                    gateway.cluster
+                );
+                let known: Vec<_> = clusters.iter().map(|name| format!("`{name}`")).collect();
+                let how = format!("one of {}, or add it to `trust`", known.join(", "));
+                value.warning(what, how);
+            }
+        }
     }
 
     /// Reports clusters that `trust` does not name.
@@ -241,6 +268,39 @@ fn section<T: Type>(root: Value<'_>, key: &'static str) -> Option<T::Out> {
     root.find(key).into_iter().next().and_then(T::read)
 }
 
+/// Warns of variables such as `${CLUSTER}`, which nothing expands. Findings name the variable
+/// alone, because the text around it may be secret.
+fn unexpanded(node: &Node, report: &Report) {
+    match &node.kind {
+        Kind::Text(text) => {
+            if let Some(name) = variable(text) {
+                let what = format!("`${{{name}}}` is not a variable here but text");
+                report.warning(node.position, what, "its value");
+            }
+        }
+        Kind::List(nodes) => nodes.iter().for_each(|node| unexpanded(node, report)),
+        Kind::Map(entries) => entries
+            .iter()
+            .for_each(|entry| unexpanded(&entry.value, report)),
+        Kind::Null | Kind::Bool(_) | Kind::Int(_) | Kind::Float => {}
+    }
+}
+
+/// Returns the name of the first variable of a shell in a text: `${NAME}`, or `${NAME` with an
+/// operator such as `:-`.
+fn variable(text: &str) -> Option<&str> {
+    let mut rest = text;
+    while let Some((_, after)) = rest.split_once("${") {
+        let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let (name, operator) = after.split_at_checked(end?)?;
+        if !name.is_empty() && operator.starts_with(['}', ':', '-', '=', '?', '+']) {
+            return Some(name);
+        }
+        rest = after;
+    }
+    None
+}
+
 /// Reports clusters with the name of the cluster of all issuers without an entry.
 fn reserved_clusters(root: Value<'_>) {
     if root.find("trust.clusters[]").is_empty() {
@@ -343,6 +403,62 @@ mod tests {
         assert!(!overlap("127.0.0.1:1", "127.0.0.2:1"));
         assert!(!overlap("127.0.0.1:1", "127.0.0.1:2"));
         assert!(!overlap("127.0.0.1:0", "127.0.0.1:0"));
+    }
+
+    /// Returns the findings of a configuration with one replacement.
+    fn findings(old: &str, new: &str) -> String {
+        let good = super::super::tests::GOOD;
+        assert!(good.contains(old), "{old}");
+        let text = good.replacen(old, new, 1);
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
+        Config::parse(&path, &text).1.to_string()
+    }
+
+    #[test]
+    fn variables_that_nothing_expands_are_a_warning_without_the_text_around_them() {
+        for (text, name) in [
+            ("${LEVEL}", Some("LEVEL")),
+            ("a-${B_2:-info}", Some("B_2")),
+            ("${} ${x}", Some("x")),
+            ("secret${TOKEN}secret", Some("TOKEN")),
+            ("$LEVEL", None),
+            ("${", None),
+            ("${a b}", None),
+            ("info", None),
+        ] {
+            assert_eq!(variable(text), name, "{text}");
+        }
+        let found = findings("gateway: {", "gateway: {network: 'net-${ZONE}', ");
+        let want = "s.yaml:1: warning: `${ZONE}` is not a variable here but text; write its value";
+        assert!(found.ends_with(want), "{found}");
+        assert_eq!(found.lines().count(), 1, "{found}");
+    }
+
+    #[test]
+    fn a_cluster_of_this_gateway_that_no_trust_domain_has_is_a_warning() {
+        let found = findings("cluster: east}", "cluster: esat}");
+        let want = "1: warning: `gateway.cluster` is `esat`, which is not a cluster of `trust`";
+        assert!(found.contains(want), "{found}");
+    }
+
+    #[test]
+    fn bits_after_the_prefix_of_a_network_are_a_warning_wherever_it_is() {
+        let end = "discovery: {kind: file, path: Cargo.toml}";
+        for keys in [
+            "dial: {allow: [127.0.0.1/8]}",
+            "dns: {listen: '127.0.0.1:5353', vips: 240.0.0.1/4}",
+        ] {
+            let found = findings(end, &format!("{end}\n{keys}"));
+            assert!(
+                found.contains("whose address has bits after the prefix"),
+                "{found}"
+            );
+        }
+        let found = findings(
+            end,
+            &format!("{end}\ndial: {{allow: [127.0.0.0/8, '::1/128']}}"),
+        );
+        assert_eq!(found, "");
     }
 
     #[test]

@@ -104,7 +104,8 @@ section! {
 section! {
     /// Limits of tunnels. Open tunnels follow changes.
     pub struct ServiceLimits at "exposure.services[].limits" or default, derive(Copy, Eq) {
-        /// Number of concurrent tunnels through this gateway. Further ones are rejected with
+        /// Number of concurrent tunnels through this gateway. While there are others, one identity
+        /// gets half of them, and one cluster two thirds. Further ones are rejected with
         /// `tunnel_limit`. A lower number ends no open tunnel.
         tunnels: Option<u32> as Option<Positive> = default(None, "no limit");
         /// Time to find an endpoint and to connect to it. The tunnel is rejected with

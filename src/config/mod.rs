@@ -37,6 +37,8 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
+
 use crate::yaml::{Document, Fields, Findings, Place, Value};
 
 pub use aliases::{Alias, Names, SUFFIXES};
@@ -187,6 +189,19 @@ impl Examined {
 }
 
 impl Config {
+    /// Returns the networks whose queries the DNS responder answers.
+    pub fn dns_clients(&self) -> Vec<IpNet> {
+        if !self.dns.clients.is_empty() {
+            return self.dns.clients.clone();
+        }
+        let of_bindings = self.bindings.iter().flat_map(|binding| &binding.clients);
+        let of_bindings = of_bindings.filter(|net| net.prefix_len() > 0).copied();
+        bindings::loopback()
+            .into_iter()
+            .chain(of_bindings)
+            .collect()
+    }
+
     /// Reads and checks a text as the contents of `path`. There is a configuration exactly when no
     /// finding is an error.
     pub fn parse(path: &Path, text: &str) -> (Option<Self>, Findings) {

@@ -6,7 +6,9 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde_json::json;
 
-use super::define::{DrainTime, Hostname, MaybeEmpty, OneOrMore, Size, form, section, words};
+use super::define::{
+    DrainTime, Hostname, MaybeEmpty, NonEmpty, OneOrMore, Size, form, section, words,
+};
 use super::level::{Access, Directives};
 use crate::yaml::Value;
 
@@ -116,10 +118,15 @@ section! {
         /// peers are never looked up.
         servers: Vec<SocketAddr> = default(Vec::new(), "those of `/etc/resolv.conf`");
         /// Address, or several, at which this gateway answers queries for `bindings[].names` over
-        /// UDP and TCP, from every client that reaches it. TCP has at most 64 clients, each for at
-        /// most 30 s. A wildcard may answer over UDP from another address than was asked.
+        /// UDP and TCP. TCP has at most 64 clients, each for at most 30 s; a further one ends the
+        /// oldest of the address with the most. An address, or IPv6 /64, has 2,000 answers a
+        /// second. A wildcard may answer over UDP from another address than was asked.
         listen: Vec<SocketAddr> as OneOrMore<SocketAddr> = default(
             Vec::new(), "no queries are answered");
+        /// Networks whose queries are answered. Those of others are refused.
+        clients: Vec<IpNet> as NonEmpty<IpNet> = default(
+            Vec::new(),
+            "loopback, and the `clients` of all bindings; one for every address adds none");
         /// Families of names, such as `*.global`. Of a family only the names of bindings exist, and
         /// others are answered with NXDOMAIN. Queries for names outside are refused, so that a
         /// resolver has to send only those of the families here.

@@ -324,7 +324,7 @@ fn a_trust_set_must_name_domains_one_by_one() {
         );
     }
     assert_eq!(
-        domains("    - name: a.b\n    - name: A.B"),
+        domains("    - {name: a.b, cluster: east}\n    - name: A.B"),
         "6: error: `trust.domains[]` has `a.b` twice, first on line 5; write each name once"
     );
 }

@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
+use crate::limits::{Place, Source};
 use crate::telemetry::{AcceptError, connection_refused};
 
 use super::DataPath;
-use super::limits::admission::HandshakeSlot;
 use super::limits::descriptors::{Descriptor, ListenerReserve};
 use super::listener::Listener;
 
@@ -30,7 +30,7 @@ pub struct AcceptedConnection {
     /// Address of the peer; an IPv4-mapped IPv6 address is converted to IPv4.
     pub address: SocketAddr,
     /// Handshake slot, held until the handshake of the connection has completed.
-    pub handshake: HandshakeSlot,
+    pub handshake: Place,
     /// Load and descriptor, held while the connection lives.
     pub resources: ConnectionResources,
     /// Listener that accepted the connection.
@@ -261,14 +261,21 @@ fn dispatch(
         .iter()
         .min_by_key(|worker| Arc::strong_count(&worker.load.0));
     let Some(worker) = least else { return };
-    let descriptor = match share.source(address.ip()).connection() {
+    let source = match listener.binding() {
+        Some(_) => Source::binding(listener.rules().name()).client(address.ip()),
+        None => Source::prefix(address.ip()),
+    };
+    let descriptor = match share.holders(&source).connection() {
         Ok(descriptor) => descriptor,
         Err(full) => {
             connection_refused(&data_path.metrics, address, full.label(), &full);
             return reject(data_path, &stream, full.label());
         }
     };
-    let Some(handshake) = data_path.admission.acquire_handshake(address.ip()) else {
+    let Some(handshake) = data_path
+        .admission
+        .acquire_handshake(&Source::prefix(address.ip()))
+    else {
         return reject(data_path, &stream, "source");
     };
     let held = ConnectionResources {

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use crate::config::parse_identity;
+use crate::limits;
 use crate::reason::Reason;
 use crate::snapshot::authorization::PeerIdentity;
 use crate::snapshot::{Caller, Snapshot};
@@ -114,10 +115,15 @@ impl FirstPeer {
         principal.to_string()
     }
 
-    /// Returns the holders of its tunnels: a part of those of the gateway.
+    /// Returns the source that its tunnels are charged to: a part of the gateway.
+    pub fn charged_source(&self, gateway: &limits::Source) -> limits::Source {
+        let cluster = gateway.behind(&self.charged_cluster);
+        cluster.identity(&Arc::from(&*self.principal))
+    }
+
+    /// Returns the holders of its tunnels.
     pub fn holders(&self, gateway: &Holders) -> Holders {
-        let cluster = gateway.source().behind(&self.charged_cluster);
-        gateway.of(&cluster.identity(&Arc::from(&*self.principal)))
+        gateway.of(&self.charged_source(gateway.source()))
     }
 
     /// Returns the first peer as if it were the peer itself, for an explanation.

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use crate::limits::Place;
 use crate::reason::HandshakeRefusal;
 use crate::telemetry::report_refused_handshake;
 use crate::tls::record::RecordLayer;
@@ -21,7 +22,7 @@ use super::DataPath;
 use super::accept::{AcceptedConnection, ConnectionResources};
 use super::io::linger::{self, ALERT_DEADLINE};
 use super::io::shared_socket::SharedSocket;
-use super::limits::admission::{EVICTED_DETAIL, HandshakeSlot};
+use super::limits::admission::EVICTED_DETAIL;
 
 /// Transport of a connection after its handshake.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ pub struct AlertedSocket {
     /// Socket.
     pub socket: TcpStream,
     /// Slot of the handshake.
-    pub slot: HandshakeSlot,
+    pub slot: Place,
     /// Resources of the connection.
     pub resources: ConnectionResources,
 }
@@ -188,10 +189,7 @@ pub async fn run_local(
 }
 
 /// Waits for a handshake, unless its deadline passes or its slot is needed.
-async fn in_time<T>(
-    slot: &HandshakeSlot,
-    handshake: impl Future<Output = T>,
-) -> Result<T, HandshakeError> {
+async fn in_time<T>(slot: &Place, handshake: impl Future<Output = T>) -> Result<T, HandshakeError> {
     tokio::select! {
         done = timeout(HANDSHAKE_DEADLINE, handshake) => done.map_err(|_| {
             let detail = "TLS handshake not completed within 5 s";

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use rustls::pki_types::CertificateDer;
 
+use crate::limits;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, PeerCluster, Snapshot};
 use crate::telemetry::Source;
@@ -138,6 +139,16 @@ impl Peer {
     /// Returns the refusal if its certificate is no longer trusted.
     pub fn lost_trust(&self) -> Option<HandshakeRefusal> {
         self.chain.as_ref().and_then(|chain| chain.lost())
+    }
+
+    /// Returns the source that its connection is charged to.
+    pub fn charged_source(&self) -> limits::Source {
+        let source = &self.source;
+        match &self.holders {
+            Some(holders) => holders.source().clone(),
+            None if self.is_unauthenticated() => limits::Source::prefix(source.address.ip()),
+            None => limits::Source::cluster(&source.counted_cluster).identity(&source.principal),
+        }
     }
 
     /// Returns true if it has presented no certificate.

@@ -25,7 +25,7 @@ pub struct Listener {
     /// Drain of the listener and of its connections.
     pub drain: DrainScope,
     /// Connections of the clients of a binding.
-    pub clients: Arc<ClientConnections>,
+    pub clients: ClientConnections,
 }
 
 /// Rules for the connections of one listener. The default is an HBONE listener that is open to
@@ -97,7 +97,7 @@ impl Listener {
         Self {
             rules: ArcSwap::from_pointee(ListenerRules::new(listener)),
             drain: stop,
-            clients: Arc::default(),
+            clients: ClientConnections::default(),
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::net::TcpStream;
 
+use crate::limits::Place;
 use crate::reason::HandshakeRefusal;
 use crate::telemetry::{Record, report_refused_handshake};
 
@@ -14,7 +15,7 @@ use super::forward::establish::NewTunnel;
 use super::forward::passthrough::{self, ConnectionGuards, PassthroughConnection};
 use super::identity::Peer;
 use super::io::linger;
-use super::limits::admission::{EVICTED_DETAIL, HandshakeSlot};
+use super::limits::admission::EVICTED_DETAIL;
 
 /// Serves one connection: ClientHello, target, then bytes until it ends. A failure before a
 /// complete ClientHello is counted with the handshakes; later ends are counted with the tunnels.
@@ -73,10 +74,7 @@ async fn read_client_hello(
     }))
 }
 
-async fn read(
-    stream: &mut TcpStream,
-    slot: &HandshakeSlot,
-) -> Result<ClientHello, ClientHelloError> {
+async fn read(stream: &mut TcpStream, slot: &Place) -> Result<ClientHello, ClientHelloError> {
     tokio::select! {
         hello = client_hello::read_client_hello(stream) => hello,
         () = slot.evicted() => {

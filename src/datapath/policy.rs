@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limits::Source;
 use crate::reason::Reason;
 use crate::snapshot::{
     Caller, Endpoint, Exposure, ExposureVerdict, MatchedBy, ServicePort, Snapshot, mesh,
@@ -22,9 +23,15 @@ use super::transit;
 #[derive(Debug)]
 pub struct Permit {
     /// Boxed, as the future that opens a tunnel has a place for the permit at each of its stages.
-    route: Box<Route>,
+    permitted: Box<Permitted>,
     granted_by_listener: bool,
     limits: Option<Box<TunnelLimits>>,
+}
+
+/// Permitted route.
+#[derive(Debug)]
+struct Permitted {
+    route: Route,
     /// Holders that the tunnel is counted for: its first peer, or else the peer. `None` in an
     /// explain query, which cannot dial.
     holders: Option<Holders>,
@@ -33,12 +40,12 @@ pub struct Permit {
 impl Permit {
     /// Returns the permitted route.
     pub fn route(&self) -> &Route {
-        &self.route
+        &self.permitted.route
     }
 
     /// Returns the holders that the tunnel is counted for.
     pub fn holders(&self) -> Option<&Holders> {
-        self.holders.as_ref()
+        self.permitted.holders.as_ref()
     }
 
     /// Counts the tunnel among those of the exposure entries that admit it, with their limits.
@@ -46,8 +53,13 @@ impl Permit {
     /// # Errors
     /// [`Reason::TunnelLimit`] if an entry admits no further tunnel.
     pub fn take_place(&mut self, snapshot: &Snapshot, peer: &Peer) -> Result<(), Reason> {
-        if !self.granted_by_listener {
-            self.limits = TunnelLimits::take(&limiting_entries(snapshot, peer, &self.route))?;
+        if self.granted_by_listener {
+            return Ok(());
+        }
+        let entries = limiting_entries(snapshot, peer, self.route());
+        if !entries.is_empty() {
+            let source = charged_source(peer, self.route().first_peer());
+            self.limits = TunnelLimits::take(&entries, &source)?;
         }
         Ok(())
     }
@@ -60,7 +72,7 @@ impl Permit {
     /// Converts the permit into the grant by which an open tunnel to `endpoint` is evaluated
     /// again.
     pub fn into_grant(self, endpoint: Arc<Endpoint>) -> Grant {
-        let route = &self.route;
+        let route = self.route();
         let waypoint = match (route.requires_waypoint(), route.bypasses_waypoints()) {
             (true, _) => Waypoint::Endpoint,
             (false, true) => Waypoint::Bypassed(route.origin()),
@@ -68,7 +80,7 @@ impl Permit {
         };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
         let via_gateway = route.is_via_gateway();
-        let route = *self.route;
+        let route = self.permitted.route;
         Grant {
             endpoint,
             waypoint,
@@ -150,8 +162,15 @@ impl Grant {
         let callers = callers(peer, self.first_peer());
         let (requested, of) = (&self.authority, self.service_port());
         let entries = snapshot.limiting_entries(callers, requested, of, &self.matched_by);
-        TunnelLimits::update(&mut self.limits, &entries);
+        let source = charged_source(peer, self.first_peer());
+        TunnelLimits::update(&mut self.limits, &entries, &source);
     }
+}
+
+/// Returns the source that a tunnel is charged to: its first peer, or else the peer.
+pub fn charged_source(peer: &Peer, first_peer: Option<&FirstPeer>) -> Source {
+    let of_peer = peer.charged_source();
+    first_peer.map_or_else(|| of_peer.clone(), |first| first.charged_source(&of_peer))
 }
 
 /// Returns the identities that the exposure has to admit: the peer and the first peer.
@@ -200,11 +219,11 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
         Some(first) => first.holders(holders),
         None => holders.clone(),
     });
+    let route = route.permit_transit(transit);
     Ok(Permit {
-        route: Box::new(route.permit_transit(transit)),
+        permitted: Box::new(Permitted { route, holders }),
         granted_by_listener: false,
         limits: None,
-        holders,
     })
 }
 
@@ -243,11 +262,11 @@ pub fn permit_listener_route(peer: &Peer, route: Route) -> Result<Permit, Reason
     if !peer.is_admitted() {
         return Err(Reason::NotForPeer);
     }
+    let holders = peer.holders.clone();
     Ok(Permit {
-        route: Box::new(route),
+        permitted: Box::new(Permitted { route, holders }),
         granted_by_listener: true,
         limits: None,
-        holders: peer.holders.clone(),
     })
 }
 

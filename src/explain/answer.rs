@@ -27,6 +27,9 @@ pub struct Answer {
     /// Fraction of ready endpoints below which a tier gives some of its share to the next tier;
     /// none without tiers.
     pub spill: Option<String>,
+    /// The same fraction in percent.
+    #[serde(default)]
+    pub spill_percent: Option<u64>,
     /// True if dial latency counts as load.
     pub by_latency: bool,
     /// Permission of the tunnel to leave the network, as text; none if no other network has
@@ -191,6 +194,9 @@ pub struct EndpointRow {
     pub probability: f64,
     /// Seconds until the ejection ends; none if the endpoint is not ejected.
     pub ejected: Option<u64>,
+    /// The same time.
+    #[serde(default)]
+    pub ejected_seconds: Option<u64>,
     /// Certificate that the gateway has to present; none for an endpoint of the own network.
     pub gateway_certificate: Option<String>,
     /// Certificate that the workload behind the gateway has to present; none if it is not
@@ -309,6 +315,15 @@ impl Outcome {
         Self {
             reason: Some("not_in_sources".to_owned()),
             description: "the connection is reset (not_in_sources)".to_owned(),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the outcome of a connection to a gateway whose listeners are closed.
+    pub fn not_accepting(why: &str) -> Self {
+        Self {
+            reason: Some(why.to_owned()),
+            description: format!("the connection is refused ({why})"),
             ..Self::default()
         }
     }

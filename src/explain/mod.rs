@@ -7,6 +7,7 @@
 mod answer;
 mod binding;
 mod endpoints;
+mod outcomes;
 mod question;
 mod remedies;
 mod rules;
@@ -419,7 +420,8 @@ impl Explainer<'_> {
             .rule
             .description
             .extend(rules::limits(self.state, &limiting));
-        let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full());
+        let source = policy::charged_source(peer, route.first_peer());
+        let is_full = refused.is_none() && limiting.iter().any(|entry| entry.is_full(&source));
         let permit = if is_full {
             Err(Reason::TunnelLimit)
         } else {

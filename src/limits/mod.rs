@@ -3,6 +3,7 @@
 //! A source is what a resource is charged to (docs/decisions/0022-one-ledger-of-sources.md). A
 //! pool divides one resource among the sources that hold some of it. A rate is credit over time.
 
+mod places;
 mod pool;
 mod rate;
 mod source;
@@ -11,8 +12,9 @@ use thiserror::Error;
 
 use crate::labels::labelled;
 
+pub use self::places::{Place, Places};
 pub use self::pool::{Account, Held, Pool, Terms};
-pub use self::rate::Rate;
+pub use self::rate::{Rate, Rates};
 pub use self::source::{Source, prefix};
 
 labelled! {

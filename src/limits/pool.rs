@@ -43,7 +43,7 @@ pub struct Pool {
     nodes: Mutex<HashMap<Source, Weak<Node>>>,
 }
 
-/// What one source holds, with everything that it consists of.
+/// Amount that one source holds, with everything that it consists of.
 #[derive(Debug)]
 struct Node {
     pool: Arc<Pool>,
@@ -61,6 +61,14 @@ pub struct Account(Arc<Node>);
 pub struct Held {
     account: Account,
     amount: usize,
+}
+
+/// Share that a source has used.
+#[derive(Clone, Copy, Debug)]
+struct OverShare {
+    limit: LimitReached,
+    /// Amount to give back until the source may take more.
+    excess: usize,
 }
 
 /// Terms of a request, if the pool is shared with more than its sources.
@@ -146,9 +154,8 @@ impl Pool {
         let holders = self.holders();
         let mut largest: Option<Source> = None;
         loop {
-            let parts = holders
-                .iter()
-                .filter(|(one, _)| one.parent() == largest.as_ref());
+            let parts = holders.iter();
+            let parts = parts.filter(|(one, _)| one.parent() == largest.as_ref());
             match parts.max_by_key(|(_, held)| *held) {
                 Some((part, _)) => largest = Some(part.clone()),
                 None => return largest,
@@ -219,7 +226,7 @@ impl Node {
 
     /// Checks the shares on the path to this node. Returns the amount that the node may still take
     /// if nothing else changes.
-    fn check(&self, terms: Terms) -> Result<usize, LimitReached> {
+    fn check(&self, terms: Terms) -> Result<usize, OverShare> {
         let resource = self.pool.resource;
         let (group, own) = match &self.parent {
             Some(group) if !self.source.is_group() => (&**group, Some(self.held())),
@@ -235,9 +242,6 @@ impl Node {
             }
         };
         let is_outermost = group.parent.is_none();
-        if is_outermost && free == 0 {
-            return Err(LimitReached::Full(resource));
-        }
         let factor = if group.source.is_group() {
             GROUP_FACTOR
         } else {
@@ -251,9 +255,20 @@ impl Node {
             free > reserve && in_group < threshold && (is_below_floor || counted < threshold);
         // Admits an identity with little even if others of its cluster hold all of the share.
         let is_identity_below_floor =
-            is_below_floor && in_group < max / 4 * 3 && free > max / GROUP_RESERVE_DIVISOR;
-        if !(fits || in_group < floor || is_identity_below_floor) {
-            return Err(LimitReached::Share(resource));
+            is_below_floor && in_group < max - max / 4 && free > max / GROUP_RESERVE_DIVISOR;
+        let has_floor = in_group < floor || is_identity_below_floor;
+        let is_full = is_outermost && free == 0;
+        if is_full || !(fits || has_floor) {
+            let of_own = counted.saturating_sub(threshold) / GROWTH_BY_ONE;
+            let of_group = in_group.saturating_sub(threshold) / (1 + factor);
+            let excess = of_own.max(of_group).max(reserve.saturating_sub(free)) + 1;
+            let limit = if is_full {
+                LimitReached::Full(resource)
+            } else {
+                LimitReached::Share(resource)
+            };
+            let excess = if has_floor { 0 } else { excess };
+            return Err(OverShare { limit, excess });
         }
         let rest = threshold.saturating_sub(counted) / GROWTH_BY_ONE;
         Ok(rest.min(free.saturating_sub(reserve)))
@@ -304,7 +319,15 @@ impl Account {
         if amount > terms.free {
             return Err(LimitReached::Full(self.0.pool.resource));
         }
-        self.0.check(terms).map(|_| ())
+        let checked = self.0.check(terms);
+        checked.map(|_| ()).map_err(|over| over.limit)
+    }
+
+    /// Returns the amount that the source, or a source above it, has to give back until it may
+    /// take more.
+    pub fn excess(&self) -> usize {
+        let checked = self.0.check(self.0.pool.terms());
+        checked.map_or_else(|over| over.excess, |_| 0)
     }
 
     /// Takes an amount. Concurrent threads may exceed a share by one request each, but never the

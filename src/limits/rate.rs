@@ -1,6 +1,55 @@
 //! Credit over time.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+use super::prefix;
+
+/// Limit of prefixes with a rate of their own.
+const PREFIXES_MAX: usize = 4096;
+/// Minimum time between two passes over all prefixes.
+const SWEEP_PERIOD: Duration = Duration::from_secs(1);
+
+/// Rates by prefix. Prefixes beyond the limit of the table share one.
+#[derive(Debug)]
+pub struct Rates {
+    initial: Rate,
+    by_prefix: HashMap<IpAddr, Rate>,
+    others: Rate,
+    swept: Option<Instant>,
+}
+
+impl Rates {
+    /// Creates the rates, each of which is a copy of `initial`.
+    pub fn new(initial: Rate) -> Self {
+        Self {
+            by_prefix: HashMap::new(),
+            others: initial.clone(),
+            initial,
+            swept: None,
+        }
+    }
+
+    /// Takes `price` of the credit of an address, as [`Rate::spend`].
+    pub fn spend(&mut self, address: IpAddr, price: u32, now: Instant) -> bool {
+        let prefix = prefix(address);
+        if let Some(rate) = self.by_prefix.get_mut(&prefix) {
+            return rate.spend(price, now);
+        }
+        let is_due = |at| now.saturating_duration_since(at) >= SWEEP_PERIOD;
+        if self.by_prefix.len() >= PREFIXES_MAX && self.swept.is_none_or(is_due) {
+            self.swept = Some(now);
+            self.by_prefix.retain(|_, rate| !rate.is_full(now));
+        }
+        if self.by_prefix.len() >= PREFIXES_MAX {
+            return self.others.spend(price, now);
+        }
+        let rate = self.by_prefix.entry(prefix);
+        rate.or_insert_with(|| self.initial.clone())
+            .spend(price, now)
+    }
+}
 
 /// Credit of one source that grows with time up to a maximum.
 #[derive(Clone, Debug)]

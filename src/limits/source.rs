@@ -86,6 +86,11 @@ impl Source {
         }
     }
 
+    /// Returns whether the source is all clients of a binding.
+    pub fn is_binding(&self) -> bool {
+        matches!(self.0.name, Name::Binding(_))
+    }
+
     /// Returns whether the source consists of others.
     pub(super) fn is_group(&self) -> bool {
         matches!(self.0.name, Name::Cluster(_) | Name::Binding(_))
@@ -102,7 +107,7 @@ impl fmt::Display for Source {
             Name::Binding(name) => write!(f, "binding {name}")?,
         }
         match self.parent() {
-            Some(binding) if matches!(binding.0.name, Name::Binding(_)) => {
+            Some(binding) if binding.is_binding() => {
                 write!(f, " of {binding}")
             }
             Some(gateway) if !gateway.is_group() => write!(f, " behind {gateway}"),

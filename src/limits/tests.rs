@@ -171,3 +171,15 @@ fn credit_grows_with_time_up_to_its_maximum() {
     assert!(rate.is_full(start + Duration::from_secs(60)));
     assert!(!rate.spend(11, start + Duration::from_secs(60)));
 }
+
+#[test]
+fn each_prefix_has_credit_of_its_own_and_a_flood_of_prefixes_shares_one() {
+    let (start, mut rates) = (Instant::now(), Rates::new(Rate::new(1, 2)));
+    let mut spend = |address: [u8; 4], at| rates.spend(address.into(), 1, at);
+    let one = [192, 0, 2, 1];
+    assert!(spend(one, start) && spend(one, start) && !spend(one, start));
+    let flood = (0..20_000_u32).filter(|at| spend((0x0a00_0000 | at).to_be_bytes(), start));
+    assert_eq!(flood.count(), 4095 + 2);
+    let later = start + Duration::from_secs(10);
+    assert!(spend([192, 0, 2, 2], later), "what is full is forgotten");
+}

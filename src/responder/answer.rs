@@ -64,6 +64,19 @@ pub(super) fn answer(names: &Names, bytes: &[u8], transport: Transport) -> Optio
     Some(encoded)
 }
 
+/// Returns a refusal without question and EDNS, which is no larger than the query; none to a
+/// message that is not a query.
+pub(super) fn refuse(bytes: &[u8]) -> Option<Vec<u8>> {
+    let header: [u8; HEADER_BYTES] = bytes.get(..HEADER_BYTES)?.try_into().ok()?;
+    let [first, second, flags, ..] = header;
+    let is_query = flags & 0x80 == 0;
+    let mut refusal = [0; HEADER_BYTES];
+    // The operation and the desire for recursion are repeated.
+    refusal[..3].copy_from_slice(&[first, second, 0x80 | flags & 0x79]);
+    refusal[3] = ResponseCode::Refused.low();
+    is_query.then(|| refusal.to_vec())
+}
+
 /// Adds the records of a name, and returns the code.
 fn resolve(names: &Names, question: &Query, message: &mut Message) -> ResponseCode {
     if question.query_class() != DNSClass::IN {
@@ -201,6 +214,20 @@ mod tests {
             (long.answers.len(), long.max_payload()),
             (60, UDP_BYTES_MAX)
         );
+    }
+
+    #[test]
+    fn a_refusal_is_no_larger_than_the_query() {
+        let query = query("echo.global.", RecordType::A);
+        let bytes = query.to_vec().expect("bytes");
+        let refusal = refuse(&bytes).expect("a refusal");
+        assert!(refusal.len() <= bytes.len());
+        let message = Message::from_vec(&refusal).expect("a message");
+        assert_eq!(message.metadata.response_code, ResponseCode::Refused);
+        assert_eq!(message.metadata.message_type, MessageType::Response);
+        assert_eq!(message.metadata.id, query.metadata.id);
+        assert_eq!(refuse(&refusal), None, "no answer to an answer");
+        assert_eq!(refuse(&bytes[..HEADER_BYTES - 1]), None);
     }
 
     #[test]

@@ -1,25 +1,35 @@
-//! Sockets of the responder: UDP, and TCP with limits of clients and time.
+//! Sockets of the responder: UDP, and TCP with limits of clients and time. Clients that
+//! `dns.clients` does not list are refused, by answers no larger than their queries.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use ipnet::IpNet;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, error};
 
 use crate::config::Config;
+use crate::limits::{Places, Rate, Rates, Resource, Source};
 
-use super::answer::{Transport, answer};
+use super::answer::{Transport, answer, refuse};
 use super::names::Names;
 
-/// Limit of open TCP connections. More clients wait in the listen backlog.
+/// Limit of open TCP connections of listed clients. A further one ends the oldest of the prefix
+/// with the most.
 const CLIENTS_MAX: usize = 64;
+/// Limit of open TCP connections of other clients.
+const OTHERS_MAX: usize = 16;
+/// Answers per second to one prefix of listed clients, which may be a resolver for many pods.
+const ANSWERS_PER_SECOND: u32 = 2_000;
+/// Refusals per second to one prefix of other clients.
+const REFUSALS_PER_SECOND: u32 = 10;
 /// Deadline for one query over TCP, and for its answer.
 const QUERY_DEADLINE: Duration = Duration::from_secs(5);
 /// Deadline for a TCP connection, after which waiting clients get its place.
@@ -57,36 +67,91 @@ impl Sockets {
     }
 }
 
-/// Names of the configuration in use.
-struct Source {
+/// State that all sockets share.
+struct Shared {
     config: Arc<ArcSwap<Config>>,
-    last: ArcSwap<(Arc<Config>, Names)>,
+    last: ArcSwap<Table>,
+    listed: Group,
+    others: Group,
 }
 
-impl Source {
-    fn new(config: Arc<ArcSwap<Config>>) -> Self {
-        let now = config.load_full();
-        let names = Names::new(&now);
+/// Names and clients of the configuration in use.
+struct Table {
+    config: Arc<Config>,
+    names: Names,
+    clients: Vec<IpNet>,
+}
+
+/// Limits of the listed clients, or of all others.
+struct Group {
+    rates: Mutex<Rates>,
+    places: Arc<Places>,
+}
+
+impl Table {
+    fn new(config: Arc<Config>) -> Self {
         Self {
-            last: ArcSwap::from_pointee((now, names)),
+            names: Names::new(&config),
+            clients: config.dns_clients(),
             config,
         }
     }
+}
 
-    fn answer(&self, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
-        let now = self.config.load();
-        if !Arc::ptr_eq(&now, &self.last.load().0) {
-            let names = Names::new(&now);
-            self.last.store(Arc::new((Arc::clone(&now), names)));
+impl Group {
+    fn new(per_second: u32, places: usize) -> Self {
+        Self {
+            rates: Mutex::new(Rates::new(Rate::new(per_second, 2 * per_second))),
+            places: Places::new(Resource::DnsClients, places),
         }
-        answer(&self.last.load().1, query, transport)
+    }
+}
+
+impl Shared {
+    fn new(config: Arc<ArcSwap<Config>>) -> Self {
+        Self {
+            last: ArcSwap::from_pointee(Table::new(config.load_full())),
+            config,
+            listed: Group::new(ANSWERS_PER_SECOND, CLIENTS_MAX),
+            others: Group::new(REFUSALS_PER_SECOND, OTHERS_MAX),
+        }
+    }
+
+    fn table(&self) -> Arc<Table> {
+        let now = self.config.load();
+        if !Arc::ptr_eq(&now, &self.last.load().config) {
+            self.last.store(Arc::new(Table::new(Arc::clone(&now))));
+        }
+        self.last.load_full()
+    }
+
+    fn group(&self, table: &Table, client: IpAddr) -> &Group {
+        if table.clients.iter().any(|net| net.contains(&client)) {
+            &self.listed
+        } else {
+            &self.others
+        }
+    }
+
+    /// Returns the answer to a query of a client, if it has credit for one.
+    fn answer(&self, query: &[u8], client: IpAddr, transport: Transport) -> Option<Vec<u8>> {
+        let (table, client) = (self.table(), client.to_canonical());
+        let group = self.group(&table, client);
+        let has_credit = group.rates.lock().spend(client, 1, Instant::now());
+        if !has_credit {
+            return None;
+        }
+        if std::ptr::eq(group, &self.listed) {
+            answer(&table.names, query, transport)
+        } else {
+            refuse(query)
+        }
     }
 }
 
 /// Answers queries until the process ends.
 pub async fn run(sockets: Vec<Sockets>, config: Arc<ArcSwap<Config>>) {
-    let source = Arc::new(Source::new(config));
-    let clients = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let shared = Arc::new(Shared::new(config));
     let mut tasks = JoinSet::new();
     for Sockets { udp, tcp } in sockets {
         let sockets = net::UdpSocket::from_std(udp).and_then(|udp| {
@@ -95,8 +160,8 @@ pub async fn run(sockets: Vec<Sockets>, config: Arc<ArcSwap<Config>>) {
         });
         match sockets {
             Ok((udp, tcp)) => {
-                tasks.spawn(serve_udp(udp, Arc::clone(&source)));
-                tasks.spawn(serve_tcp(tcp, Arc::clone(&source), Arc::clone(&clients)));
+                tasks.spawn(serve_udp(udp, Arc::clone(&shared)));
+                tasks.spawn(serve_tcp(tcp, Arc::clone(&shared)));
             }
             Err(error) => error!(%error, "cannot answer DNS queries"),
         }
@@ -104,7 +169,7 @@ pub async fn run(sockets: Vec<Sockets>, config: Arc<ArcSwap<Config>>) {
     while tasks.join_next().await.is_some() {}
 }
 
-async fn serve_udp(socket: net::UdpSocket, source: Arc<Source>) {
+async fn serve_udp(socket: net::UdpSocket, shared: Arc<Shared>) {
     let mut query = vec![0; QUERY_BYTES_MAX];
     loop {
         let (length, client) = match socket.recv_from(&mut query).await {
@@ -117,23 +182,30 @@ async fn serve_udp(socket: net::UdpSocket, source: Arc<Source>) {
             }
         };
         let query = query.get(..length).unwrap_or_default();
-        if let Some(answer) = source.answer(query, Transport::Udp) {
+        if let Some(answer) = shared.answer(query, client.ip(), Transport::Udp) {
             // A full send buffer drops the answer, as a network would.
             let _ = socket.try_send_to(&answer, client);
         }
     }
 }
 
-async fn serve_tcp(listener: net::TcpListener, source: Arc<Source>, clients: Arc<Semaphore>) {
+async fn serve_tcp(listener: net::TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
-    while let Ok(place) = Arc::clone(&clients).acquire_owned().await {
+    loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let source = Arc::clone(&source);
+            Ok((stream, client)) => {
+                let client = client.ip().to_canonical();
+                let group = shared.group(&shared.table(), client);
+                let Some(place) = group.places.take_or_replace(&Source::prefix(client)) else {
+                    continue;
+                };
+                let shared = Arc::clone(&shared);
                 connections.spawn(async move {
-                    let served = serve_client(stream, &source);
-                    let _ = timeout(CONNECTION_DEADLINE, served).await;
-                    drop(place);
+                    let served = serve_client(stream, client, &shared);
+                    tokio::select! {
+                        _ = timeout(CONNECTION_DEADLINE, served) => {}
+                        () = place.evicted() => {}
+                    }
                 });
             }
             Err(error) => {
@@ -147,13 +219,17 @@ async fn serve_tcp(listener: net::TcpListener, source: Arc<Source>, clients: Arc
 
 /// Answers the queries of a connection, each behind its length (RFC 7766), until it ends or a
 /// deadline passes.
-async fn serve_client(mut stream: net::TcpStream, source: &Source) -> io::Result<()> {
+async fn serve_client(
+    mut stream: net::TcpStream,
+    client: IpAddr,
+    shared: &Shared,
+) -> io::Result<()> {
     loop {
         let exchange = async {
             let length = stream.read_u16().await?;
             let mut query = vec![0; usize::from(length)];
             stream.read_exact(&mut query).await?;
-            let answer = source.answer(&query, Transport::Tcp);
+            let answer = shared.answer(&query, client, Transport::Tcp);
             let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
             let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
             let framed = [&length.to_be_bytes()[..], &answer].concat();

@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::RemoteGateway;
-use super::endpoints::FACTOR_MAX;
 use super::mesh::{Protocol, Workload};
 use super::recent_sources::{RecentSources, SourceHash};
 use crate::status::WorkloadLabels;
@@ -80,6 +79,9 @@ const VALUE_SECONDS: u64 = 60;
 /// Divisor of the moving mean of advertised capacities. One per second counts, by a quarter, so
 /// that the mean follows a change within about ten seconds.
 const CAPACITY_MEAN_DIVISOR: u64 = 4;
+
+/// Limit of the factor by which advertised loads raise a weight, or its inverse reduces it.
+pub(super) const FACTOR_MAX: u32 = 4;
 
 /// Duration of the first ejection; each further one doubles it.
 const EJECTION_FIRST: Duration = Duration::from_secs(5);

@@ -8,10 +8,11 @@ use derive_more::Display;
 use tokio::time::Instant;
 
 use super::alias_table::AliasTable;
+use super::endpoint::FACTOR_MAX;
 use super::link_factors::WHOLE_PERCENT;
 use super::mesh::{self, Scope};
 use super::remote_instances::NetworkShare;
-use super::set_health::SetHealth;
+use super::set_health::{DialAdmission, SetHealth};
 use super::traffic::{Count, Spill};
 use super::{Endpoint, EndpointState, ExclusionReason, LinkFactors, Subset};
 
@@ -65,8 +66,8 @@ pub struct EndpointSet {
     remote: Box<[usize]>,
     /// Sum of all weights.
     weight: u32,
-    /// Results of recent dials, once one has failed.
-    pub(super) health: OnceLock<Arc<SetHealth>>,
+    /// Results of recent dials in the own network, once one has failed.
+    health: OnceLock<Arc<SetHealth>>,
 }
 
 /// State that a pick reads. Candidates are contiguous because the endpoints of a large set are not
@@ -86,8 +87,6 @@ pub struct Candidate {
 pub const FACTOR_ONE: u32 = 256;
 /// The same for factors with that of the link, whose percentages thus stay exact.
 pub const LINK_FACTOR_ONE: u32 = FACTOR_ONE * WHOLE_PERCENT;
-/// Limit of the factor by which advertised loads raise a weight, or its inverse reduces it.
-pub(super) const FACTOR_MAX: u32 = 4;
 
 /// Distribution of the tunnels of a service port over groups of its endpoints.
 #[derive(Debug)]
@@ -360,6 +359,35 @@ impl EndpointSet {
     /// Returns the endpoints of a group.
     pub fn of(&self, group: &Group) -> &[Arc<Endpoint>] {
         self.endpoints.get(group.range.clone()).unwrap_or_default()
+    }
+
+    /// Notes a failed dial of an endpoint of the own network.
+    pub fn dial_failed(&self, now: Instant) {
+        let health = self.health.get_or_init(|| Arc::new(SetHealth::new(now)));
+        health.note_failure();
+    }
+
+    /// Notes a dial of an endpoint of the own network that succeeded. If all recent dials failed,
+    /// it ends the ejections that they caused, as the whole set may have recovered.
+    pub fn dial_succeeded(&self, endpoint: &Arc<Endpoint>, now: Instant) {
+        let health = self.health.get();
+        if health.is_some_and(|health| health.note_success(endpoint, now)) {
+            for candidate in &self.candidates {
+                candidate.state.end_ejection(now);
+            }
+        }
+    }
+
+    /// Asks whether a tunnel may dial endpoints of the own network.
+    pub fn admit_dial(&self, now: Instant) -> DialAdmission {
+        let health = self.health.get();
+        health.map_or(DialAdmission::Free, |health| health.admit(now))
+    }
+
+    /// Returns the endpoint of the own network whose dial was the last to succeed after a failed
+    /// one.
+    pub fn last_good(&self) -> Option<Arc<Endpoint>> {
+        self.health.get()?.last_good()
     }
 
     /// Returns true if an endpoint is reached through a gateway of another network.

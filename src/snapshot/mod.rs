@@ -74,7 +74,7 @@ pub use policies::{Enforcement, Policies, PolicyRejection, Verdict as PolicyVerd
 pub use precedence::Collision;
 pub use recent_sources::SourceHash;
 pub use remote::RemoteGateway;
-pub use service_limits::{ServiceLimits, TunnelCount, TunnelPlace};
+pub use service_limits::{ServiceLimits, TunnelCount};
 pub use set_health::{DialAdmission, Probe};
 pub use shards::Shards;
 pub use subset::{Subset, SubsetPart};

@@ -90,7 +90,7 @@ mod tests {
     const THIRD: SourceHash = SourceHash(0);
 
     #[test]
-    fn one_source_alone_is_believed_only_while_no_other_has_dialled() {
+    fn one_source_alone_is_trusted_only_while_no_other_has_dialled() {
         let sources = RecentSources::default();
         sources.record(ONE, 0);
         assert!(sources.is_to_blame(ONE, 0), "the only one that dialled");
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_two_sources_within_a_minute_are_believed() {
+    fn failures_of_two_sources_within_a_minute_are_trusted() {
         let sources = RecentSources::default();
         for source in [ONE, OTHER, THIRD] {
             sources.record(source, 0);

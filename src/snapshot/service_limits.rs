@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+
+use crate::limits::{Account, Held, Pool, Resource, Source};
 
 /// Limits of tunnels. `None` means no limit besides those of the gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,10 +57,16 @@ impl fmt::Display for ServiceLimits {
     }
 }
 
-/// Number of concurrent tunnels that an exposure entry admits. All counts are equal, because they
+/// Concurrent tunnels that an exposure entry admits, by source. All counts are equal, because they
 /// are no rules.
-#[derive(Debug, Default)]
-pub struct TunnelCount(AtomicU32);
+#[derive(Debug)]
+pub struct TunnelCount(Arc<Pool>);
+
+impl Default for TunnelCount {
+    fn default() -> Self {
+        Self(Pool::new(Resource::ServiceTunnels, usize::MAX))
+    }
+}
 
 impl PartialEq for TunnelCount {
     fn eq(&self, _: &Self) -> bool {
@@ -70,7 +77,7 @@ impl PartialEq for TunnelCount {
 impl TunnelCount {
     /// Returns the number of tunnels.
     pub fn get(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
+        u32::try_from(self.0.used()).unwrap_or(u32::MAX)
     }
 
     /// Returns the share of `max` that is free, in percent.
@@ -79,36 +86,29 @@ impl TunnelCount {
         u32::try_from(free / u64::from(max.max(1))).unwrap_or(100)
     }
 
-    /// Counts a tunnel, unless there are `max` already.
-    pub fn take(self: &Arc<Self>, max: u32) -> Option<TunnelPlace> {
-        let add = |count: u32| (count < max).then(|| count + 1);
-        let taken = self
-            .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        taken.is_ok().then(|| TunnelPlace(Arc::clone(self)))
+    /// Counts a tunnel, unless there are `max` already, or the source has its share of them.
+    pub fn take(&self, max: u32, source: &Source) -> Option<Held> {
+        self.account(max, source).take(1).ok()
+    }
+
+    /// Returns whether [`Self::take`] would count another tunnel.
+    pub fn has_room(&self, max: u32, source: &Source) -> bool {
+        self.account(max, source).check(1).is_ok()
+    }
+
+    fn account(&self, max: u32, source: &Source) -> Account {
+        self.0.set_max(usize::try_from(max).unwrap_or(usize::MAX));
+        self.0.account(source)
     }
 
     /// Counts a tunnel that is open already.
-    pub fn add(self: &Arc<Self>) -> TunnelPlace {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        TunnelPlace(Arc::clone(self))
+    pub fn add(&self, source: &Source) -> Held {
+        self.0.account(source).charge(1)
     }
-}
 
-/// Place of a tunnel in a count. Its drop gives the place back.
-#[derive(Debug)]
-pub struct TunnelPlace(Arc<TunnelCount>);
-
-impl TunnelPlace {
-    /// Returns whether this is a place in `count`.
-    pub fn is_in(&self, count: &Arc<TunnelCount>) -> bool {
-        Arc::ptr_eq(&self.0, count)
-    }
-}
-
-impl Drop for TunnelPlace {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    /// Returns whether a tunnel is counted here.
+    pub fn holds(&self, place: &Held) -> bool {
+        Arc::ptr_eq(place.account().pool(), &self.0)
     }
 }
 
@@ -116,18 +116,32 @@ impl Drop for TunnelPlace {
 mod tests {
     use super::*;
 
+    fn source(name: &str) -> Source {
+        Source::cluster(&"west".into()).identity(&name.into())
+    }
+
     #[test]
     fn a_count_admits_up_to_its_limit_and_again_after_a_drop() {
-        let count = Arc::<TunnelCount>::default();
-        let first = count.take(2).expect("a place");
-        let _open = count.add();
-        assert!(count.take(2).is_none());
+        let count = TunnelCount::default();
+        let first = count.take(2, &source("a")).expect("a place");
+        let _open = count.add(&source("b"));
+        assert!(count.take(2, &source("c")).is_none() && !count.has_room(2, &source("c")));
         assert_eq!(count.get(), 2);
         let free = [0, 1, 2, 3, 8, u32::MAX].map(|max| count.free_percent(max));
         assert_eq!(free, [0, 0, 0, 33, 75, 99]);
         drop(first);
-        assert!(count.take(2).is_some());
+        assert!(count.take(2, &source("c")).is_some());
         assert_eq!(count.get(), 1, "the place was dropped at once");
+    }
+
+    #[test]
+    fn one_identity_leaves_half_of_a_services_tunnels_to_others() {
+        let count = TunnelCount::default();
+        let take = |name: &str| count.take(100, &source(name));
+        let greedy: Vec<_> = (0..100).map_while(|_| take("greedy")).collect();
+        assert_eq!(greedy.len(), 50);
+        let others: Vec<_> = (0..10).map(|at| take(&format!("i{at}"))).collect();
+        assert!(others.iter().all(Option::is_some));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Endpoint, EndpointSet};
+use super::endpoint::Endpoint;
 
 /// Number of failed dials in a row from which a set can count as failed.
 const FAILURES_MIN: u32 = 5;
@@ -53,7 +53,7 @@ impl Drop for Probe {
 }
 
 impl SetHealth {
-    fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             epoch: now,
             failures: AtomicU32::new(0),
@@ -73,54 +73,37 @@ impl SetHealth {
         self.failures.load(Ordering::Relaxed) >= FAILURES_MIN
             && now.saturating_duration_since(self.epoch + since) >= FAILED_AFTER
     }
-}
 
-impl EndpointSet {
-    /// Notes a failed dial of an endpoint of the own network.
-    pub fn dial_failed(&self, now: Instant) {
-        let health = self.health.get_or_init(|| Arc::new(SetHealth::new(now)));
+    pub(super) fn note_failure(&self) {
         let more = |failures: u32| failures.checked_add(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let _ = health.failures.fetch_update(set, fetch, more);
+        let _ = self.failures.fetch_update(set, fetch, more);
     }
 
-    /// Notes a dial of an endpoint of the own network that succeeded. If all recent dials failed,
-    /// it ends the ejections that they caused, as the whole set may have recovered.
-    pub fn dial_succeeded(&self, endpoint: &Arc<Endpoint>, now: Instant) {
-        let Some(health) = self.health.get() else {
-            return;
-        };
-        let had_failed = health.has_failed(now);
-        health
-            .succeeded_ms
-            .store(health.millis(now), Ordering::Relaxed);
-        if health.failures.load(Ordering::Relaxed) == 0 {
-            return;
+    /// Returns true if all recent dials before failed.
+    pub(super) fn note_success(&self, endpoint: &Arc<Endpoint>, now: Instant) -> bool {
+        let had_failed = self.has_failed(now);
+        let millis = self.millis(now);
+        self.succeeded_ms.store(millis, Ordering::Relaxed);
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+            *self.last_good.lock() = Some(Arc::clone(endpoint));
         }
-        health.failures.store(0, Ordering::Relaxed);
-        *health.last_good.lock() = Some(Arc::clone(endpoint));
-        if had_failed {
-            for candidate in &self.candidates {
-                candidate.state.end_ejection(now);
-            }
-        }
+        had_failed
     }
 
-    /// Asks whether a tunnel may dial endpoints of the own network.
-    pub fn admit_dial(&self, now: Instant) -> DialAdmission {
-        let health = self.health.get().filter(|health| health.has_failed(now));
-        match health {
-            None => DialAdmission::Free,
-            Some(health) if health.is_probed.swap(true, Ordering::Acquire) => {
-                DialAdmission::Refused
-            }
-            Some(health) => DialAdmission::Probe(Probe(Arc::clone(health))),
+    pub(super) fn admit(self: &Arc<Self>, now: Instant) -> DialAdmission {
+        if !self.has_failed(now) {
+            return DialAdmission::Free;
+        }
+        if self.is_probed.swap(true, Ordering::Acquire) {
+            DialAdmission::Refused
+        } else {
+            DialAdmission::Probe(Probe(Arc::clone(self)))
         }
     }
 
-    /// Returns the endpoint of the own network whose dial was the last to succeed after a failed
-    /// one.
-    pub fn last_good(&self) -> Option<Arc<Endpoint>> {
-        self.health.get()?.last_good.lock().clone()
+    pub(super) fn last_good(&self) -> Option<Arc<Endpoint>> {
+        self.last_good.lock().clone()
     }
 }

@@ -130,6 +130,11 @@ impl Spill {
         }
     }
 
+    /// Returns the threshold in percent of ready endpoints.
+    pub fn percent(self) -> u64 {
+        u64::from(self.divisor) * 100 / u64::from(self.factor).max(1)
+    }
+
     /// Returns the threshold of Envoy's overprovisioning factor in percent.
     pub const fn by_factor(percent: u32) -> Self {
         Self {
@@ -159,8 +164,7 @@ impl Default for Spill {
 
 impl fmt::Display for Spill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let percent = u64::from(self.divisor) * 100 / u64::from(self.factor).max(1);
-        write!(f, "{percent}%")
+        write!(f, "{}%", self.percent())
     }
 }
 

@@ -193,6 +193,11 @@ impl<'a> TunnelFacts<'a> {
     }
 }
 
+/// Value of `reporter`. The ztunnels or sidecars of source and destination report the same bytes
+/// as `source` and `destination`, and a waypoint as `waypoint`. Istio's dashboards and Kiali sum
+/// over these three.
+const REPORTER: &str = "gateway";
+
 impl TcpLabels {
     /// Returns names and values in the order of docs/wire-contract.md 6.1.
     ///
@@ -203,7 +208,7 @@ impl TcpLabels {
             service, workload, ..
         } = self;
         [
-            ("reporter", "destination"),
+            ("reporter", REPORTER),
             ("source_workload", ""),
             ("source_canonical_service", ""),
             ("source_canonical_revision", ""),

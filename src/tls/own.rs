@@ -249,12 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn encrypted_weak_and_foreign_keys_are_told_apart() {
+    fn encrypted_weak_and_foreign_keys_are_distinguished() {
         let authority = Authority::new().expect("a root");
         let east = authority.intermediate("east").expect("an intermediate");
         let [own, other] = [0, 1].map(|_| east.leaf(ID).expect("a leaf"));
         let root = authority.root_pem();
-        let said = |chain: &str, key: &str| {
+        let reported = |chain: &str, key: &str| {
             let loaded = load(chain, key, &root).expect_err("no usable key");
             loaded.to_string()
         };
@@ -262,13 +262,13 @@ mod tests {
         let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\
                    DEK-Info: AES-256-CBC,00\n\nAAAA\n-----END RSA PRIVATE KEY-----\n";
         for key in [&*encrypted, old] {
-            let said = said(&own.chain_pem, key);
+            let reported = reported(&own.chain_pem, key);
             assert!(
-                said.contains("the private key is encrypted; decrypt it"),
-                "{said}"
+                reported.contains("the private key is encrypted; decrypt it"),
+                "{reported}"
             );
         }
-        let foreign = said(&own.chain_pem, &other.key_pem);
+        let foreign = reported(&own.chain_pem, &other.key_pem);
         assert!(
             foreign.contains("does not match the certificate"),
             "{foreign}"
@@ -285,7 +285,7 @@ mod tests {
             .signed_by(&weak, &issuer.expect("an issuer"))
             .expect("a leaf");
         let key = ::pem::encode(&::pem::Pem::new("RSA PRIVATE KEY", weak.0.clone()));
-        let weak = said(&chain.pem(), &key);
+        let weak = reported(&chain.pem(), &key);
         assert!(weak.contains("an RSA key of 1024 bits"), "{weak}");
         assert!(weak.contains("at least 2048 bits"), "{weak}");
     }

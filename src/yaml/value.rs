@@ -63,6 +63,11 @@ impl<'a> Value<'a> {
         self.position
     }
 
+    /// Returns the part of the tree that it is.
+    pub fn node(self) -> &'a Node {
+        self.node
+    }
+
     /// Returns its place, for later findings.
     pub fn place(self) -> Place {
         self.document.place_of(self.node)

@@ -46,10 +46,10 @@ workloads:
 ";
 
 /// Replacement of a line of a file.
-type Plant = (usize, &'static str, &'static str);
+pub type Plant = (usize, &'static str, &'static str);
 
 /// Returns the text with mistakes: each line number with the old and the new text.
-fn planted(text: &str, plants: &[Plant]) -> String {
+pub fn planted(text: &str, plants: &[Plant]) -> String {
     let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
     for (number, old, new) in plants {
         let line = &mut lines[number - 1];

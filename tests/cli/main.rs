@@ -38,6 +38,7 @@ mod routes;
 mod schema;
 #[cfg(test)]
 mod status;
+mod strict;
 #[cfg(test)]
 mod subsets;
 #[cfg(test)]

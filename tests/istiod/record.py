@@ -12,6 +12,7 @@ kept. A message that looks as if it had a secret ends the recording.
 
 import argparse
 import asyncio
+import contextlib
 import re
 import ssl
 import sys
@@ -292,8 +293,10 @@ async def main():
         pair = Pair(Side(reader, writer, False), Side(*istiod, True), recording)
         pair.strait.flush()
         pair.istiod.flush()
-        await asyncio.gather(pair.pump(pair.strait, pair.istiod),
-                             pair.pump(pair.istiod, pair.strait))
+        # The end of the recording cancels it.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(pair.pump(pair.strait, pair.istiod),
+                                 pair.pump(pair.istiod, pair.strait))
 
     host, port = args.listen.rsplit(":", 1)
     await asyncio.start_server(accept, host, int(port), ssl=to_strait)

@@ -155,7 +155,7 @@ fn idle_tunnels_of_one_peer_on_endpoints_that_reset_them_remove_none_for_others(
             tunnel.read_u8().await.expect_err("a reset");
         }
         assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 0.0);
-        // Two sources are believed.
+        // Two sources are trusted.
         let mut tunnels = Vec::new();
         for _ in 0..48 {
             tunnels.push(neighbour.tunnel(ECHO).await.expect("a tunnel"));

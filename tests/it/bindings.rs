@@ -343,7 +343,7 @@ fn clients_of_other_networks_and_those_beyond_a_limit_are_reset() {
         echoes(&mut first).await;
         is_rejected(bound(here)).await;
         assert_eq!(acceptor.tunnels("binding_full").await, 1.0);
-        acceptor.logged("the client has 1 open connections").await;
+        acceptor.logged("open connections of the client: 1").await;
         // The first one ends by its idle timeout, and makes room.
         is_reset(&mut first).await;
         assert_eq!(acceptor.tunnels("idle_timeout").await, 1.0);
@@ -504,5 +504,32 @@ fn names_of_bindings_are_answered_over_udp_and_tcp_and_follow_a_reload() {
             .expect("an open connection");
         let end = timeout(SOON, stream.read(&mut [0; 8])).await;
         assert!(matches!(end.expect("an end in time"), Ok(0) | Err(_)));
+    });
+}
+
+#[test]
+fn silent_dns_clients_shut_nobody_out_and_unlisted_ones_are_refused() {
+    run(async {
+        let here = Net::new();
+        let server = here.address(3, 5353);
+        let mut settings = east(here, &[Net::new()], ", names: [echo.global]");
+        let dns = "dns: {families: [\"*.global\"], clients: [127.0.0.1/32], listen: ";
+        settings.more += &format!("{dns}\"{server}\"}}\n");
+        let _gateway = Gateway::start(&settings).await;
+        let mut silent = Vec::new();
+        for _ in 0..200 {
+            silent.push(connect(server).await);
+        }
+        let query = question("echo.global.", RecordType::A);
+        let mut stream = connect(server).await;
+        let (code, addresses) = over_tcp(&mut stream, &query).await;
+        assert_eq!((code, addresses.len()), (ResponseCode::NoError, 1));
+        let socket = UdpSocket::bind("127.0.0.77:0").await.expect("a socket");
+        socket.send_to(&query, server).await.expect("a query");
+        let mut answer = [0; 1500];
+        let received = timeout(SOON, socket.recv(&mut answer)).await;
+        let length = received.expect("an answer").expect("an answer");
+        assert!(length <= query.len(), "{length}");
+        assert_eq!(read(&answer[..length]), (ResponseCode::Refused, Vec::new()));
     });
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::support::raw::{Ending, GOAWAY, RawPeer};
 use crate::support::{
-    ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, run, until,
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, run, until,
 };
 
 const SIZE: u64 = 256 * 1024;
@@ -218,5 +218,33 @@ fn quitquitquit_is_as_good_as_sigterm() {
         assert_eq!(gateway.http(15000, "GET", "/quitquitquit").await.0, 405);
         assert_eq!(gateway.http(15000, "POST", "/quitquitquit").await.0, 200);
         assert!(gateway.exited().await.success());
+    });
+}
+
+#[test]
+fn explain_says_that_a_draining_gateway_refuses_connections() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        tunnel.write_all(b"x").await.expect("a byte");
+        let explained = async || {
+            gateway
+                .run_command(&["explain", "--from", CLIENT, "--to", ECHO])
+                .await
+        };
+        let (code, text, _) = explained().await;
+        assert_eq!(code, 0, "{text}");
+        gateway.signal(Signal::TERM);
+        let (code, text, _) = until("the drain", explained, |(code, ..)| *code != 0).await;
+        assert_eq!(code, 1, "{text}");
+        assert!(
+            text.contains("the connection is refused (draining)"),
+            "{text}"
+        );
+        assert!(!text.contains("opened"), "{text}");
+        assert!(TcpStream::connect(gateway.address).await.is_err());
     });
 }

@@ -1,14 +1,15 @@
 //! Peers that flood. Each receives ENHANCE_YOUR_CALM after a bounded number of frames, and a victim
 //! on its own connection is not affected.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use strait::tools::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::support::raw::{self, RawPeer};
-use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
+use crate::support::raw::{self, Ending, RawPeer};
+use crate::support::{CLIENT, ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
 
 /// Repeated part of a flood, by the number of the round.
 type Round = fn(u32) -> Vec<u8>;
@@ -42,7 +43,19 @@ fn references(round: u32) -> Vec<u8> {
     )
 }
 
-const FLOODS: [(&str, Round); 14] = [
+/// Number of streams that rounds on closed streams use in turn: more than the gateway remembers.
+const CLOSED: u32 = 2_000;
+
+/// Closes [`CLOSED`] streams in the first round, and then sends DATA on them.
+fn data_on_closed(round: u32, streams: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
+    match round {
+        // A stream that is opened closes all idle ones before it (RFC 9113 section 5.1.1).
+        0 => opened_and_reset(CLOSED, &CONNECT),
+        _ => raw::frame(raw::DATA, flags, stream(round % streams), payload),
+    }
+}
+
+const FLOODS: [(&str, Round); 18] = [
     ("rapid reset, good authority", |round| {
         opened_and_reset(round, &CONNECT)
     }),
@@ -63,6 +76,18 @@ const FLOODS: [(&str, Round); 14] = [
     }),
     ("empty DATA", |_| raw::frame(raw::DATA, 0, 1, &[])),
     ("one-byte DATA", |_| raw::frame(raw::DATA, 0, 1, &[7])),
+    ("empty DATA with END_STREAM on a closed stream", |round| {
+        data_on_closed(round, 1, raw::END_STREAM, &[])
+    }),
+    ("32-byte DATA on a closed stream", |round| {
+        data_on_closed(round, 1, 0, &[7; 32])
+    }),
+    ("empty DATA with END_STREAM on closed streams", |round| {
+        data_on_closed(round, CLOSED, raw::END_STREAM, &[])
+    }),
+    ("32-byte DATA on closed streams", |round| {
+        data_on_closed(round, CLOSED, 0, &[7; 32])
+    }),
     ("one-byte WINDOW_UPDATE", |_| {
         raw::frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
     }),
@@ -154,6 +179,89 @@ fn each_flood_is_ended_and_a_victim_loses_no_request() {
         }
         let open = async || gateway.metric("strait_connections_open").await;
         until("connections", open, |&open| open == 0.0).await;
+    });
+}
+
+const QUIET: &[u8] = b"spiffe://west.local/ns/shop/sa/quiet;cluster=west";
+const FLOODING: &[u8] = b"spiffe://west.local/ns/shop/sa/flooding;cluster=west";
+
+/// Returns a CONNECT of a first peer, as a gateway sends it.
+fn of_first_peer(authority: &'static [u8], source: &'static [u8]) -> Fields {
+    [
+        (":method", b"CONNECT"),
+        (":authority", authority),
+        ("x-strait-source", source),
+    ]
+}
+
+type Fields = [(&'static str, &'static [u8]); 3];
+
+/// Floods of a first peer with their number of rounds. Stream 3 is its tunnel.
+const FIRST_PEER_FLOODS: [(&str, u32, Round); 3] = [
+    ("one-byte DATA", 20_000, |_| {
+        raw::frame(raw::DATA, 0, 3, &[7])
+    }),
+    ("abandoned CONNECTs", 8_000, |round| {
+        opened_and_reset(1 + round, &of_first_peer(b"echo.global:80", FLOODING))
+    }),
+    ("refused CONNECTs", 16_000, |round| {
+        let fields = of_first_peer(b"nothing.here:80", FLOODING);
+        raw::headers(stream(1 + round), &fields)
+    }),
+];
+
+/// Sends a flood of one first peer, and then bytes on the tunnel of another. Returns the streams
+/// that were reset with ENHANCE_YOUR_CALM until the second is answered.
+async fn flood_beside(gateway: &Gateway, rounds: u32, round: Round) -> BTreeSet<u32> {
+    let mut peer = RawPeer::connect(gateway).await;
+    for (stream, source) in [(1, QUIET), (3, FLOODING)] {
+        let fields = of_first_peer(b"echo.global:80", source);
+        peer.headers(stream, &fields).await;
+        assert_eq!(peer.ending(stream).await, Ending::Answered);
+    }
+    let (mut reader, mut writer) = peer.split();
+    let reading = tokio::spawn(async move {
+        let mut reset = BTreeSet::new();
+        loop {
+            let frame = reader.next().await.expect("an open connection");
+            assert_ne!(frame.kind, raw::GOAWAY, "{frame:?}");
+            match (frame.kind, frame.stream, frame.payload.last()) {
+                (raw::RST_STREAM, stream, Some(11)) => drop(reset.insert(stream)),
+                (raw::DATA, 1, _) => return reset,
+                _ => {}
+            }
+        }
+    });
+    for index in 0..rounds {
+        let bytes = round(index);
+        writer.write_all(&bytes).await.expect("an open connection");
+    }
+    let last = raw::frame(raw::DATA, 0, 1, b"still open");
+    writer.write_all(&last).await.expect("an open connection");
+    writer.flush().await.expect("an open connection");
+    reading.await.expect("a reader")
+}
+
+#[test]
+fn a_flood_of_one_first_peer_ends_its_tunnels_and_none_of_another() {
+    run(async {
+        let net = Net::new();
+        let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        let mut gateway = Gateway::spawn(&settings, |folder| {
+            let file = folder.join("strait.yaml");
+            let text = std::fs::read_to_string(&file).expect("a configuration");
+            let trust = format!("trust:\n  gateways: [\"{CLIENT}\"]\n");
+            std::fs::write(file, text.replace("trust:\n", &trust)).expect("a configuration");
+        });
+        gateway.ready().await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        for (name, rounds, round) in FIRST_PEER_FLOODS {
+            let flooding = flood_beside(&gateway, rounds, round);
+            let reset = timeout(Duration::from_secs(60), flooding).await;
+            let reset = reset.unwrap_or_else(|_| panic!("{name}: no answer"));
+            assert!(!reset.is_empty() && !reset.contains(&1), "{name}");
+        }
+        assert!(gateway.tunnels("credit_exhausted").await > 0.0);
     });
 }
 

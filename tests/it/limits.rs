@@ -18,6 +18,8 @@ use crate::support::{
 };
 
 const TLS: u16 = 15443;
+const OTHER: &str = "spiffe://west.local/ns/shop/sa/other";
+const THIRD: &str = "spiffe://west.local/ns/shop/sa/third";
 
 fn entry(limits: &str) -> String {
     format!("    - {{service: \"{ECHO}\", to: [{{anyone: true}}], limits: {limits}}}\n")
@@ -63,13 +65,14 @@ fn the_limit_of_tunnels_rejects_with_its_reason_and_follows_the_configuration() 
         let net = Net::new();
         let gateway = Gateway::start(&settings(net, "{tunnels: 2}")).await;
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        // One identity leaves places to others.
         let (one, other) = (
             gateway.client(identities()).await,
-            gateway.client(identities()).await,
+            gateway.client_as(identities(), OTHER).await,
         );
         let mut first = one.tunnel(ECHO).await.expect("a tunnel");
-        let second = other.tunnel(ECHO).await.expect("a tunnel");
         refused(&one).await;
+        let second = other.tunnel(ECHO).await.expect("a tunnel");
         refused(&other).await;
         ended(&gateway, "tunnel_limit", 2.0).await;
         let question = ["explain", "--from", CLIENT, "--to", ECHO];
@@ -87,8 +90,9 @@ fn the_limit_of_tunnels_rejects_with_its_reason_and_follows_the_configuration() 
         echoes(&mut second).await;
         // The open tunnels still count.
         limit(&gateway, "{tunnels: 1}", "{tunnels: 3}").await;
-        let mut third = one.tunnel(ECHO).await.expect("a tunnel");
         refused(&other).await;
+        let last = gateway.client_as(identities(), THIRD).await;
+        let mut third = last.tunnel(ECHO).await.expect("a tunnel");
         echoes(&mut third).await;
         ended(&gateway, "tunnel_limit", 4.0).await;
     });

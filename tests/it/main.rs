@@ -13,6 +13,7 @@ mod access_log;
 #[cfg(test)]
 mod aging;
 #[cfg(test)]
+mod alerts;
 mod alike;
 #[cfg(test)]
 mod authority;

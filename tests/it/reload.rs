@@ -1,7 +1,10 @@
 //! Changes while the gateway runs. A valid change applies within a second, an invalid one has no
 //! effect, and an open tunnel ends only if it has lost its permission.
 
+use std::os::unix::fs::PermissionsExt;
+
 use h2::Reason;
+use rustix::process::Signal;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Duration, Instant};
@@ -450,5 +453,79 @@ fn a_link_exposes_more_to_one_peer_than_a_selection_to_another_until_it_changes(
         assert_eq!(broken(&mut lost).await, Some(Reason::INTERNAL_ERROR));
         echoes(&mut kept).await;
         echoes(&mut selected).await;
+    });
+}
+
+/// Number of reloads of every source, by result.
+async fn reload_counts(gateway: &Gateway, result: &str) -> [f64; 4] {
+    let mut counts = [0.0; 4];
+    let sources = ["certificates", "config", "mesh", "objects"];
+    for (count, what) in counts.iter_mut().zip(sources) {
+        let name = format!("strait_reload_total{{what=\"{what}\",result=\"{result}\"}}");
+        *count = gateway.metric(&name).await;
+    }
+    counts
+}
+
+#[test]
+fn sighup_reads_all_files_again_and_a_bad_one_keeps_the_last_good_state() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.exposure += "  files: [objects]\n";
+        let mut gateway = Gateway::spawn(&settings, |folder| {
+            std::fs::create_dir(folder.join("objects")).expect("a folder");
+        });
+        gateway.ready().await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        let mut old = client.tunnel(ECHO).await.expect("a tunnel");
+        assert_eq!(reload_counts(&gateway, "ok").await, [0.0; 4]);
+
+        gateway.signal(Signal::USR1);
+        gateway.signal(Signal::USR2);
+        gateway.signal(Signal::HUP);
+        let counts = async || reload_counts(&gateway, "ok").await;
+        until("all sources", counts, |now| *now == [1.0; 4]).await;
+        gateway.logged("reading all files again").await;
+        echoes(&mut old).await;
+
+        replace(&gateway.file("mesh.yaml"), "services: [{nmespace: app}]\n");
+        reloads(&gateway, "mesh", "error", 1.0).await;
+        gateway.signal(Signal::HUP);
+        reloads(&gateway, "mesh", "error", 2.0).await;
+        reloads(&gateway, "config", "ok", 2.0).await;
+        echoes(&mut old).await;
+        echoes(&mut client.tunnel(ECHO).await.expect("a new tunnel")).await;
+        assert!(gateway.is_running());
+    });
+}
+
+#[test]
+fn sighup_that_was_ignored_at_the_start_stays_ignored() {
+    run(async {
+        let net = Net::new();
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("nohup-strait");
+        let mut settings = Settings::new(net, identities());
+        let program = settings.program.display();
+        let text = format!("#!/bin/sh\ntrap '' HUP\nexec '{program}' \"$@\"\n");
+        std::fs::write(&script, text).expect("a script");
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&script, executable).expect("its mode");
+        settings.program = script;
+        let mut gateway = Gateway::start(&settings).await;
+        gateway.signal(Signal::HUP);
+        // A reload of another cause follows, so a reload by the signal would have been counted.
+        let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
+        replace(
+            &gateway.file("strait.yaml"),
+            &format!("{config}# changed\n"),
+        );
+        reloads(&gateway, "config", "ok", 1.0).await;
+        assert!(!gateway.log().contains("reading all files again"));
+        assert_eq!(reload_counts(&gateway, "ok").await, [0.0, 1.0, 0.0, 0.0]);
+        gateway.signal(Signal::TERM);
+        assert!(gateway.exited().await.success());
     });
 }

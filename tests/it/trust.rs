@@ -217,16 +217,16 @@ fn review_15_an_expired_intermediate_ends_new_tunnels_and_no_open_one() {
 }
 
 #[test]
-fn roots_that_a_peer_sends_behind_its_chain_do_not_count_and_strangers_authorities_do() {
+fn roots_that_a_peer_sends_behind_its_chain_do_not_count_and_foreign_authorities_do() {
     run(async {
         let world = World::new();
         let mut leaf = world.identities.leaf(CLIENT);
-        let stranger = Authority::new().expect("a root");
-        leaf.chain_pem += &(world.authority.root_pem() + &stranger.root_pem());
+        let foreign = Authority::new().expect("a root");
+        leaf.chain_pem += &(world.authority.root_pem() + &foreign.root_pem());
         let (gateway, _endpoint) = world.gateway(|_| ()).await;
         let (client, _open) = connect(&gateway, &world.client(&leaf)).await;
         client.tunnel(ECHO).await.expect("a second tunnel");
-        leaf.chain_pem += &stranger.intermediate("old").expect("an authority").pem();
+        leaf.chain_pem += &foreign.intermediate("old").expect("an authority").pem();
         refused(&gateway, &world.client(&leaf), "unknown_issuer").await;
     });
 }

@@ -18,7 +18,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("wire", &["labels"]),
     ("yaml", &[]),
     ("config", &["wire", "reason", "yaml"]),
-    ("snapshot", &["wire", "reason", "status"]),
+    ("snapshot", &["wire", "limits", "reason", "status"]),
     ("status", &["labels", "wire", "reason"]),
     ("limits", &["labels", "reason", "status"]),
     (
@@ -40,7 +40,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "reason",
         ],
     ),
-    ("tools", &["config", "tls", "telemetry"]),
+    ("tools", &["labels", "config", "tls", "telemetry"]),
     (
         "datapath",
         &[

@@ -73,6 +73,7 @@ fn loads(snapshot: &Snapshot, bindings: &[(Arc<str>, Arc<EndpointSet>)]) -> Vec<
                 "counted": candidate.instances,
                 "free": free.map(|hundredths| f64::from(hundredths) / 100.0),
                 "dial": format!("{}ms", state.mean_dial_millis()),
+                "dialMilliseconds": state.mean_dial_millis(),
                 "factor": f64::from(candidate.factor(|| now)) / f64::from(FACTOR_ONE),
             }))
         })
@@ -146,7 +147,10 @@ fn budgets(state: &AdminState) -> Vec<Value> {
             "to": usage.to,
             "used": usage.used,
             "budget": usage.budget,
+            "usedBytes": usage.used,
+            "budgetBytes": usage.budget,
             "weight": format!("{}%", usage.weight_percent),
+            "weightPercent": usage.weight_percent,
         })
     });
     rows.collect()
@@ -338,6 +342,12 @@ mod tests {
             (&page["gateways"][0]["rtt"], &page["gateways"][1]["state"]),
             (&json!("20ms"), &json!("idle"))
         );
+        let row = &page["gateways"][0];
+        assert_eq!(
+            (&row["rttMicroseconds"], &row["sharePercent"]),
+            (&json!(20_000), &json!(100))
+        );
+        assert_eq!(page["gateways"][1]["rttMicroseconds"], Value::Null);
         let (_, text) = ask(router, "GET", "/peers").await;
         let lines: Vec<_> = text
             .lines()

@@ -210,7 +210,8 @@ fn write_stream(text: &mut Text, stream: &Value, now: SystemTime) {
             || "now".to_owned(),
             |wait| format!("in {}s", wait.as_secs()),
         );
-        text.line(&format!("  tried {} times, next {next}", stream["retries"]));
+        let tried = count(&stream["retries"], "time", "times");
+        text.line(&format!("  tried {tried}, next {next}"));
     }
     if !stream["saved"].is_null() {
         let (saved, ago) = (cell(&stream["saved"]), ago(now, &stream["saved"]));
@@ -221,7 +222,7 @@ fn write_stream(text: &mut Text, stream: &Value, now: SystemTime) {
         if synced { "synced" } else { "pending" }.to_owned()
     };
     let version = |kind: &Value| match &*cell(&kind["version"]) {
-        "" => format!("({} responses)", kind["responses"]),
+        "" => format!("({})", count(&kind["responses"], "response", "responses")),
         version => version.to_owned(),
     };
     let types = list(&stream["types"]);

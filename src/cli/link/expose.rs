@@ -5,8 +5,13 @@ use std::fmt::Write as _;
 
 use anyhow::bail;
 
-use super::{list, object_name, quoted, to_merge};
+use super::{GATEWAY_ACCOUNT, Output, Part, list, managed_gateway, object_name, quoted};
 use crate::config::{HostPort, arguments};
+
+/// First port that a process may bind without a capability.
+const UNPRIVILEGED_PORT: u16 = 1024;
+/// Difference between a privileged port of a service and that of its binding: 80 becomes 8080.
+const LOCAL_PORTS: u16 = 8000;
 
 /// Prints the configuration that exposes a service to other clusters, for its gateways and for the
 /// meshes of its peers.
@@ -47,10 +52,8 @@ pub(in crate::cli) struct ExposeArgs {
     /// Number of instances, by which peers weigh the network of the service.
     #[arg(long, default_value_t = 1)]
     instances: u32,
-    /// Prints manifests of Kubernetes in place of parts of the mesh file, and the parts of
-    /// strait.yaml as comments.
-    #[arg(long)]
-    kubernetes: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Prints the configuration of an exposure.
@@ -80,23 +83,23 @@ pub(super) fn text_of_exposure(args: &ExposeArgs) -> anyhow::Result<String> {
         namespace,
         port,
     };
-    let donor = exposure(args);
-    let mut text = if args.kubernetes {
-        to_merge(&args.of, &donor)
-    } else {
-        format!(
-            "# strait.yaml of the gateways of cluster {}\n{donor}",
-            args.of
-        )
-    };
+    let output = &args.output;
+    let mut parts = vec![output.sections(&args.of, &exposure(args))];
+    if output.kubernetes {
+        let network = args.network.as_ref().unwrap_or(&args.of);
+        parts.push(managed_gateway(&args.of, network, GATEWAY_ACCOUNT));
+    }
     for cluster in &args.to {
-        text += &if args.kubernetes {
+        parts.push(output.sections(cluster, &consumer(args, cluster, known.port)));
+        let text = if output.kubernetes {
             service_entry(args, cluster, &known)
         } else {
             mesh_file(args, cluster, &known)
         };
+        let cluster = cluster.clone();
+        parts.push(Part { cluster, text });
     }
-    Ok(text)
+    output.join(&parts)
 }
 
 /// Parts of the service's hostname.
@@ -130,6 +133,33 @@ fn exposure(args: &ExposeArgs) -> String {
         let _ = writeln!(text, "      limits: {{tunnels: {tunnels}}}");
     }
     text
+}
+
+/// Returns the ways to the service through the gateways of a peer: transit for clients in its mesh,
+/// or a binding, as a comment, for other clients beside the gateway.
+fn consumer(args: &ExposeArgs, cluster: &str, port: u16) -> String {
+    let service = quoted(&args.service.to_string());
+    let local_port = if port < UNPRIVILEGED_PORT {
+        port.saturating_add(LOCAL_PORTS)
+    } else {
+        port
+    };
+    format!(
+        "# Clients in the mesh use the service through this gateway by transit
+exposure:
+  services:
+    - service: {service}
+      to:
+{audience}      transit: always
+# Clients without a mesh, on the host of this gateway, use a binding instead
+# bindings:
+#   - service: {service}
+#     cluster: {of}
+#     listen: \"127.0.0.1:{local_port}\"
+",
+        audience = audience(cluster, &[]),
+        of = quoted(&args.of),
+    )
 }
 
 /// Returns an entry of `to` for peers of a cluster, with the lists that are not empty.
@@ -187,8 +217,7 @@ fn service_entry(args: &ExposeArgs, cluster: &str, known: &Known<'_>) -> String 
     let host = &args.service.host;
     let network = args.network.as_ref().unwrap_or(&args.of);
     format!(
-        "---
-# In cluster {cluster}
+        "# In cluster {cluster}
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata:

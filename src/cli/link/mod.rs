@@ -5,6 +5,7 @@ mod expose;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use anyhow::bail;
@@ -15,32 +16,90 @@ use crate::wire::HBONE_PORT;
 
 pub(super) use expose::{ExposeArgs, expose};
 
-/// Prints the configuration that links two clusters, for the gateways of both.
+/// Namespace and service account of gateways without an identity.
+const GATEWAY_ACCOUNT: [&str; 2] = ["istio-system", "eastwest"];
+/// First lines of the listener of a Gateway, and the lines after its port.
+const HBONE_LISTENER: &str = "  listeners:\n    - name: mesh\n";
+const TERMINATE: &str = "      protocol: HBONE
+      tls:
+        mode: Terminate
+        options:
+          gateway.istio.io/tls-terminate-mode: ISTIO_MUTUAL
+";
+
+/// Prints the configuration that links clusters, for the gateways of each.
 ///
-/// A link lets peers of the first cluster use the gateways of the second one, for services that are
-/// exposed to them (`strait expose`).
+/// A link lets peers of one cluster use the gateways of another one, for services that are exposed
+/// to them (`strait expose`). Without `--both`, peers of the first cluster use the gateways of all
+/// others.
 ///
 /// Exits 1 if a cluster lacks a value that its peer needs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     strait link west,domain=west.local east,domain=east.local,gateway=203.0.113.10:15008\n  \
-    strait link --both --kubernetes west,domain=west.local,gateway=198.51.100.7 \
-    east,domain=east.local,gateway=203.0.113.10")]
+    strait link --both --kubernetes --for west west,domain=west.local,gateway=198.51.100.7 \
+    east,domain=east.local,gateway=203.0.113.10 | kubectl --context west apply -f -")]
 pub(super) struct LinkArgs {
-    /// Cluster whose peers open tunnels, as NAME[,KEY=VALUE]...: `domain` (trust domain), `network`
+    /// Clusters, at least two, each as NAME[,KEY=VALUE]...: `domain` (trust domain), `network`
     /// (the name of the cluster by default), `gateway` (HOST or HOST:PORT, any number), `identity`
     /// (that of its gateways).
-    #[arg(value_parser = Side::parse)]
-    from: Side,
-    /// Cluster whose gateways they use.
-    #[arg(value_parser = Side::parse)]
-    to: Side,
-    /// Links both directions.
+    #[arg(required = true, num_args = 2.., value_name = "CLUSTER", value_parser = Side::parse)]
+    clusters: Vec<Side>,
+    /// Links every two clusters in both directions.
     #[arg(long)]
     both: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Selection and form of what is printed.
+#[derive(Debug, clap::Args)]
+struct Output {
     /// Prints manifests of Kubernetes, and the parts of strait.yaml as comments.
     #[arg(long)]
     kubernetes: bool,
+    /// Prints the documents of one cluster alone, as for `kubectl apply` there.
+    #[arg(long = "for", value_name = "CLUSTER", value_parser = arguments::cluster)]
+    only: Option<String>,
+}
+
+/// One document of the output.
+struct Part {
+    /// Cluster that it is for.
+    cluster: String,
+    text: String,
+}
+
+impl Output {
+    /// Returns sections of `strait.yaml` of the gateways of a cluster.
+    fn sections(&self, cluster: &str, sections: &str) -> Part {
+        let text = if self.kubernetes {
+            to_merge(cluster, sections)
+        } else {
+            format!("# strait.yaml of the gateways of cluster {cluster}\n{sections}")
+        };
+        let cluster = cluster.to_owned();
+        Part { cluster, text }
+    }
+
+    /// Joins the documents of the selected clusters by `---`.
+    fn join(&self, parts: &[Part]) -> anyhow::Result<String> {
+        let is_selected = |part: &&Part| self.only.as_ref().is_none_or(|of| *of == part.cluster);
+        let texts: Vec<_> = parts
+            .iter()
+            .filter(is_selected)
+            .map(|part| &*part.text)
+            .collect();
+        if let (Some(only), true) = (&self.only, texts.is_empty()) {
+            let known: BTreeSet<_> = parts.iter().map(|part| &*part.cluster).collect();
+            let known: Vec<_> = known.into_iter().collect();
+            bail!(
+                "nothing is for cluster {only}; write --for with one of {}",
+                known.join(", ")
+            );
+        }
+        Ok(texts.join("---\n"))
+    }
 }
 
 /// Cluster at one end of a link.
@@ -110,7 +169,32 @@ pub(super) fn link(args: &LinkArgs) -> anyhow::Result<()> {
 }
 
 fn text_of_link(args: &LinkArgs) -> anyhow::Result<String> {
-    let LinkArgs { from, to, both, .. } = args;
+    let clusters = &args.clusters;
+    for (index, side) in clusters.iter().enumerate() {
+        for other in clusters.iter().take(index) {
+            check_pair(other, side)?;
+        }
+    }
+    let mut parts = Vec::new();
+    // The side that is used comes first.
+    for side in clusters.iter().rev() {
+        let view = View::new(args, side);
+        if let Some(peer) = view.opens.iter().find(|peer| peer.gateways.is_empty()) {
+            let name = &peer.cluster;
+            bail!("cluster {name} has no gateway; write {name},gateway=HOST:PORT");
+        }
+        parts.push(args.output.sections(&side.cluster, &view.strait_yaml(args)));
+        if args.output.kubernetes {
+            let own = (!view.receives.is_empty()).then(|| own_gateway(&side.cluster, side));
+            let peers = view.opens.iter();
+            let remote = peers.flat_map(|peer| remote_gateways(&side.cluster, peer));
+            parts.extend(own.into_iter().chain(remote));
+        }
+    }
+    args.output.join(&parts)
+}
+
+fn check_pair(from: &Side, to: &Side) -> anyhow::Result<()> {
     if from.cluster == to.cluster {
         bail!("both sides are cluster {}; write two clusters", to.cluster);
     }
@@ -121,65 +205,94 @@ fn text_of_link(args: &LinkArgs) -> anyhow::Result<String> {
             to.trust_domain
         );
     }
-    let mut text = String::new();
-    let sides = [(to, from, *both), (from, to, true)];
-    for (side, peer, opens) in sides {
-        if opens && peer.gateways.is_empty() {
-            let name = &peer.cluster;
-            bail!("cluster {name} has no gateway; write {name},gateway=HOST:PORT");
-        }
-        let receives = *both || side.cluster == to.cluster;
-        let config = strait_yaml(args, (side, peer), receives, opens);
-        let cluster = &side.cluster;
-        if args.kubernetes {
-            text += &to_merge(cluster, &config);
-            if opens {
-                text += &remote_gateways(cluster, peer);
-            }
-        } else {
-            let _ = writeln!(text, "# strait.yaml of the gateways of cluster {cluster}");
-            text += &config;
-        }
-    }
-    Ok(text)
+    Ok(())
 }
 
-/// Returns the sections of `strait.yaml` of one side.
-fn strait_yaml(
-    args: &LinkArgs,
-    (side, peer): (&Side, &Side),
-    receives: bool,
-    opens: bool,
-) -> String {
-    let mut text = "trust:\n  domains:\n".to_owned();
-    for one in [side, peer] {
-        let (name, cluster) = (quoted(&one.trust_domain), quoted(&one.cluster));
-        let _ = writeln!(text, "    - {{name: {name}, cluster: {cluster}}}");
-    }
-    if let Some(identity) = peer.identity.as_deref().filter(|_| receives) {
-        let _ = writeln!(text, "  gateways: [{}]", quoted(identity));
-    }
-    if receives {
-        text += "links:\n";
-        let link = (&args.from.cluster, &args.to.cluster);
-        let back = args.both.then_some((link.1, link.0));
-        for (from, to) in [link].into_iter().chain(back) {
-            let _ = writeln!(text, "  - {{from: {}, to: {}}}", quoted(from), quoted(to));
+/// One cluster with the clusters that it is linked to.
+struct View<'a> {
+    own: &'a Side,
+    /// Clusters whose gateways its peers use.
+    opens: Vec<&'a Side>,
+    /// Clusters whose peers use its gateways.
+    receives: Vec<&'a Side>,
+}
+
+impl<'a> View<'a> {
+    fn new(args: &'a LinkArgs, own: &'a Side) -> Self {
+        let is_first = |side: &Side| {
+            let first = args.clusters.first();
+            first.is_some_and(|first| first.cluster == side.cluster)
+        };
+        let others = || {
+            args.clusters
+                .iter()
+                .filter(|side| side.cluster != own.cluster)
+        };
+        let opens = others().filter(|_| args.both || is_first(own));
+        let receives = others().filter(|side| args.both || is_first(side));
+        Self {
+            own,
+            opens: opens.collect(),
+            receives: receives.collect(),
         }
     }
-    if opens {
-        let (name, cluster) = (quoted(&peer.network), quoted(&peer.cluster));
-        let _ = writeln!(text, "networks:\n  - name: {name}\n    cluster: {cluster}");
-        // In Kubernetes istiod has them by a Gateway.
-        if !args.kubernetes {
-            let gateways = peer.gateways.iter().map(ToString::to_string);
-            let _ = writeln!(text, "    gateways: {}", list(gateways));
+
+    /// Returns the sections of `strait.yaml`.
+    fn strait_yaml(&self, args: &LinkArgs) -> String {
+        let own = self.own;
+        let mut text = "trust:\n  domains:\n".to_owned();
+        let is_peer = |side: &&Side| {
+            let mut peers = self.opens.iter().chain(&self.receives);
+            peers.any(|peer| peer.cluster == side.cluster)
+        };
+        let peers = args.clusters.iter().filter(is_peer);
+        for one in [own].into_iter().chain(peers) {
+            let (name, cluster) = (quoted(&one.trust_domain), quoted(&one.cluster));
+            let _ = writeln!(text, "    - {{name: {name}, cluster: {cluster}}}");
         }
-        if let Some(identity) = &peer.identity {
-            let _ = writeln!(text, "    identities: [{}]", quoted(identity));
+        let gateways: Vec<_> = self
+            .receives
+            .iter()
+            .filter_map(|peer| peer.identity.clone())
+            .collect();
+        if !gateways.is_empty() {
+            let _ = writeln!(text, "  gateways: {}", list(gateways));
         }
+        if !self.receives.is_empty() {
+            text += "links:\n";
+            let clusters = &args.clusters;
+            let pairs = clusters
+                .iter()
+                .flat_map(|from| clusters.iter().map(move |to| [from, to]));
+            let is_linked = |[from, to]: &[&Side; 2]| {
+                let is_own = |side: &Side| side.cluster == own.cluster;
+                let ends = (is_own(from), is_own(to));
+                let peers =
+                    |side: &Side| self.receives.iter().any(|one| one.cluster == side.cluster);
+                (ends == (false, true) && peers(from)) || (ends == (true, false) && args.both)
+            };
+            for [from, to] in pairs.filter(is_linked) {
+                let (from, to) = (quoted(&from.cluster), quoted(&to.cluster));
+                let _ = writeln!(text, "  - {{from: {from}, to: {to}}}");
+            }
+        }
+        if !self.opens.is_empty() {
+            text += "networks:\n";
+        }
+        for peer in &self.opens {
+            let (name, cluster) = (quoted(&peer.network), quoted(&peer.cluster));
+            let _ = writeln!(text, "  - name: {name}\n    cluster: {cluster}");
+            // In Kubernetes istiod has them by a Gateway.
+            if !args.output.kubernetes {
+                let gateways = peer.gateways.iter().map(ToString::to_string);
+                let _ = writeln!(text, "    gateways: {}", list(gateways));
+            }
+            if let Some(identity) = &peer.identity {
+                let _ = writeln!(text, "    identities: [{}]", quoted(identity));
+            }
+        }
+        text
     }
-    text
 }
 
 /// Returns sections of `strait.yaml` as comments beside manifests. A ConfigMap with them would
@@ -214,11 +327,52 @@ fn object_name(text: &str) -> String {
     format!("{}-{hash}", valid.trim_matches('-'))
 }
 
+/// Returns namespace and service account of the gateways of a cluster.
+fn gateway_account(side: &Side) -> [&str; 2] {
+    let account = side.identity.as_deref().and_then(parse_identity);
+    account.map_or(GATEWAY_ACCOUNT, |[_, rest @ ..]| rest)
+}
+
+/// Returns the manifest of a cluster's own gateways, as `deploy/kubernetes/istio/managed.yaml`.
+fn own_gateway(cluster: &str, side: &Side) -> Part {
+    let [namespace, account] = gateway_account(side);
+    managed_gateway(cluster, &side.network, [namespace, account])
+}
+
+/// Returns the Gateway of which istiod makes the gateways of a cluster, with the label by which
+/// other clusters know its network.
+fn managed_gateway(cluster: &str, network: &str, [namespace, name]: [&str; 2]) -> Part {
+    let text = format!(
+        "# In cluster {cluster}, whose system namespace has the same label of the network
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata:
+  name: {name}
+  namespace: {namespace}
+  labels:
+    topology.istio.io/network: {network}
+spec:
+  gatewayClassName: istio-east-west
+  infrastructure:
+    parametersRef:
+      group: \"\"
+      kind: ConfigMap
+      name: strait
+{HBONE_LISTENER}      port: {HBONE_PORT}
+{TERMINATE}",
+        name = quoted(name),
+        namespace = quoted(namespace),
+        network = quoted(network),
+    );
+    let cluster = cluster.to_owned();
+    Part { cluster, text }
+}
+
 /// Returns the manifests by which istiod of `cluster` knows the gateways of the peer, as
 /// `deploy/kubernetes/istio/remote.yaml`.
-fn remote_gateways(cluster: &str, peer: &Side) -> String {
-    let mut text = String::new();
-    for (index, gateway) in peer.gateways.iter().enumerate() {
+fn remote_gateways(cluster: &str, peer: &Side) -> Vec<Part> {
+    let gateways = peer.gateways.iter().enumerate();
+    let parts = gateways.map(|(index, gateway)| {
         let name = match index {
             0 => format!("eastwest-of-{}", peer.cluster),
             _ => format!("eastwest-{index}-of-{}", peer.cluster),
@@ -228,13 +382,9 @@ fn remote_gateways(cluster: &str, peer: &Side) -> String {
         } else {
             "Hostname"
         };
-        let account = peer.identity.as_deref().and_then(parse_identity);
-        let account = account.map_or(["istio-system", "eastwest"], |[_, rest @ ..]| rest);
-        let [namespace, account] = account;
-        let _ = write!(
-            text,
-            "---
-# In cluster {cluster}
+        let [namespace, account] = gateway_account(peer);
+        let text = format!(
+            "# In cluster {cluster}
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata:
@@ -249,15 +399,8 @@ spec:
   addresses:
     - type: {kind}
       value: {value}
-  listeners:
-    - name: mesh
-      port: {port}
-      protocol: HBONE
-      tls:
-        mode: Terminate
-        options:
-          gateway.istio.io/tls-terminate-mode: ISTIO_MUTUAL
-",
+{HBONE_LISTENER}      port: {port}
+{TERMINATE}",
             name = quoted(&object_name(&name)),
             network = quoted(&peer.network),
             namespace = quoted(namespace),
@@ -265,8 +408,10 @@ spec:
             value = quoted(&gateway.host),
             port = gateway.port.unwrap_or(HBONE_PORT),
         );
-    }
-    text
+        let cluster = cluster.to_owned();
+        Part { cluster, text }
+    });
+    parts.collect()
 }
 
 /// Returns a text as YAML, in quotes.

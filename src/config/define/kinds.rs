@@ -57,8 +57,17 @@ scalar! {
         |value, wanted| value.parsed(wanted, |text| text.parse().ok()),
         |address| json!(address.to_string());
     IpNet => IpNet, "a network in CIDR form, such as `127.0.0.0/8`", "string",
-        |value, wanted| value.parsed(wanted, |text| text.parse().ok()),
-        |network| json!(network.to_string());
+        network, |network| json!(network.to_string());
+}
+
+/// Reads a network, and warns of bits after the prefix, which have no effect.
+fn network(value: Value<'_>, wanted: &str) -> Option<IpNet> {
+    let network: IpNet = value.parsed(wanted, |text| text.parse().ok())?;
+    if network != network.trunc() {
+        let what = format!("is `{network}`, whose address has bits after the prefix");
+        value.warning(what, format!("`{}`, or a longer prefix", network.trunc()));
+    }
+    Some(network)
 }
 
 form! {

@@ -299,7 +299,7 @@ fn a_grace_period_that_is_no_number_or_leaves_nothing_is_named() {
 #[test]
 fn the_file_lies_over_the_pod_and_its_mistakes_have_lines() {
     let file = "gateway: {network: mine}\n\
-                trust: {domains: [{name: a.local}]}\n\
+                trust: {domains: [{name: a.local, cluster: east}]}\n\
                 discovery: {kind: file, path: strait.yaml}\n\
                 drain: {lag: 1s}\n\
                 exposure: {services: []}\n";
@@ -519,8 +519,8 @@ fn our_trust_domain_stands_for_the_cluster_that_the_file_names() {
     assert_eq!(clusters("workers: 1"), ["east", "west.local"]);
     assert_eq!(clusters("gateway: {cluster: mine}"), ["mine", "west.local"]);
     assert_eq!(clusters("gateway: {cluster: 7}"), ["7", "west.local"]);
-    let own = "gateway: {cluster: mine}\ntrust: {domains: [{name: a.local}]}";
-    assert_eq!(clusters(own), ["a.local"]);
+    let own = "gateway: {cluster: a}\ntrust: {domains: [{name: a.local, cluster: a}]}";
+    assert_eq!(clusters(own), ["a"]);
     let reported = findings(&variables, "gateway: {cluster: [mine]}");
     assert_eq!(
         reported,

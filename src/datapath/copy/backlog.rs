@@ -7,6 +7,7 @@ use bytes::{Buf, BytesMut};
 
 use crate::datapath::io::copied;
 use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
+use crate::limits::Source;
 
 /// Size of a rest that is copied out of the memory of a larger backlog.
 const SMALL_BYTES: usize = 4 * 1024;
@@ -39,12 +40,21 @@ impl Backlog {
     }
 
     /// Returns the account, which is created if there is none.
-    pub fn open_account(&mut self, budget: &Arc<BufferBudget>) -> &Arc<BufferAccount> {
-        self.account.get_or_insert_with(|| budget.account())
+    pub fn open_account(
+        &mut self,
+        budget: &Arc<BufferBudget>,
+        source: &Source,
+    ) -> &Arc<BufferAccount> {
+        self.account.get_or_insert_with(|| budget.account(source))
     }
 
     /// Appends what follows the first `taken` bytes of the slices.
-    pub fn push(&mut self, budget: &Arc<BufferBudget>, slices: &[IoSlice<'_>], mut taken: usize) {
+    pub fn push(
+        &mut self,
+        (budget, source): (&Arc<BufferBudget>, &Source),
+        slices: &[IoSlice<'_>],
+        mut taken: usize,
+    ) {
         let before = self.bytes.len();
         let all: usize = slices.iter().map(|slice| slice.len()).sum();
         self.bytes.reserve(all.saturating_sub(taken));
@@ -55,7 +65,7 @@ impl Backlog {
         }
         let added = self.bytes.len() - before;
         copied::count(added);
-        self.open_account(budget).charge(added);
+        self.open_account(budget, source).charge(added);
     }
 
     /// Removes bytes that the endpoint has taken.
@@ -93,7 +103,11 @@ mod tests {
         let mut backlog = Backlog::default();
         let bytes: Vec<u8> = (0..BYTES).map(|at| at.to_le_bytes()[0]).collect();
         let slices = [IoSlice::new(&bytes[..10]), IoSlice::new(&bytes[10..])];
-        backlog.push(&budget, &slices, 4);
+        backlog.push(
+            (&budget, &Source::prefix([192, 0, 2, 1].into())),
+            &slices,
+            4,
+        );
         assert_eq!(backlog.bytes(), &bytes[4..]);
         assert_eq!(budget.held(), BYTES - 4);
         backlog.advance(BYTES - 104);

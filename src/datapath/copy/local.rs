@@ -296,6 +296,7 @@ mod tests {
     use super::*;
     use crate::datapath::limits::budget::BufferBudget;
     use crate::datapath::tests::{FAR, peer};
+    use crate::limits::Source;
     use crate::outer::tests::echo_tunnel;
     use crate::telemetry::Metrics;
     use crate::tls::{self, IdentityMaterial, TrustedDomain};
@@ -339,7 +340,7 @@ mod tests {
         let socket = TcpStream::connect(listener.local_addr().unwrap()).await;
         let socket = socket.unwrap();
         let budget = Arc::new(BufferBudget::new(1 << 20, Gauge::default()));
-        let account = budget.account();
+        let account = budget.account(&Source::prefix([192, 0, 2, 1].into()));
         let source = Arc::clone(&peer(std::time::SystemTime::now() + FAR).source);
         let mut record = Record::new(&Arc::new(Metrics::new()), &source, "echo.app:80");
         let ends = (&socket, &mut server);

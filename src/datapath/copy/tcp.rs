@@ -336,6 +336,7 @@ mod tests {
     use crate::datapath::io::pipe;
     use crate::datapath::limits::budget::BufferBudget;
     use crate::datapath::tests::tcp_pair as pair;
+    use crate::limits::Source;
 
     /// Time without progress after which a writer counts as stopped.
     const STOPPED: Duration = Duration::from_millis(500);
@@ -364,7 +365,7 @@ mod tests {
         let budget = Arc::new(BufferBudget::new(1 << 30, held));
         let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
         let record = Record::for_client_hello(&metrics, &peer.source, None);
-        let account = budget.account();
+        let account = budget.account(&Source::prefix([192, 0, 2, 1].into()));
         (budget, account, Admission::new(1000), record)
     }
 

@@ -15,7 +15,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
-use crate::limits::prefix;
+use crate::limits::{Source, prefix};
 use crate::outer::Failure;
 use crate::reason::Reason;
 use crate::snapshot::{InFlight, SourceHash};
@@ -37,7 +37,7 @@ pub struct Upstream {
     pub stream: EndpointStream,
     /// Grant of the tunnel, with its endpoint.
     pub grant: Grant,
-    _held: (InFlight, TunnelDescriptor),
+    held: (InFlight, TunnelDescriptor),
 }
 
 impl Upstream {
@@ -47,8 +47,13 @@ impl Upstream {
         Self {
             stream,
             grant: permit.into_grant(endpoint),
-            _held: (in_flight, descriptor),
+            held: (in_flight, descriptor),
         }
+    }
+
+    /// Returns the source that the tunnel is charged to.
+    pub fn source(&self) -> &Source {
+        self.held.1.source()
     }
 }
 
@@ -78,8 +83,8 @@ pub async fn run(
     let address = pick.endpoint().address;
     let started = Instant::now();
     let holders = pick.holders();
-    let connected = match holders.map_or(Err(LimitReached::Share), Holders::upstream) {
-        Ok(descriptor) => {
+    let connected = match holders.map_or(Err(LimitReached::Share), Holders::dial) {
+        Ok(dialling) => {
             pick.endpoint().state.begin_dial(started);
             let connected = match remote::target(pick.endpoint()) {
                 None => {
@@ -89,10 +94,11 @@ pub async fn run(
                 Some(target) => {
                     let open = remote::open(&pick, &target, (data_path, peer), deadline);
                     let opened = Box::pin(open).await;
-                    opened.map(|stream| EndpointStream::outer(stream, data_path.budget.account()))
+                    let account = || data_path.budget.account(dialling.source());
+                    opened.map(|stream| EndpointStream::outer(stream, account()))
                 }
             };
-            connected.map(|stream| (stream, descriptor))
+            connected.map(|stream| (stream, dialling.connected()))
         }
         Err(full) => Err(Failure::new(full.reason(), full.to_string())),
     };
@@ -199,10 +205,11 @@ impl DenyList {
     /// Checks that `address` may be dialled.
     ///
     /// # Errors
-    /// A rule forbids it, or this host cannot tell its own addresses from others.
+    /// A rule forbids it, or the lookup of the addresses of this host has failed.
     pub fn check(&self, address: SocketAddr) -> Result<(), Failure> {
         if let Err(error) = self.leads_back(address) {
-            let detail = format!("{address} cannot be told from addresses of this host: {error}");
+            let detail =
+                format!("{address} cannot be distinguished from addresses of this host: {error}");
             return Err(Failure::new(Reason::Overloaded, detail));
         }
         let denied = self.denies(address).map(|rule| {
@@ -220,7 +227,7 @@ impl DenyList {
     /// Returns whether `address` leads back to a listener of this process.
     ///
     /// # Errors
-    /// The kernel has not told the addresses of this host.
+    /// The lookup of the addresses of this host has failed.
     fn leads_back(&self, address: SocketAddr) -> io::Result<bool> {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let own = self.own_listeners.load();

@@ -22,10 +22,9 @@ use crate::datapath::identity::{self, Peer};
 use crate::datapath::io::linger;
 use crate::datapath::io::shared_socket::SharedSocket;
 use crate::datapath::limits::budget::BufferAccount;
-use crate::datapath::limits::clients::ClientConnection;
 use crate::datapath::limits::descriptors::{Holders, LimitReached, TunnelDescriptor};
 use crate::datapath::{DataPath, balance};
-use crate::limits::Source;
+use crate::limits::{Held, Source};
 use crate::outer::{self, Failure, InnerTarget, Servers, Stream};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Endpoint, EndpointSet, InFlight, Snapshot};
@@ -74,7 +73,7 @@ struct VerifiedClient {
 struct Connection {
     client: Client,
     upstream: GatewayTunnel,
-    _counted: ClientConnection,
+    _counted: Held,
 }
 
 /// Forwards one connection: verifies the client, picks a gateway, opens the tunnel, copies. A
@@ -115,12 +114,13 @@ async fn establish(
     };
     let mut record = Record::new(&data_path.metrics, &peer.source, &binding.authority);
     record.set_service(binding.service.clone(), None);
+    let account = data_path.budget.account(&peer.charged_source());
     let mut client = Client {
         peer: Arc::new(peer),
         record,
         socket,
         tls,
-        account: data_path.budget.account(),
+        account,
         _guards: (resources, data_path.metrics.connection_opened()),
         binding,
         data_path,
@@ -189,9 +189,7 @@ impl Client {
             return Err(Reason::NotForPeer);
         }
         drop(snapshot);
-        if !self.data_path.budget.has_room() {
-            return Err(Reason::BuffersFull);
-        }
+        self.account.check_room()?;
         let drain = &self.peer.listener.drain;
         // A client that has sent FIN may still wait for the answer.
         let reset = self.socket.ready(Interest::ERROR);
@@ -316,7 +314,7 @@ async fn pick_and_open(
     // No gateway is before this one, so a loop ends the way through the picked gateway alone.
     let (mut tries, mut reason) = (Tries::new(true), Reason::NoEndpoint);
     let links = data_path.link_factors(peer);
-    let source = source_of(peer);
+    let source = peer.charged_source();
     if endpoints.endpoints.is_empty() {
         let clusters = binding.clusters();
         let detail =
@@ -335,8 +333,8 @@ async fn pick_and_open(
         endpoint.state.begin_dial(Instant::now());
         let in_flight = InFlight::new(&endpoint.state);
         let holders = peer.holders.as_ref();
-        let descriptor = holders.map_or(Err(LimitReached::Share), Holders::upstream);
-        let descriptor = descriptor.map_err(|full| {
+        let dialling = holders.map_or(Err(LimitReached::Share), Holders::dial);
+        let dialling = dialling.map_err(|full| {
             record.set_detail(full.to_string());
             full.reason()
         })?;
@@ -353,7 +351,7 @@ async fn pick_and_open(
                 return Ok(GatewayTunnel {
                     stream,
                     endpoint,
-                    _held: (in_flight, descriptor),
+                    _held: (in_flight, dialling.connected()),
                 });
             }
             Err(failure) => failure,
@@ -362,16 +360,6 @@ async fn pick_and_open(
         tries.next(data_path, failure, &endpoints, endpoint, record)?;
     }
     Err(reason)
-}
-
-/// Returns the source that the tunnels of a client of a binding are charged to.
-fn source_of(peer: &Peer) -> Source {
-    let binding = Source::binding(&peer.source.listener);
-    if peer.is_unauthenticated() {
-        binding.client(peer.source.address.ip())
-    } else {
-        binding.identity(&peer.source.principal)
-    }
 }
 
 /// Opens the tunnel through one gateway and, unless the binding has `inner: tcp`, the connection to

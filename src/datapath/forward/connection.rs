@@ -81,7 +81,8 @@ pub async fn serve_stream<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut connection = Box::new(HboneConnection::new(*transport, &data_path.budget));
+    let source = data_path.budget.source(&peer.charged_source());
+    let mut connection = Box::new(HboneConnection::new(*transport, source));
     let established = poll_fn(|cx| match connection.poll(cx) {
         Poll::Ready(end) => Poll::Ready(Err(end)),
         Poll::Pending if connection.downstream.server.is_established() => Poll::Ready(Ok(())),
@@ -370,10 +371,8 @@ impl ConnectionDriver<'_> {
         self.refresh_peer();
         let server = &mut connection.downstream.server;
         server.meter.set_for_gateway(self.is_for_gateway);
-        let has_credit = match request.first_peer().filter(|_| self.is_for_gateway) {
-            Some(first_peer) => server.charge_first_peer(key, first_peer, price),
-            None => true,
-        };
+        let first_peer = request.first_peer().filter(|_| self.is_for_gateway);
+        let exhausted = first_peer.filter(|it| !server.charge_first_peer(key, it, price));
         let mailbox = Arc::clone(&connection.mailbox);
         let connect = PendingConnect::new(key, setup, mailbox, self.is_for_gateway);
         let is_late = self
@@ -394,7 +393,9 @@ impl ConnectionDriver<'_> {
             Ok(connect) => connect,
             Err(reason) => return record.finish(reason),
         };
-        if !has_credit {
+        if let Some(first_peer) = exhausted {
+            let name = String::from_utf8_lossy(first_peer);
+            record.set_detail(format!("first peer {name}"));
             return record.finish(connect.reject(Reason::CreditExhausted));
         }
         let connect = ConnectRequest {

@@ -54,7 +54,9 @@ impl NewTunnel {
         if self.peer.lost_trust().is_some() {
             return Err(Reason::Revoked);
         }
-        self.check_room()?;
+        if !self.data_path.budget.has_room() {
+            return Err(Reason::BuffersFull);
+        }
         let snapshot = self.data_path.reader.load();
         let target = target?;
         let own = || self.data_path.outer.own_hash(&snapshot);
@@ -105,10 +107,10 @@ impl NewTunnel {
         }
     }
 
-    /// Fails if all tunnels together hold too much.
+    /// Fails if all tunnels together, or those of the peer, hold too much.
     pub(super) fn check_room(&self) -> Result<(), Reason> {
-        let has_room = self.data_path.budget.has_room();
-        has_room.then_some(()).ok_or(Reason::BuffersFull)
+        let budget = &self.data_path.budget;
+        budget.check_room(&budget.pool().account(&self.peer.charged_source()))
     }
 
     /// Picks, authorizes and dials, unless `cancelled` completes or the drain ends before. The

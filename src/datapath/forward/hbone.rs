@@ -99,7 +99,7 @@ async fn establish(
     connect: PendingConnect,
     target: Result<Target, Reason>,
 ) -> Result<(Tunnel, Upstream), Reason> {
-    let (permit, route_by) = match tunnel.resolve(target) {
+    let (permit, route_by) = match resolve(tunnel, &connect, target) {
         Ok(resolved) => resolved,
         Err(reason) => return Err(connect.reject(reason)),
     };
@@ -122,6 +122,17 @@ async fn establish(
         Ok(upstream) => Ok((stream, upstream)),
         Err(reason) => Err(stream.refuse(reason)),
     }
+}
+
+/// Resolves and evaluates policy, and charges the stream to the source of the tunnel.
+fn resolve(
+    tunnel: &mut NewTunnel,
+    connect: &PendingConnect,
+    target: Result<Target, Reason>,
+) -> Result<(Permit, RouteBy), Reason> {
+    let (permit, route_by) = tunnel.resolve(target)?;
+    connect.charge_to(&permit)?;
+    Ok((permit, route_by))
 }
 
 /// Dials, and answers 200 or rejects.

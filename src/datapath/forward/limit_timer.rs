@@ -10,8 +10,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 pub(super) struct LimitTimer(Option<Pin<Box<Sleep>>>);
 
 impl LimitTimer {
-    /// Sets the next check, unless an earlier one is set.
-    pub(super) fn set(&mut self, due: Instant) {
+    /// Sets the next check, if there is one, unless an earlier one is set.
+    pub(super) fn set(&mut self, due: Option<Instant>) {
+        let Some(due) = due else { return };
         match &mut self.0 {
             Some(timer) if timer.deadline() <= due => {}
             Some(timer) => timer.as_mut().reset(due),

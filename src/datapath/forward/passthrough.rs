@@ -92,7 +92,7 @@ async fn open(
                 loop_entry,
             };
             let tunnel = PassthroughTunnel {
-                account: tunnel.data_path.budget.account(),
+                account: tunnel.data_path.budget.account(upstream.source()),
                 open: tunnel.open(upstream, None),
                 stream,
                 moved: AtomicU64::new(0),

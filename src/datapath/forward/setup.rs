@@ -13,6 +13,7 @@ use atomic_waker::AtomicWaker;
 use bytes::{Bytes, BytesMut};
 
 use crate::datapath::limits::budget::BufferAccount;
+use crate::datapath::policy::Permit;
 use crate::outer::{OUTCOME_HEADER, outcome_of};
 use crate::reason::Reason;
 use crate::wire::{LOAD_HEADER, ServiceLoad};
@@ -297,6 +298,20 @@ impl PendingConnect {
     /// Returns true if the peer is in `trust.gateways`.
     pub fn is_for_gateway(&self) -> bool {
         self.0.is_for_gateway
+    }
+
+    /// Charges what the stream holds to the source of its permitted tunnel, which differs from the
+    /// peer if there is a first peer.
+    ///
+    /// # Errors
+    /// [`Reason::BuffersFull`] if the source holds too much for another tunnel.
+    pub fn charge_to(&self, permit: &Permit) -> Result<(), Reason> {
+        let account = &self.0.setup.account;
+        let has_first_peer = permit.route().first_peer().is_some();
+        if let Some(holders) = permit.holders().filter(|_| has_first_peer) {
+            account.move_to(holders.source());
+        }
+        account.check_room()
     }
 
     /// Returns the request if its stream is still open. A peer may reset a stream in the same

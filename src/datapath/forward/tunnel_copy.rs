@@ -185,8 +185,9 @@ impl TunnelCopy {
         }
         if taken < count {
             self.unblocked_bytes = 0;
-            self.backlog
-                .push(&self.open.data_path.budget, slices, taken);
+            let source = self.open.upstream.source();
+            let budget = (&self.open.data_path.budget, source);
+            self.backlog.push(budget, slices, taken);
             self.check_eviction()?;
             return self.write_backlog(downstream).map(|_| ());
         }
@@ -291,8 +292,9 @@ impl TunnelCopy {
             return self.check_eviction();
         }
         let budget = &self.open.data_path.budget;
-        if budget.is_exhausted() {
-            let account = self.backlog.open_account(budget);
+        if budget.is_short() {
+            let source = self.open.upstream.source();
+            let account = self.backlog.open_account(budget, source);
             if account.must_pause_reads() {
                 self.awaited = None;
                 return self.check_eviction();

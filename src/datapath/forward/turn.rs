@@ -21,7 +21,7 @@ use super::open::{End, Open};
 use super::tunnel_copy::{Step, TunnelCopy};
 use crate::datapath::handshake::Transport;
 use crate::datapath::io::buffer::BUFFER_BYTES;
-use crate::datapath::limits::budget::{BufferAccount, BufferBudget};
+use crate::datapath::limits::budget::{BufferAccount, BufferSource};
 use crate::reason::Reason;
 
 use super::setup::{Command, Mailbox, Setup, SetupGuard, TunnelWaker};
@@ -81,7 +81,8 @@ pub struct HboneConnection<S> {
     requests: Vec<NewRequest>,
     /// Generation of the snapshot that the tunnels were last checked against.
     pub generation: u64,
-    budget: Arc<BufferBudget>,
+    /// Source of the peer, for accounts.
+    source: BufferSource,
     /// Account of the buffers that the peer makes the connection hold, created when it first does.
     held: Option<Arc<BufferAccount>>,
     /// Bytes on that account.
@@ -96,7 +97,7 @@ pub struct HboneConnection<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Creates a connection after its handshake.
-    pub fn new(transport: Transport<S>, budget: &Arc<BufferBudget>) -> Self {
+    pub fn new(transport: Transport<S>, source: BufferSource) -> Self {
         let Transport {
             socket,
             layer,
@@ -114,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             events: Vec::new(),
             requests: Vec::new(),
             generation: u64::MAX,
-            budget: Arc::clone(budget),
+            source,
             held: None,
             charged: 0,
             limit_timer: LimitTimer::default(),
@@ -248,16 +249,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         let waker = TunnelWaker::create(key, &self.mailbox);
         let mut copy = Box::new(TunnelCopy::new(key, *open, waker));
         let limits = copy.check_limits();
-        if let Ok(Some(due)) = limits {
-            self.limit_timer.set(due);
-        }
+        self.limit_timer.set(limits.ok().flatten());
         let (early, has_ended) = setup.0.take_early();
         let mut started = limits.map(drop);
         if started.is_ok() && !early.is_empty() {
             started = copy.receive(&[IoSlice::new(&early)], &mut self.downstream);
-            if let Some(due) = copy.answer_due() {
-                self.limit_timer.set(due);
-            }
+            self.limit_timer.set(copy.answer_due());
         }
         if started.is_ok() && has_ended {
             started = copy.receive_end().map(|_| ());
@@ -302,7 +299,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
                     ended,
                     price,
                 } => {
-                    let setup = Arc::new(Setup::new(self.budget.account(), ended));
+                    let setup = Arc::new(Setup::new(self.source.account(), ended));
                     self.insert(key, Tunnel::Setup(SetupGuard(Arc::clone(&setup))));
                     self.requests.push(NewRequest {
                         key,
@@ -363,9 +360,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
             }
             Some(Some(Tunnel::Open(copy))) => {
                 let received = copy.receive(slices, &mut self.downstream);
-                if let Some(due) = copy.answer_due() {
-                    self.limit_timer.set(due);
-                }
+                self.limit_timer.set(copy.answer_due());
                 if let Err(reason) = received {
                     self.end(key, Err(reason));
                 }
@@ -472,9 +467,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
         for (key, reason) in ended {
             self.end(key, Err(reason));
         }
-        if let Some(due) = next {
-            self.limit_timer.set(due);
-        }
+        self.limit_timer.set(next);
     }
 
     /// Returns the open tunnels.
@@ -491,13 +484,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
     /// Charges the buffers that the connection holds after a turn: the send buffer while the peer
     /// does not read, and the receive buffer while it holds a part of a record.
     fn charge_buffers(&mut self, cx: &Context<'_>) -> Result<(), ConnectionEnd> {
-        let buffers =
-            usize::from(self.downstream.output.is_blocked()) + usize::from(self.input.is_held());
-        let held = buffers * BUFFER_BYTES;
+        let output = usize::from(self.downstream.output.is_blocked()) * BUFFER_BYTES;
+        // Records that are left for the next turn stay where they are.
+        let input = if self.has_unread {
+            usize::from(self.input.is_held()) * BUFFER_BYTES
+        } else {
+            self.input.park()
+        };
+        let held = output + input;
         if held == 0 && self.charged == 0 {
             return Ok(());
         }
-        let account = self.held.get_or_insert_with(|| self.budget.account());
+        let account = self.held.get_or_insert_with(|| self.source.account());
         if held > self.charged {
             account.charge(held - self.charged);
         } else if held < self.charged {
@@ -552,7 +550,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HboneConnection<S> {
 
 /// Wakes the task once the other tasks have run and the runtime has polled all sockets. After a
 /// plain wake-up, up to 60 turns of one connection would precede the next poll of the sockets.
-fn yield_turn(cx: &mut Context<'_>) {
+pub(super) fn yield_turn(cx: &mut Context<'_>) {
     // It is pending, and its waker is called even if it is dropped.
     let _ = pin!(tokio::task::yield_now()).poll(cx);
 }

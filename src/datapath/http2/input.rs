@@ -17,10 +17,15 @@ use crate::tls::record::{RECORD_BYTES, Record, RecordError, RecordLayer};
 /// so that reads end where a record ends.
 const HELD_BYTES_MAX: usize = 4 * RECORD_BYTES;
 
+/// Limit of the bytes that are parked in memory of their own size.
+const PARKED_MAX: usize = 4 * 1024;
+
 /// Bytes that were received and not processed: `start..end` of the buffer.
 #[derive(Debug, Default)]
 pub struct Input {
     buffer: Option<Buffer>,
+    /// The bytes in place of the buffer, while the connection waits for more.
+    parked: Box<[u8]>,
     start: usize,
     end: usize,
 }
@@ -53,10 +58,23 @@ impl Input {
             copied::count(end - start);
             (self.start, self.end) = (0, end - start);
         }
+        let is_parked = !self.parked.is_empty();
+        if is_parked {
+            let parked = std::mem::take(&mut self.parked);
+            self.buffer()[..parked.len()].copy_from_slice(&parked);
+            self.end = parked.len();
+            self.parked = parked;
+        }
         let (start, end) = (self.start, self.end);
         let mut read = ReadBuf::new(&mut self.buffer()[end..start + HELD_BYTES_MAX]);
         let result = Pin::new(socket).poll_read(cx, &mut read);
         let count = read.filled().len();
+        if is_parked && result.is_pending() {
+            self.end = 0;
+            self.buffer = None;
+            return Poll::Pending;
+        }
+        self.parked = Box::default();
         self.end += count;
         self.release_if_empty();
         ready!(result)?;
@@ -90,6 +108,23 @@ impl Input {
     /// Returns true if the buffer holds bytes.
     pub fn is_held(&self) -> bool {
         self.buffer.is_some()
+    }
+
+    /// Returns the buffer to the worker if a few bytes of a record are left in it. Returns the
+    /// number of bytes of memory that are held.
+    pub fn park(&mut self) -> usize {
+        let Some(buffer) = &self.buffer else {
+            return self.parked.len();
+        };
+        let rest = self.end - self.start;
+        if rest > PARKED_MAX {
+            return BUFFER_BYTES;
+        }
+        copied::count(rest);
+        self.parked = buffer.as_ref()[self.start..self.end].into();
+        (self.start, self.end) = (0, 0);
+        self.buffer = None;
+        rest
     }
 
     /// Returns the buffer to the worker if it holds nothing.

@@ -13,7 +13,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::frame::{FrameHeader, HEADER_BYTES, kind};
-use super::streams::STREAMS_MAX;
 
 /// Initial and maximum credit of a connection. A client that opens 256 tunnels at once with 1
 /// KiB of headers each needs about 9,000.
@@ -26,7 +25,7 @@ const CREDIT_PER_SECOND: u64 = 2_000;
 /// 4,000 refused CONNECTs a second of one first peer leave half of it to the others.
 const GATEWAY_FACTOR: u64 = 8;
 /// Limit of first peers of a connection whose credit is remembered: one for each open stream.
-const FIRST_PEERS_MAX: usize = STREAMS_MAX as usize;
+pub(super) const FIRST_PEERS_MAX: usize = 256;
 /// Tunnel bytes, in either direction, per credit: a DATA frame that fills a TLS record pays for
 /// about two hundred window updates.
 const BYTES_PER_CREDIT: u64 = 64;

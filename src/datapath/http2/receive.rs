@@ -206,13 +206,16 @@ impl Server {
     }
 
     /// Charges for a DATA frame. The streams of a first peer without credit are reset by that.
-    fn charge_data(&mut self, header: FrameHeader) -> Result<(), ConnectionError> {
-        let key = self.streams.find(header.stream);
+    fn charge_data(
+        &mut self,
+        key: Option<StreamKey>,
+        length: usize,
+    ) -> Result<(), ConnectionError> {
         let stream = key.and_then(|key| self.streams.get(key));
         let stream = stream.filter(|stream| !stream.is_reset());
         let first_peer = stream.and_then(|stream| stream.first_peer);
         let is_open = stream.is_some_and(|stream| !stream.has_received_end());
-        let charged = self.meter.received_data(header.length, is_open, first_peer);
+        let charged = self.meter.received_data(length, is_open, first_peer);
         self.settle(charged)
     }
 
@@ -222,7 +225,8 @@ impl Server {
         if id == 0 || self.is_idle(id) {
             return Err(protocol_error("DATA on an idle stream"));
         }
-        self.charge_data(header)?;
+        let mut key = self.streams.find(id);
+        self.charge_data(key, header.length)?;
         let length = u32::try_from(header.length).unwrap_or(u32::MAX);
         match self.windows.receive(length) {
             Ok(None) => {}
@@ -232,7 +236,6 @@ impl Server {
                 return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
             }
         }
-        let mut key = self.streams.find(id);
         let refused = match key.and_then(|key| self.streams.get_mut(key)) {
             None if self.resets.contains(id) => None,
             None => Some(ErrorCode::STREAM_CLOSED),

@@ -14,7 +14,7 @@ use crate::reason::Reason;
 use super::frame::setting;
 use super::frame::{self, DEFAULT_WINDOW, FrameHeader, HEADER_BYTES, WINDOW_MAX, flag, kind};
 use super::hpack;
-use super::meter::{CreditExhausted, FrameMeter, PRICE_RESET};
+use super::meter::{CreditExhausted, FIRST_PEERS_MAX, FrameMeter, PRICE_RESET};
 use super::request::{HEADER_LIST_BYTES_MAX, Request};
 use super::resets::Resets;
 use super::streams::{
@@ -29,6 +29,8 @@ pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 const GOAWAY_PING: [u8; 8] = *b"drained?";
 /// Payload of keepalive PINGs.
 const KEEPALIVE_PING: [u8; 8] = *b"alive...";
+
+const _: () = assert!(FIRST_PEERS_MAX == STREAMS_MAX as usize);
 
 /// Event for the driver.
 #[derive(Debug)]

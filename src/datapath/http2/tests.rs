@@ -12,6 +12,9 @@ const END: u8 = flag::END_HEADERS;
 const ENHANCE_YOUR_CALM: u32 = 11;
 const STREAM_CLOSED: u32 = 5;
 
+/// Frames of a flood, by the number of the round.
+type Round = fn(u32) -> Vec<u8>;
+
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     frame::push(&mut bytes, kind, flags, stream, payload);
@@ -98,29 +101,28 @@ fn blocked(count: u32) -> Server {
 #[tokio::test(start_paused = true)]
 async fn the_operations_of_a_frame_do_not_grow_with_the_streams() {
     const FRAMES: u32 = 300;
-    let end = flag::END_STREAM;
-    let kinds: [(&str, &dyn Fn(u32) -> Vec<u8>); 9] = [
-        ("connection window", &|_| {
+    let kinds: [(&str, Round); 9] = [
+        ("connection window", |_| {
             frame(kind::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
         }),
-        ("stream window", &|_| {
+        ("stream window", |_| {
             frame(kind::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])
         }),
-        ("DATA", &|_| frame(kind::DATA, 0, 1, &[0; 32])),
-        ("end on closed streams", &|index| {
-            frame(kind::DATA, end, 10_001 + 2 * index, &[])
+        ("DATA", |_| frame(kind::DATA, 0, 1, &[0; 32])),
+        ("end on closed streams", |index| {
+            frame(kind::DATA, flag::END_STREAM, 10_001 + 2 * index, &[])
         }),
-        ("rapid reset", &|index| {
+        ("rapid reset", |index| {
             let stream = 30_001 + 2 * index;
             let reset = frame(kind::RST_STREAM, 0, stream, &[0; 4]);
             [connect(stream), reset].concat()
         }),
-        ("refused streams", &|index| connect(50_001 + 2 * index)),
-        ("same window again", &|_| {
+        ("refused streams", |index| connect(50_001 + 2 * index)),
+        ("same window again", |_| {
             frame(kind::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])
         }),
-        ("PRIORITY", &|_| frame(kind::PRIORITY, 0, 10_001, &[0; 4])),
-        ("PING", &|_| frame(kind::PING, 0, 0, &[0; 8])),
+        ("PRIORITY", |_| frame(kind::PRIORITY, 0, 10_001, &[0; 4])),
+        ("PING", |_| frame(kind::PING, 0, 0, &[0; 8])),
     ];
     for streams in [16, 256] {
         let mut server = blocked(streams);
@@ -184,11 +186,10 @@ async fn data_on_closed_streams_uses_the_credit_up_for_any_number_of_them() {
     for (name, flags, payload) in rounds {
         for streams in [1, 1_000, 1_025, 2_000] {
             let mut server = server();
-            for stream in [2 * streams - 1] {
-                receive(&mut server, &connect(stream)).expect("credit");
-                let reset = frame(kind::RST_STREAM, 0, stream, &[0; 4]);
-                receive(&mut server, &reset).expect("credit");
-            }
+            let last = 2 * streams - 1;
+            receive(&mut server, &connect(last)).expect("credit");
+            let reset = frame(kind::RST_STREAM, 0, last, &[0; 4]);
+            receive(&mut server, &reset).expect("credit");
             let count = receive_all(&mut server, |index| {
                 frame(kind::DATA, flags, 1 + 2 * (index % streams), payload)
             });
@@ -232,9 +233,8 @@ async fn a_header_block_up_to_64_kib_is_answered_and_a_larger_one_ends_the_conne
         let mut block = CONNECT.to_vec();
         let rest = length - block.len() - 6;
         block.extend([0, 1, b'x', 127]);
-        let rest = u32::try_from(rest).expect("a short block") - 127 - 1;
-        block.extend([0x80 | (rest & 127) as u8, 0x80 | (rest >> 7 & 127) as u8]);
-        block.push((rest >> 14) as u8);
+        let group = |shift: usize| u8::try_from((rest - 128) >> shift & 127).expect("7 bits");
+        block.extend([0x80 | group(0), 0x80 | group(7), group(14)]);
         block.resize(length, 0xff);
         block
     };

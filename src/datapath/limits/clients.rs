@@ -1,23 +1,13 @@
 //! Numbers of open connections of the clients of one binding.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
-use crate::limits::prefix;
+use crate::limits::{Account, Held, LimitReached, Pool, Resource, Source};
 
 /// Open connections by client, which is an IPv4 address or an IPv6 /64.
-#[derive(Debug, Default)]
-pub struct ClientConnections(Mutex<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    total: usize,
-    by_client: HashMap<IpAddr, usize>,
-}
+#[derive(Debug)]
+pub struct ClientConnections(Arc<Pool>);
 
 /// Maximum numbers of open connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,30 +18,20 @@ pub struct ClientLimits {
     pub each: usize,
 }
 
-/// Open connection of a client. It is no longer counted after the drop.
-#[derive(Debug)]
-pub struct ClientConnection {
-    counts: Arc<ClientConnections>,
-    client: IpAddr,
+impl Default for ClientConnections {
+    fn default() -> Self {
+        Self(Pool::new(Resource::BindingClients, 0))
+    }
 }
 
 impl ClientConnections {
-    /// Counts one more connection of a client.
+    /// Counts one more connection of a client, until the result is dropped.
     ///
     /// # Errors
     /// The limit that is reached, in words.
-    pub fn open(
-        self: &Arc<Self>,
-        address: IpAddr,
-        limits: ClientLimits,
-    ) -> Result<ClientConnection, String> {
-        let client = prefix(address);
-        let mut counts = self.0.lock();
-        counts.check(client, limits)?;
-        *counts.by_client.entry(client).or_default() += 1;
-        counts.total += 1;
-        let counts = Arc::clone(self);
-        Ok(ClientConnection { counts, client })
+    pub fn open(&self, address: IpAddr, limits: ClientLimits) -> Result<Held, String> {
+        let account = self.account(address, limits)?;
+        account.take(1).map_err(|limit| describe(&account, limit))
     }
 
     /// Checks that a client may open one more connection.
@@ -59,33 +39,27 @@ impl ClientConnections {
     /// # Errors
     /// As [`Self::open`].
     pub fn check(&self, address: IpAddr, limits: ClientLimits) -> Result<(), String> {
-        self.0.lock().check(prefix(address), limits)
+        let account = self.account(address, limits)?;
+        account.check(1).map_err(|limit| describe(&account, limit))
     }
-}
 
-impl Counts {
-    fn check(&self, client: IpAddr, limits: ClientLimits) -> Result<(), String> {
-        if self.total >= limits.total {
-            let total = limits.total;
-            return Err(format!("the binding has {total} open connections"));
-        }
-        let own = self.by_client.get(&client).copied().unwrap_or_default();
+    fn account(&self, address: IpAddr, limits: ClientLimits) -> Result<Account, String> {
+        self.0.set_max(limits.total);
+        let account = self.0.account(&Source::prefix(address));
+        let own = account.held();
         if own >= limits.each {
-            return Err(format!("the client has {own} open connections"));
+            return Err(format!("open connections of the client: {own}"));
         }
-        Ok(())
+        Ok(account)
     }
 }
 
-impl Drop for ClientConnection {
-    fn drop(&mut self) {
-        let mut counts = self.counts.0.lock();
-        counts.total -= 1;
-        if let Entry::Occupied(mut own) = counts.by_client.entry(self.client) {
-            *own.get_mut() -= 1;
-            if *own.get() == 0 {
-                own.remove();
-            }
+fn describe(account: &Account, limit: LimitReached) -> String {
+    let (own, total) = (account.held(), account.pool().max());
+    match limit {
+        LimitReached::Full(_) => format!("open connections of the binding: {total}"),
+        LimitReached::Share(_) => {
+            format!("open connections of the client: {own}, its share of {total}")
         }
     }
 }
@@ -96,21 +70,36 @@ mod tests {
 
     #[test]
     fn a_client_and_all_clients_have_a_limit_and_an_end_makes_room() {
-        let counts = Arc::new(ClientConnections::default());
+        let counts = ClientConnections::default();
         let limits = ClientLimits { total: 3, each: 2 };
         let open = |text: &str| counts.open(text.parse().expect("an address"), limits);
         let first = open("2001:db8::1").expect("room");
         let _second = open("2001:db8::2").expect("room");
         let full = open("2001:db8::3").expect_err("the /64 is one client");
-        assert_eq!(full, "the client has 2 open connections");
+        assert_eq!(full, "open connections of the client: 2");
         let third = open("192.0.2.1").expect("room");
         let full = open("192.0.2.2").expect_err("no room");
-        assert_eq!(full, "the binding has 3 open connections");
+        assert_eq!(full, "open connections of the binding: 3");
         drop(third);
         open("192.0.2.2").expect("room");
         drop(first);
         let _again = open("2001:db8::3").expect("room");
-        assert_eq!(counts.0.lock().total, 2);
-        assert_eq!(counts.0.lock().by_client.len(), 1);
+        assert_eq!(counts.0.used(), 2);
+    }
+
+    #[test]
+    fn one_client_leaves_connections_of_the_binding_to_others() {
+        let counts = ClientConnections::default();
+        let limits = ClientLimits {
+            total: 64,
+            each: 64,
+        };
+        let open = |last: u8| counts.open([192, 0, 2, last].into(), limits);
+        let held: Vec<_> = (0..64).map_while(|_| open(1).ok()).collect();
+        assert_eq!(held.len(), 32);
+        let full = open(1).expect_err("a share");
+        assert_eq!(full, "open connections of the client: 32, its share of 64");
+        let others: Vec<_> = (2..20).filter_map(|last| open(last).ok()).collect();
+        assert_eq!(others.len(), 18);
     }
 }

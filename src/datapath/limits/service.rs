@@ -2,14 +2,15 @@
 
 use tokio::time::{Duration, Instant};
 
+use crate::limits::{Held, Source};
 use crate::reason::Reason;
-use crate::snapshot::{Exposure, ServiceLimits, TunnelPlace};
+use crate::snapshot::{Exposure, ServiceLimits};
 
 /// Strictest limits of the entries that admit a tunnel, with its places in their counts.
 #[derive(Debug, Default)]
 pub struct TunnelLimits {
     limits: ServiceLimits,
-    places: Vec<TunnelPlace>,
+    places: Vec<Held>,
     /// Number of bytes at the last check.
     bytes: u64,
     /// Time of the first check that found this number.
@@ -21,15 +22,16 @@ pub struct TunnelLimits {
 const IDLE_CHECKS: u32 = 4;
 
 impl TunnelLimits {
-    /// Takes places of a new tunnel in the counts of `entries`. Returns none without entries.
+    /// Takes places of a new tunnel of `source` in the counts of `entries`. Returns none without
+    /// entries.
     ///
     /// # Errors
-    /// [`Reason::TunnelLimit`] if an entry admits no further tunnel.
-    pub fn take(entries: &[&Exposure]) -> Result<Option<Box<Self>>, Reason> {
+    /// [`Reason::TunnelLimit`] if an entry admits no further tunnel of the source.
+    pub fn take(entries: &[&Exposure], source: &Source) -> Result<Option<Box<Self>>, Reason> {
         let limited = entries
             .iter()
             .filter_map(|entry| Some((entry, entry.limits.tunnels?)));
-        let places = limited.map(|(entry, max)| entry.open.take(max));
+        let places = limited.map(|(entry, max)| entry.open.take(max, source));
         let places: Option<_> = places.collect();
         let limits = Self {
             limits: strictest(entries),
@@ -41,7 +43,7 @@ impl TunnelLimits {
 
     /// Replaces the limits of an open tunnel by those of `entries`, whose counts may exceed their
     /// limits by it.
-    pub fn update(limits: &mut Option<Box<Self>>, entries: &[&Exposure]) {
+    pub fn update(limits: &mut Option<Box<Self>>, entries: &[&Exposure], source: &Source) {
         if entries.is_empty() {
             *limits = None;
             return;
@@ -50,10 +52,10 @@ impl TunnelLimits {
         current.limits = strictest(entries);
         let mut earlier = std::mem::take(&mut current.places);
         for entry in entries.iter().filter(|one| one.limits.tunnels.is_some()) {
-            let kept = earlier.iter().position(|place| place.is_in(&entry.open));
+            let kept = earlier.iter().position(|place| entry.open.holds(place));
             current.places.push(match kept {
                 Some(at) => earlier.swap_remove(at),
-                None => entry.open.add(),
+                None => entry.open.add(source),
             });
         }
     }
@@ -101,6 +103,10 @@ mod tests {
 
     use super::*;
 
+    fn source() -> Source {
+        Source::prefix([192, 0, 2, 1].into())
+    }
+
     fn entry(limits: ServiceLimits) -> Exposure {
         Exposure {
             limits,
@@ -118,28 +124,32 @@ mod tests {
     #[test]
     fn a_tunnel_that_one_entry_refuses_is_counted_by_none() {
         let (many, one) = (tunnels(2), tunnels(1));
-        let first = TunnelLimits::take(&[&many, &one]).expect("a place");
+        let first = TunnelLimits::take(&[&many, &one], &source()).expect("a place");
         assert!(first.is_some());
-        let second = TunnelLimits::take(&[&many, &one]);
+        let second = TunnelLimits::take(&[&many, &one], &source());
         assert_eq!(second.err(), Some(Reason::TunnelLimit));
         assert_eq!((many.open.get(), one.open.get()), (1, 1));
         drop(first);
         assert_eq!((many.open.get(), one.open.get()), (0, 0));
-        assert!(TunnelLimits::take(&[]).expect("no limit").is_none());
+        assert!(
+            TunnelLimits::take(&[], &source())
+                .expect("no limit")
+                .is_none()
+        );
     }
 
     #[test]
     fn an_open_tunnel_is_counted_by_the_entries_of_the_new_configuration() {
         let (old, new) = (tunnels(1), tunnels(1));
-        let mut limits = TunnelLimits::take(&[&old]).expect("a place");
-        TunnelLimits::update(&mut limits, &[&old, &new]);
+        let mut limits = TunnelLimits::take(&[&old], &source()).expect("a place");
+        TunnelLimits::update(&mut limits, &[&old, &new], &source());
         assert_eq!((old.open.get(), new.open.get()), (1, 1));
-        TunnelLimits::update(&mut limits, &[&new]);
+        TunnelLimits::update(&mut limits, &[&new], &source());
         assert_eq!((old.open.get(), new.open.get()), (0, 1));
         let mut other = None;
-        TunnelLimits::update(&mut other, &[&new]);
+        TunnelLimits::update(&mut other, &[&new], &source());
         assert_eq!(new.open.get(), 2, "a lower limit ends no open tunnel");
-        TunnelLimits::update(&mut limits, &[]);
+        TunnelLimits::update(&mut limits, &[], &source());
         assert!(limits.is_none());
         assert_eq!(new.open.get(), 1);
     }
@@ -147,7 +157,7 @@ mod tests {
     /// Returns the end of a tunnel that sends its last byte after `last` seconds.
     async fn end(limits: ServiceLimits, last: u64) -> (Reason, Duration) {
         let opened = Instant::now();
-        let mut of = TunnelLimits::take(&[&entry(limits)]).expect("a place");
+        let mut of = TunnelLimits::take(&[&entry(limits)], &source()).expect("a place");
         let of = of.as_mut().expect("limits");
         loop {
             let bytes = opened.elapsed().as_secs().min(last);

@@ -225,7 +225,9 @@ async fn a_used_connection_that_answers_pings_lives_on() {
 #[tokio::test(start_paused = true)]
 async fn while_the_buffers_are_full_new_tunnels_are_refused() {
     let data_path = data_path();
-    let stalled = data_path.budget.account();
+    let stalled = data_path
+        .budget
+        .account(&crate::limits::Source::prefix([192, 0, 2, 1].into()));
     stalled.charge(BUFFERS + 1);
     let (_served, theirs) = serve_by(Arc::clone(&data_path), SystemTime::now() + FAR);
     let (mut send, connection) = client(theirs).await;

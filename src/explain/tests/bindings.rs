@@ -8,9 +8,10 @@ use super::*;
 use crate::config;
 use crate::datapath::accept::{AcceptedConnection, ConnectionResources, LoadGuard};
 use crate::datapath::forward::binding;
-use crate::datapath::limits::clients::ClientConnection;
+
 use crate::datapath::tests::{data_path_of, descriptor, tcp_pair};
 use crate::lifecycle::DrainScope;
+use crate::limits::{Held, Source};
 use crate::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
 use crate::snapshot::{InFlight, NO_LINK_FACTORS, NetworkRule, NetworkTable, Publisher};
 
@@ -34,7 +35,7 @@ struct Generated {
     address: IpAddr,
     /// False if all tunnels together hold too much memory.
     has_room: bool,
-    _open: (Vec<ClientConnection>, Vec<InFlight>),
+    _open: (Vec<Held>, Vec<InFlight>),
 }
 
 fn one_in(rng: &mut Rng, of: u8) -> bool {
@@ -213,7 +214,9 @@ impl Generated {
     /// Serves a real connection, and returns the metrics after its end.
     async fn connect(&self) -> String {
         let gateway = data_path_of(self.publisher.reader(), DenyList::default());
-        let held = gateway.budget.account();
+        let held = gateway
+            .budget
+            .account(&Source::prefix([192, 0, 2, 1].into()));
         if !self.has_room {
             gateway.budget.set_limit(0);
             held.charge(1 << 20);
@@ -224,7 +227,7 @@ impl Generated {
             address: (self.address, 1).into(),
             handshake: gateway
                 .admission
-                .acquire_handshake(self.address)
+                .acquire_handshake(&Source::prefix(self.address))
                 .expect("a slot"),
             resources: ConnectionResources {
                 load: LoadGuard::default(),

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::{MatchedBy, ServicePort};
+use crate::limits::Source;
 use crate::snapshot::{Caller, Exposure, Snapshot};
 use crate::wire::Authority;
 
 impl Exposure {
-    /// Returns whether the limit of tunnels is reached.
-    pub fn is_full(&self) -> bool {
-        self.limits
-            .tunnels
-            .is_some_and(|max| self.open.get() >= max)
+    /// Returns whether the limit of tunnels, or the share of it that the source has, is reached.
+    pub fn is_full(&self, source: &Source) -> bool {
+        let limit = self.limits.tunnels;
+        limit.is_some_and(|max| !self.open.has_room(max, source))
     }
 }
 

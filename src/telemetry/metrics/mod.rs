@@ -98,7 +98,7 @@ metrics! {
         connections_open: Gauge = "strait_connections_open", "Open connections";
         accept_errors: Counters<1> = "strait_accept_errors", "Failed accepts, by kind";
         dials: Counters<1> = "strait_dials", "Dials of one endpoint, by result";
-        ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected because dials failed, or tunnels right after them";
+        ejections: Counter = "strait_endpoint_ejections", "Endpoints ejected after failures";
         buffered: Gauge = "strait_buffered_bytes",
             "Bytes buffered for slow readers, of all tunnels";
         buffered_max: Gauge = "strait_buffered_bytes_max",
@@ -116,6 +116,8 @@ metrics! {
         policies: Counters<1> = "strait_policy_refusals",
             "Refusals of tunnels by authorization policies, by outcome";
         reloads: Counters<2> = "strait_reload", "Reads of changed sources, by result";
+        reload_failing: Family<Labels<1>, Gauge> = "strait_reload_failing",
+            "Whether the last read of a source failed, or a part of it is not in use";
         certificate_fetches: Counters<1> = "strait_certificate_fetches",
             "Certificate requests and updates, by result";
         certificate_expiry: Family<OwnedLabels<2>, Gauge> = "strait_certificate_expiry_seconds",
@@ -203,6 +205,7 @@ impl Metrics {
         for what in ReloadSource::ALL {
             drop(self.reloads.get_or_create(&reload_labels(what, true)));
             drop(self.reloads.get_or_create(&reload_labels(what, false)));
+            self.reload_failing(what).set(0);
         }
     }
 
@@ -348,6 +351,12 @@ impl Metrics {
     /// Counts a read of a source.
     pub fn reload(&self, what: ReloadSource, ok: bool) {
         self.reloads.get_or_create(&reload_labels(what, ok)).inc();
+        self.reload_failing(what).set((!ok).into());
+    }
+
+    fn reload_failing(&self, what: ReloadSource) -> Gauge {
+        let labels = [("what", what.label())];
+        self.reload_failing.get_or_create(&labels).clone()
     }
 
     /// Returns the metrics of discovery by a control plane.

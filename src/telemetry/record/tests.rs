@@ -7,7 +7,7 @@ use super::super::tests::{Captured, source, value};
 use super::*;
 use crate::config::{Log, LogFormat};
 
-const LABELS: &str = "reporter=\"destination\",source_workload=\"unknown\",\
+const LABELS: &str = "reporter=\"gateway\",source_workload=\"unknown\",\
     source_canonical_service=\"unknown\",source_canonical_revision=\"unknown\",\
     source_workload_namespace=\"shop\",\
     source_principal=\"spiffe://west.local/ns/shop/sa/checkout\",source_app=\"unknown\",\

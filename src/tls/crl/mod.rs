@@ -314,7 +314,7 @@ impl Crls {
                 return Err((HandshakeRefusal::Revoked, detail));
             }
             let is_stale = self.on_stale == CrlPolicy::Reject && list.status.next_update <= now;
-            stale = stale.or(is_stale.then_some(list));
+            stale = stale.or_else(|| is_stale.then_some(list));
         }
         let unknown = HandshakeRefusal::UnknownRevocation;
         match (stale, unusable) {

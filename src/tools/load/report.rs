@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::args::Work;
 use super::run::{RunCost, RunState};
 use super::units::{bytes, three_digits};
+use crate::labels::count;
 
 /// Results of a run. docs/load-testing.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]
@@ -199,11 +200,9 @@ impl Report {
                 ms(latency.max),
             )?;
         }
-        let (connections, tunnels) = (self.opened_connections, self.opened_tunnels);
-        write!(
-            out,
-            "  opened      {connections} connections, {tunnels} tunnels"
-        )?;
+        let connections = count(self.opened_connections, "connection");
+        let tunnels = count(self.opened_tunnels, "tunnel");
+        write!(out, "  opened      {connections}, {tunnels}")?;
         match self.held_tunnels {
             0 => writeln!(out)?,
             held => writeln!(out, ", of which {held} stayed open")?,

@@ -3,6 +3,7 @@
 use loona_hpack::decoder::DecoderError;
 use strait::datapath::http2::hpack::{Decoder, HpackError};
 use strait::datapath::http2::request::{self, HEADER_LIST_BYTES_MAX};
+use strait::reason::Reason;
 
 /// Reads the length of each header block from one byte. An independent decoder yields the same
 /// fields, or fails too, and a request takes the same fields from the table. Returns the number of
@@ -32,7 +33,10 @@ pub fn hpack(mut data: &[u8]) -> (usize, Option<HpackError>) {
             (result, others) => panic!("{result:?}, but {others:?}"),
         }
         let size: usize = fields.iter().map(|(n, v)| n.len() + v.len() + 32).sum();
-        if let Ok(Ok(request)) = request {
+        // Fields beyond a limit are ignored.
+        if let Ok(Ok(request)) = request
+            && request.target.as_ref().err() != Some(&Reason::TooManyFields)
+        {
             assert!(size <= HEADER_LIST_BYTES_MAX);
             let authority = |(name, _): &&(Vec<u8>, Vec<u8>)| name == b":authority";
             let received = fields.iter().find(authority).map(|(_, value)| &value[..]);

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::rig::{CONNECT, Rig, TestGateway, drain, exposure, fill, mesh};
 use super::wire::{
-    ACK, DATA, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY, RST_STREAM, Received, SETTINGS,
+    ACK, DATA, Frame, GOAWAY, HANDSHAKE, HEADERS, PING, PRIORITY, RST_STREAM, Received,
     WINDOW_UPDATE,
 };
 use crate::datapath::DataPath;
@@ -183,20 +183,28 @@ async fn a_peer_that_was_not_read_while_it_did_not_read_is_read_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_receive_buffer_with_a_part_of_a_record_is_charged() {
+async fn the_memory_of_a_part_of_a_record_is_charged() {
+    const LARGE: usize = 5000;
     let gateway = TestGateway::new();
     let budget = &gateway.data_path.budget;
     let mut rig = Rig::established(&gateway).await;
     assert_eq!(budget.held(), 0);
-    let ack = Frame::new(SETTINGS, ACK, 0, &[]).encode();
-    let record = [&[23, 3, 3, 0, 9 + 17][..], &ack, &[23], &[0; 16]].concat();
-    rig.peer.send_raw(&record[..20]);
-    rig.pump().await;
-    assert_eq!(budget.held(), BUFFER_BYTES);
-    rig.peer.send_raw(&record[20..]);
-    rig.pump().await;
-    assert_eq!(budget.held(), 0);
-    rig.peer.send_raw(&record[..20]);
+    // An unknown type of frame.
+    let frame = Frame::new(0x42, 0, 0, &[0; LARGE]).encode();
+    let length = u16::try_from(frame.len() + 17).unwrap().to_be_bytes();
+    let record = [&[23, 3, 3][..], &length, &frame, &[23], &[0; 16]].concat();
+    for (part, held) in [(15, 0), (3000, 3000), (LARGE, BUFFER_BYTES)] {
+        rig.peer.send_raw(&record[..15]);
+        rig.pump().await;
+        assert_eq!(budget.held(), 0, "too little to be reported");
+        rig.peer.send_raw(&record[15..part]);
+        rig.pump().await;
+        assert_eq!(budget.held(), held, "{part} bytes");
+        rig.peer.send_raw(&record[part..]);
+        rig.pump().await;
+        assert_eq!(budget.held(), 0);
+    }
+    rig.peer.send_raw(&record[..LARGE]);
     rig.pump().await;
     assert_eq!(budget.held(), BUFFER_BYTES);
     drop(rig);

@@ -178,7 +178,9 @@ impl Rig {
             layer: RecordLayer::plaintext(),
             received: Vec::new(),
         };
-        let mut connection = Box::new(HboneConnection::new(transport, &gateway.data_path.budget));
+        let source = gateway.peer.charged_source();
+        let source = gateway.data_path.budget.source(&source);
+        let mut connection = Box::new(HboneConnection::new(transport, source));
         connection.generation = *gateway.data_path.reader.generation().borrow();
         Self {
             data_path: Arc::clone(&gateway.data_path),
@@ -275,8 +277,11 @@ impl Rig {
         let pick =
             balance::pick(permit, &balance::Tried::default(), NO_LINK_FACTORS).expect("a pick");
         let pick = authorize::run(data_path, peer, pick).expect("a grant");
-        let descriptor = peer.holders.as_ref().map(|holders| holders.upstream());
-        let descriptor = descriptor.expect("a holders").expect("a descriptor");
+        let descriptor = peer.holders.as_ref().map(|holders| holders.dial());
+        let descriptor = descriptor
+            .expect("holders")
+            .expect("a descriptor")
+            .connected();
         let record = Record::new(&data_path.metrics, &peer.source, "echo.app:80");
         let slot = self.slots.try_take().expect("a slot");
         let tunnel = NewTunnel {

@@ -37,6 +37,8 @@ pub struct DescriptorPool {
     pool: Arc<Pool>,
     /// Tunnels of each source, which hold descriptors too.
     tunnels: Arc<Pool>,
+    /// Dials in flight, whose endpoint has not answered.
+    dials: Arc<Pool>,
     listeners: ArcSwap<Vec<Arc<AtomicUsize>>>,
 }
 
@@ -56,6 +58,7 @@ struct HolderAccounts {
     listener: Arc<ListenerReserve>,
     descriptors: Account,
     tunnels: Account,
+    dials: Account,
 }
 
 /// Descriptor in use, returned on drop. It consists of one pointer, as each tunnel has one.
@@ -65,6 +68,11 @@ pub struct Descriptor(Holders);
 /// Descriptor of a tunnel to an endpoint.
 #[derive(Debug)]
 pub struct TunnelDescriptor(Descriptor);
+
+/// Descriptor of a tunnel whose endpoint has not answered yet. It consists of one pointer, as the
+/// future that opens a tunnel has a place for it at each of its stages.
+#[derive(Debug)]
+pub struct Dialling(TunnelDescriptor);
 
 /// Descriptor of one end of a pipe, which serves all tunnels of a thread.
 #[derive(Debug)]
@@ -94,6 +102,7 @@ impl DescriptorPool {
             memory: AtomicUsize::new(usize::MAX),
             pool: Pool::new(Resource::Descriptors, files),
             tunnels: Pool::new(Resource::Tunnels, usize::MAX),
+            dials: Pool::new(Resource::Dials, dials_max(files)),
             listeners: ArcSwap::default(),
         })
     }
@@ -103,6 +112,7 @@ impl DescriptorPool {
         let max = self.pool.used().saturating_add(free / DESCRIPTOR_BYTES);
         self.memory.store(max, Ordering::Relaxed);
         self.pool.set_max(self.files.min(max));
+        self.dials.set_max(dials_max(self.files.min(max)));
     }
 
     /// Returns the limit of concurrent handshakes, of 32 KiB each: a quarter of the files, and
@@ -168,6 +178,12 @@ impl DescriptorPool {
     }
 }
 
+/// Returns the limit of dials in flight: a quarter of the descriptors, as an endpoint that does not
+/// answer holds one for two seconds.
+fn dials_max(descriptors: usize) -> usize {
+    descriptors.div_ceil(4)
+}
+
 impl ListenerReserve {
     /// Returns whether a connection could be accepted from a source that holds less than its
     /// floor.
@@ -189,11 +205,13 @@ impl ListenerReserve {
         self.holders(&Source::prefix(address))
     }
 
-    fn holders(self: &Arc<Self>, source: &Source) -> Holders {
+    /// Returns the holders of a source.
+    pub fn holders(self: &Arc<Self>, source: &Source) -> Holders {
         Holders(Arc::new(HolderAccounts {
             listener: Arc::clone(self),
             descriptors: self.pool.pool.account(source),
             tunnels: self.pool.tunnels.account(source),
+            dials: self.pool.dials.account(source),
         }))
     }
 
@@ -234,9 +252,14 @@ impl Holders {
         self.0.listener.holders(source)
     }
 
-    /// Returns the holders of a connection of the same listener once its peer is authenticated.
+    /// Returns the holders of a connection of the same listener once its peer is authenticated. A
+    /// client of a binding stays a part of that.
     pub fn for_identity(&self, cluster: &Arc<str>, principal: &Arc<str>) -> Self {
-        self.of(&Source::cluster(cluster).identity(principal))
+        let group = match self.source().parent() {
+            Some(binding) if binding.is_binding() => binding.clone(),
+            _ => Source::cluster(cluster),
+        };
+        self.of(&group.identity(principal))
     }
 
     /// Takes a descriptor for a connection.
@@ -247,14 +270,28 @@ impl Holders {
         self.take(TUNNEL_RESERVE_DIVISOR)
     }
 
-    /// Takes a descriptor for a tunnel to an endpoint.
+    /// Takes a descriptor for a tunnel to an endpoint, and a place for its dial.
     ///
     /// # Errors
     /// As [`Holders::connection`].
-    pub fn upstream(&self) -> Result<TunnelDescriptor, LimitReached> {
+    pub fn dial(&self) -> Result<Dialling, LimitReached> {
+        let dial = self.0.dials.take(1);
+        let dial = dial.map_err(|limit| self.0.listener.pool.limit_reached(limit))?;
         let descriptor = self.take(FLOOR_RESERVE_DIVISOR)?;
+        dial.keep();
+        Ok(Dialling(self.tunnel_descriptor(descriptor)))
+    }
+
+    /// Counts a tunnel with its descriptor.
+    fn tunnel_descriptor(&self, descriptor: Descriptor) -> TunnelDescriptor {
         self.0.tunnels.charge(1).keep();
-        Ok(TunnelDescriptor(descriptor))
+        TunnelDescriptor(descriptor)
+    }
+
+    /// Counts a descriptor, which the account holds already, at the listener.
+    fn descriptor(&self) -> Descriptor {
+        self.0.listener.held.fetch_add(1, Ordering::Relaxed);
+        Descriptor(self.clone())
     }
 
     fn take(&self, reserve_divisor: usize) -> Result<Descriptor, LimitReached> {
@@ -264,8 +301,7 @@ impl Holders {
         taken
             .map_err(|limit| listener.pool.limit_reached(limit))?
             .keep();
-        listener.held.fetch_add(1, Ordering::Relaxed);
-        Ok(Descriptor(self.clone()))
+        Ok(self.descriptor())
     }
 }
 
@@ -311,6 +347,33 @@ impl LimitReached {
             Self::Files => Reason::Overloaded,
             Self::Memory => Reason::MemoryFull,
         }
+    }
+}
+
+impl Dialling {
+    /// Returns the source that it is charged to.
+    pub fn source(&self) -> &Source {
+        self.0.source()
+    }
+
+    /// Ends the dial. The tunnel has a descriptor of its own before that of the dial goes.
+    pub fn connected(self) -> TunnelDescriptor {
+        let holders = self.0.0.holders();
+        holders.0.descriptors.charge(1).keep();
+        holders.tunnel_descriptor(holders.descriptor())
+    }
+}
+
+impl Drop for Dialling {
+    fn drop(&mut self) {
+        self.0.0.holders().0.dials.give_back(1);
+    }
+}
+
+impl TunnelDescriptor {
+    /// Returns the source that it is charged to.
+    pub fn source(&self) -> &Source {
+        self.0.holders().source()
     }
 }
 

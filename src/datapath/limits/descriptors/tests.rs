@@ -13,7 +13,7 @@ fn peer(listener: &Arc<ListenerReserve>, cluster: &str, principal: &str) -> Hold
 
 /// Takes descriptors for tunnels until the holder is rejected.
 fn fill(holders: &Holders) -> Vec<TunnelDescriptor> {
-    std::iter::from_fn(|| holders.upstream().ok()).collect()
+    std::iter::from_fn(|| Some(holders.dial().ok()?.connected())).collect()
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn tunnels_of_an_identity_are_counted_until_they_end_and_connections_are_not() {
     let (one, same) = (peer(&listener, "west", "a"), peer(&listener, "west", "a"));
     let connection = one.connection().expect("room");
     assert_eq!(pool.tunnels(), []);
-    let tunnels = [one.upstream(), same.upstream()];
+    let tunnels = [one.dial(), same.dial()];
     assert_eq!(pool.tunnels(), [("a".into(), 2)]);
     drop((connection, tunnels));
     assert_eq!(pool.tunnels(), []);
@@ -100,7 +100,7 @@ fn a_listener_that_drains_keeps_its_connections_and_no_reserve() {
     old.release();
     assert_eq!(new.free(), 1600 - 1);
     drop(old);
-    assert!(open.holders().upstream().is_ok(), "it goes on");
+    assert!(open.holders().dial().is_ok(), "it goes on");
 }
 
 #[test]
@@ -163,10 +163,10 @@ fn memory_bounds_the_pool_while_it_is_short() {
     let held = fill(&holders);
     assert_eq!((held.len(), pool.handshakes_max()), (50, 3));
     pool.set_memory(0);
-    assert_eq!(holders.upstream().unwrap_err(), LimitReached::Memory);
+    assert_eq!(holders.dial().unwrap_err(), LimitReached::Memory);
     assert!(pool.pipe_end().is_none() && !listener.has_free_descriptor());
     pool.set_memory(usize::MAX);
-    assert!(holders.upstream().is_ok());
+    assert!(holders.dial().is_ok());
 }
 
 #[test]

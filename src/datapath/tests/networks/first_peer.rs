@@ -327,7 +327,12 @@ fn one_first_peer_of_a_gateway_leaves_descriptors_to_the_others() {
     let fill = |source: Option<&str>| {
         let take = || {
             let permit = permit(&snapshot, &gateway, source).expect("a permit");
-            permit.holders().expect("holders").upstream().ok()
+            permit
+                .holders()
+                .expect("holders")
+                .dial()
+                .ok()
+                .map(|it| it.connected())
         };
         std::iter::from_fn(take).take(950).collect::<Vec<_>>()
     };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::limits::Source;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::tests::region_weights;
@@ -166,7 +167,7 @@ fn an_entry_for_the_same_peers_keeps_its_count_in_a_new_table() {
     let mesh = Mesh::new([service(ECHO, &[80])], []);
     let old = build_snapshot(mesh, names(&[]), old);
     let of = |snapshot: &Snapshot, at: usize| Arc::clone(&snapshot.exposure.entries(ECHO)[at].open);
-    let _open = of(&old, 0).add();
+    let _open = of(&old, 0).add(&Source::prefix([192, 0, 2, 1].into()));
     let next = |first: &Exposure, second: &Exposure| {
         let change = Change {
             exposure: Some(table(first, second)),

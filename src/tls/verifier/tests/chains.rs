@@ -197,16 +197,16 @@ fn a_chain_of_nested_spire_servers_is_accepted_up_to_the_configured_depth() {
 #[test]
 fn certificates_that_are_not_each_the_issuer_of_the_one_before_cost_no_signature() {
     let (root, foreign) = (root("root"), root("foreign"));
-    let (upper, stranger) = (below(&root, "upper"), below(&foreign, "stranger"));
+    let (upper, unrelated) = (below(&root, "upper"), below(&foreign, "unrelated"));
     let lower = below(&upper, "lower");
     let leaf = leaf_of(&lower);
     let verifier = counting_verifier(&roots(&[&root]), 3, "");
     for wrong in [
         &[&upper, &lower][..],
-        &[&lower, &stranger],
-        &[&stranger, &lower, &upper],
-        &[&lower, &upper, &stranger],
-        &[&lower, &root, &stranger],
+        &[&lower, &unrelated],
+        &[&unrelated, &lower, &upper],
+        &[&lower, &upper, &unrelated],
+        &[&lower, &root, &unrelated],
     ] {
         assert_eq!(cost(&verifier, &chain(&leaf, wrong)), (UNKNOWN, 0));
     }

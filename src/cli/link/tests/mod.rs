@@ -1,5 +1,7 @@
 //! The printed configuration, read back.
 
+mod selection;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -8,6 +10,7 @@ use clap::{Args, FromArgMatches};
 use super::expose::text_of_exposure;
 use super::*;
 use crate::config::Config;
+use crate::wire::Transit;
 use crate::xds::file;
 use crate::yaml::{Document, Node};
 
@@ -52,6 +55,7 @@ fn parts(text: &str) -> Vec<(&str, &str)> {
         .split("# strait.yaml of the gateways of cluster ")
         .skip(1);
     parts
+        .map(|part| part.strip_suffix("---\n").unwrap_or(part))
         .map(|part| part.split_once('\n').expect("a line"))
         .collect()
 }
@@ -103,7 +107,7 @@ fn a_link_of_one_direction_opens_the_second_cluster_alone() {
 #[test]
 fn manifests_have_the_configuration_as_comments_and_a_gateway_for_each_address() {
     let text = link_text(&["--kubernetes"]).expect("a text");
-    assert_eq!(names(&text).len(), 2, "{text}");
+    assert_eq!(names(&text).len(), 3, "{text}");
     for want in [
         "# To merge into strait.yaml of the gateways of cluster east\n# trust:\n#   domains:\n",
         "    - type: Hostname\n      value: \"gw.east.example\"\n",
@@ -165,7 +169,11 @@ fn manifests_of_a_link_and_of_services_replace_nothing_of_each_other() {
         "--both",
         "--kubernetes",
     ]);
-    all.extend(names(&text_of_link(&both).expect("a text")));
+    // Both links have the Gateway of each of their clusters.
+    let of_both = names(&text_of_link(&both).expect("a text"));
+    all.extend(of_both.into_iter().filter(|[.., name]| name != "eastwest"));
+    all.sort();
+    all.dedup();
     for service in [
         "echo.app.svc.cluster.local:80",
         "echo.app.svc.cluster.local:81",
@@ -173,7 +181,12 @@ fn manifests_of_a_link_and_of_services_replace_nothing_of_each_other() {
         "other.app.global:80",
     ] {
         let args = parsed(&[service, "--of", "east", "--to", "west", "--kubernetes"]);
-        all.extend(names(&text_of_exposure(&args).expect("a text")));
+        let own = |[.., name]: &[String; 3]| name != "eastwest";
+        all.extend(
+            names(&text_of_exposure(&args).expect("a text"))
+                .into_iter()
+                .filter(own),
+        );
     }
     assert_eq!(
         all.iter().filter(|[kind, ..]| kind == "ConfigMap").count(),
@@ -181,7 +194,7 @@ fn manifests_of_a_link_and_of_services_replace_nothing_of_each_other() {
     );
     let different: BTreeSet<_> = all.iter().collect();
     assert_eq!(different.len(), all.len(), "{all:?}");
-    assert_eq!(all.len(), 10, "{all:?}");
+    assert_eq!(all.len(), 11, "{all:?}");
 }
 
 #[test]
@@ -288,9 +301,12 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
     let meshes: Vec<_> = text
         .split("# Mesh file of the gateways of cluster ")
         .collect();
-    let [donor, west, north] = meshes[..] else {
+    let [first, west, north] = meshes[..] else {
         panic!("{text}");
     };
+    let (donor, consumer) = first.split_once("---\n").expect("two documents");
+    let (_, consumer) = consumer.split_once('\n').expect("a line");
+    let consumer = consumer.split("---\n").next().expect("a document");
     let trust = "trust: {domains: [{name: east.local, cluster: east}, {name: west.local, \
                  cluster: west}, {name: north.local, cluster: north}]}\n";
     let (config, findings) = read("east", &[trust, donor].concat());
@@ -317,8 +333,10 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
         entry.to[1].service_accounts,
         account("istio-system", "eastwest")
     );
+    assert_consumer_is_read(trust, consumer);
     for (cluster, part) in [("west", west), ("north", north)] {
         let part = part.strip_prefix(cluster).expect("the cluster");
+        let part = part.split("---\n").next().expect("a document");
         let (mesh, _) = file::parse(Path::new("mesh.yaml"), part)
             .unwrap_or_else(|findings| panic!("{findings}\n{text}"));
         let [instance] = mesh.workloads.sorted()[..] else {
@@ -327,6 +345,19 @@ fn the_configuration_of_an_exposure_is_read_back_on_both_sides() {
         assert_eq!((&*instance.network, instance.capacity), ("net-e", 3));
         assert!(mesh.services.contains_key("app/echo.app.svc.cluster.local"));
     }
+}
+
+/// Asserts that transit and binding of a peer's gateway are read back.
+fn assert_consumer_is_read(trust: &str, consumer: &str) {
+    let network = "networks: [{name: net-e, cluster: east, gateways: ['203.0.113.1:15008']}]\n";
+    let (config, findings) = read("west", &[trust, network, consumer].concat());
+    assert_eq!(findings, "", "{consumer}");
+    assert_eq!(config.exposure.services[0].transit, Some(Transit::Always));
+    let (_, binding) = consumer.split_once("instead\n").expect("a binding");
+    let binding = binding.replace("# ", "");
+    let (config, findings) = read("west", &[trust, network, &*binding].concat());
+    assert_eq!(findings, "", "{consumer}");
+    assert_eq!(config.bindings[0].listen.to_string(), "127.0.0.1:8080");
 }
 
 #[test]
@@ -414,7 +445,7 @@ fn any(values: &[&'static str]) -> &'static str {
 /// Asserts that the reader accepts the parts of `strait.yaml` in a printed text.
 fn assert_is_read(text: &str, trust: &str) {
     for (cluster, part) in parts(text) {
-        let sections = part.split("# Mesh file of the gateways").next();
+        let sections = part.split("---\n").next();
         let sections = sections.unwrap_or_default();
         read(
             cluster.lines().next().unwrap_or_default(),
@@ -511,6 +542,7 @@ fn whatever_expose_accepts_is_read_back() {
         let (_, mesh) = text
             .split_once("# Mesh file of the gateways")
             .expect("a mesh file");
+        let mesh = mesh.split("---\n").next().unwrap_or_default();
         let mesh = mesh.split_once('\n').expect("a line").1;
         let read = file::parse(Path::new("mesh.yaml"), mesh);
         assert!(read.is_ok(), "{args:?}\n{text}");

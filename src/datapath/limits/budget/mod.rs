@@ -2,11 +2,13 @@
 //!
 //! Bytes that a tunnel holds are on its account. Buffers that an HBONE peer makes its connection
 //! hold are on an account of the connection, whose eviction ends the connection. Windows bound one
-//! connection; the budget bounds all of them. Over the limit, new tunnels are rejected. Stalled
-//! tunnels that hold the most are reset until an eighth of the limit is free. While the limit is
-//! exceeded by more than a quarter, no endpoint is read.
+//! connection; the budget bounds all of them, and sources have shares of it (`crate::limits`).
+//! Over its share, a source gets no new tunnel, and its stalled tunnels that hold the most are
+//! reset. The same applies to the largest source over the limit of all. While share or limit are
+//! exceeded by more, endpoints are not read.
 
-use std::cmp::Reverse;
+mod evict;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -19,6 +21,8 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::datapath::io::gate::WakeGate;
+use crate::limits::{Account, Pool, Resource, Source};
+use crate::reason::Reason;
 
 /// Limit of bytes that a tunnel may hold unreported, so that small messages cost nothing. It does
 /// not exceed the memory of the tunnel itself.
@@ -29,16 +33,23 @@ const STALL_PERIOD: Duration = Duration::from_secs(1);
 /// Minimum time between two rounds.
 const ROUND_PAUSE_MIN: Duration = Duration::from_millis(10);
 
+/// Divisor of the limit for the excess of a source over its share at which its endpoints are not
+/// read and nothing is waited for.
+const FAR_DIVISOR: usize = 8;
+
 /// Number of rounds of [`STALL_PERIOD`] in which only stalled tunnels are reset.
 const STALLED_ONLY_ROUNDS: u32 = 4;
 
 /// Bytes that all tunnels hold, and their limit.
 #[derive(Debug)]
 pub struct BufferBudget {
-    limit: AtomicUsize,
+    pool: Arc<Pool>,
     held: Gauge,
+    /// True if a source may hold more than its share.
+    is_over_share: AtomicBool,
     over_limit: Notify,
-    /// Notified when the limit is exceeded by more than a quarter.
+    /// Notified when the limit is exceeded by more than a quarter, or a share by more than an
+    /// eighth of it.
     exhausted: Notify,
     /// Tunnels that have reported bytes to the budget or have paused their endpoint.
     accounts: Mutex<Vec<Weak<BufferAccount>>>,
@@ -51,6 +62,8 @@ pub struct BufferBudget {
 #[derive(Debug)]
 pub struct BufferAccount {
     budget: Arc<BufferBudget>,
+    /// Account of the source, which holds everything that was reported.
+    source: Mutex<Account>,
     held: AtomicUsize,
     /// Part of `held` that was reported to the budget.
     reported: AtomicUsize,
@@ -94,6 +107,13 @@ pub struct SharedBytes {
 #[derive(Clone, Copy, Debug)]
 pub struct Evicted;
 
+/// Source of a connection, for the accounts of its tunnels.
+#[derive(Clone, Debug)]
+pub struct BufferSource {
+    budget: Arc<BufferBudget>,
+    source: Account,
+}
+
 /// Progress of an account at an earlier time.
 struct ProgressMark {
     account: Arc<BufferAccount>,
@@ -104,8 +124,9 @@ impl BufferBudget {
     /// Creates a budget of `limit` bytes. The gauge counts the bytes that are held.
     pub fn new(limit: usize, held: Gauge) -> Self {
         Self {
-            limit: AtomicUsize::new(limit),
+            pool: Pool::new(Resource::BufferedBytes, limit),
             held,
+            is_over_share: AtomicBool::new(false),
             over_limit: Notify::new(),
             exhausted: Notify::new(),
             accounts: Mutex::default(),
@@ -117,9 +138,23 @@ impl BufferBudget {
         usize::try_from(self.held.get()).unwrap_or(0)
     }
 
-    /// Returns true if another tunnel may be opened.
+    /// Returns the pool of the bytes.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Returns true if all tunnels together leave room for another one.
     pub fn has_room(&self) -> bool {
         self.held() <= self.limit()
+    }
+
+    /// Checks that a source may open another tunnel.
+    ///
+    /// # Errors
+    /// [`Reason::BuffersFull`].
+    pub fn check_room(&self, source: &Account) -> Result<(), Reason> {
+        let has_room = self.has_room() && source.excess() == 0;
+        has_room.then_some(()).ok_or(Reason::BuffersFull)
     }
 
     /// Returns true if the limit is exceeded by more than a quarter.
@@ -130,12 +165,35 @@ impl BufferBudget {
 
     /// Replaces the limit after a change of the free memory.
     pub fn set_limit(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Relaxed);
+        self.pool.set_max(limit);
         self.notify_if_over_limit();
     }
 
     fn limit(&self) -> usize {
-        self.limit.load(Ordering::Relaxed)
+        self.pool.max()
+    }
+
+    /// Returns true if reads of some endpoints may have to pause.
+    pub fn is_short(&self) -> bool {
+        self.is_exhausted() || self.is_over_share.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if a source exceeds its share by so much that nothing is waited for.
+    fn is_far_over_share(&self, source: &Account) -> bool {
+        source.excess() > self.limit() / FAR_DIVISOR
+    }
+
+    /// Wakes [`BufferBudget::run`] if the share of a source is exceeded.
+    fn notify_if_over_share(&self, source: &Account) {
+        let excess = source.excess();
+        if excess == 0 {
+            return;
+        }
+        self.is_over_share.store(true, Ordering::Relaxed);
+        self.over_limit.notify_one();
+        if excess > self.limit() / FAR_DIVISOR {
+            self.exhausted.notify_one();
+        }
     }
 
     /// Wakes [`BufferBudget::run`] if the limit is exceeded.
@@ -148,10 +206,23 @@ impl BufferBudget {
         }
     }
 
+    /// Returns a source, for the accounts of its tunnels.
+    pub fn source(self: &Arc<Self>, source: &Source) -> BufferSource {
+        BufferSource {
+            budget: Arc::clone(self),
+            source: self.pool.account(source),
+        }
+    }
+
     /// Creates the account of a new tunnel.
-    pub fn account(self: &Arc<Self>) -> Arc<BufferAccount> {
+    pub fn account(self: &Arc<Self>, source: &Source) -> Arc<BufferAccount> {
+        self.account_of(self.pool.account(source))
+    }
+
+    fn account_of(self: &Arc<Self>, source: Account) -> Arc<BufferAccount> {
         Arc::new(BufferAccount {
             budget: Arc::clone(self),
+            source: Mutex::new(source),
             held: AtomicUsize::new(0),
             reported: AtomicUsize::new(0),
             released: AtomicUsize::new(0),
@@ -164,23 +235,28 @@ impl BufferBudget {
         })
     }
 
-    /// Resets the stalled tunnels that hold the most whenever the limit is exceeded. Never
-    /// returns.
+    /// Resets the stalled tunnels that hold the most whenever the limit, or a share, is exceeded.
+    /// Never returns.
     ///
     /// Other tunnels are reset too if this is not enough: after four rounds, as all of them may
-    /// move a little, or when the limit is exceeded by more than a quarter.
+    /// move a little, or when the limit is exceeded by more than a quarter, or a share by more than
+    /// an eighth of the limit.
     pub async fn run(&self) {
         loop {
             self.over_limit.notified().await;
             let mut rounds = 0;
             loop {
+                self.is_over_share.store(false, Ordering::Relaxed);
+                let marks = self.marks();
+                let is_over = |mark: &ProgressMark| mark.account.source.lock().excess() > 0;
+                let is_over_share = marks.iter().any(is_over);
+                self.is_over_share.store(is_over_share, Ordering::Relaxed);
                 self.resume_reads();
-                if self.has_room() {
+                if self.has_room() && !is_over_share {
                     break;
                 }
-                let marks = self.marks();
                 let urgent = self.wait_for_round().await || rounds >= STALLED_ONLY_ROUNDS;
-                let reset = self.evict(&marks, urgent);
+                let reset = evict::run(self, &marks, urgent);
                 let (held, limit) = (self.held(), self.limit());
                 warn!(
                     held,
@@ -191,33 +267,36 @@ impl BufferBudget {
         }
     }
 
-    /// Wakes the tunnels that wait until endpoints are read again, unless the budget is exhausted.
+    /// Wakes the tunnels that wait until endpoints are read again, unless the budget is exhausted
+    /// or their source is far over its share.
     fn resume_reads(&self) {
         if self.is_exhausted() {
             return;
         }
-        let listed = self.accounts.lock();
-        for account in listed.iter().filter_map(Weak::upgrade) {
-            if account.paused.swap(false, Ordering::SeqCst) {
+        let listed: Vec<_> = self
+            .accounts
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for account in listed {
+            if account.paused.load(Ordering::Relaxed)
+                && !self.is_far_over_share(&account.source.lock())
+                && account.paused.swap(false, Ordering::SeqCst)
+            {
                 account.gate.open();
             }
         }
     }
 
-    /// Waits for [`STALL_PERIOD`], or until the budget is exhausted; returns true in the second
-    /// case. Waits for [`ROUND_PAUSE_MIN`] at least, in which the tunnels evicted last give back
-    /// their bytes.
+    /// Waits for [`STALL_PERIOD`], or until the budget is exhausted or a source is far over its
+    /// share; returns true in the second case. Waits for [`ROUND_PAUSE_MIN`] at least, in which
+    /// the tunnels evicted last give back their bytes.
     async fn wait_for_round(&self) -> bool {
         sleep(ROUND_PAUSE_MIN).await;
-        let urgent = async {
-            loop {
-                self.exhausted.notified().await;
-                if self.is_exhausted() {
-                    return;
-                }
-            }
-        };
-        timeout(STALL_PERIOD, urgent).await.is_ok()
+        timeout(STALL_PERIOD, self.exhausted.notified())
+            .await
+            .is_ok()
     }
 
     fn marks(&self) -> Vec<ProgressMark> {
@@ -232,41 +311,19 @@ impl BufferBudget {
             .collect()
     }
 
-    /// Evicts tunnels until an eighth of the limit is free, those that hold the most first. Evicts
-    /// only tunnels that have stalled since `marks`, and then others if `urgent`. Returns their
-    /// number.
-    fn evict(&self, marks: &[ProgressMark], urgent: bool) -> usize {
-        if self.has_room() {
-            return 0;
-        }
-        let mut excess = self.held().saturating_sub(self.limit() / 8 * 7);
-        let mut order: Vec<_> = marks
-            .iter()
-            .map(|mark| {
-                let held = mark.account.held();
-                (mark.is_stalled(), held, &mark.account)
-            })
-            .filter(|&(stalled, held, _)| held > 0 && (stalled || urgent))
-            .collect();
-        order.sort_unstable_by_key(|&(stalled, held, _)| Reverse((stalled, held)));
-        let mut count = 0;
-        for (_, held, account) in order {
-            if excess == 0 {
-                break;
-            }
-            account.evict();
-            excess = excess.saturating_sub(held);
-            count += 1;
-        }
-        count
-    }
-
     fn register(&self, account: &Arc<BufferAccount>) {
         let mut listed = self.accounts.lock();
         if listed.len() == listed.capacity() {
             listed.retain(|account| account.strong_count() > 0);
         }
         listed.push(Arc::downgrade(account));
+    }
+}
+
+impl BufferSource {
+    /// Creates the account of a new tunnel.
+    pub fn account(&self) -> Arc<BufferAccount> {
+        self.budget.account_of(self.source.clone())
     }
 }
 
@@ -297,8 +354,31 @@ impl BufferAccount {
         if held >= self.reported.load(Ordering::Relaxed) + UNREPORTED_MAX {
             self.report(held);
             self.register_once();
-            self.budget.notify_if_over_limit();
+            self.notify_if_over();
         }
+    }
+
+    fn notify_if_over(&self) {
+        self.budget.notify_if_over_limit();
+        self.budget.notify_if_over_share(&self.source.lock());
+    }
+
+    /// Moves what the tunnel holds to another source, such as the first peer behind a gateway.
+    pub fn move_to(&self, source: &Source) {
+        let mut current = self.source.lock();
+        let next = self.budget.pool.account(source);
+        let shared = self.shared.load(Ordering::Relaxed);
+        let reported = self.reported.load(Ordering::Relaxed) + shared;
+        next.charge(reported).keep();
+        std::mem::replace(&mut *current, next).give_back(reported);
+    }
+
+    /// Checks that the source may open another tunnel.
+    ///
+    /// # Errors
+    /// [`Reason::BuffersFull`].
+    pub fn check_room(&self) -> Result<(), Reason> {
+        self.budget.check_room(&self.source.lock())
     }
 
     fn register_once(self: &Arc<Self>) {
@@ -307,17 +387,23 @@ impl BufferAccount {
         }
     }
 
-    /// Returns true if reads from the endpoint must pause because all tunnels hold too much. The
-    /// task in [`BufferAccount::poll_gated`] is woken once this may have changed.
+    /// Returns true if reads from the endpoint must pause because all tunnels, or those of the
+    /// source, hold too much. The task in [`BufferAccount::poll_gated`] is woken once this may have
+    /// changed.
     pub fn must_pause_reads(self: &Arc<Self>) -> bool {
-        if !self.budget.is_exhausted() {
+        if !self.budget.is_short() {
+            return false;
+        }
+        let must_pause =
+            || self.budget.is_exhausted() || self.budget.is_far_over_share(&self.source.lock());
+        if !must_pause() {
             return false;
         }
         self.paused.store(true, Ordering::SeqCst);
         self.register_once();
-        self.budget.notify_if_over_limit();
+        self.notify_if_over();
         // Room that was made before the store has woken no task.
-        self.budget.is_exhausted()
+        must_pause()
     }
 
     /// Removes bytes that the tunnel no longer holds.
@@ -333,7 +419,12 @@ impl BufferAccount {
     }
 
     fn report(&self, held: usize) {
+        let source = self.source.lock();
         let reported = self.reported.swap(held, Ordering::Relaxed);
+        match held.checked_sub(reported) {
+            Some(more) => source.charge(more).keep(),
+            None => source.give_back(reported - held),
+        }
         self.budget.held.inc_by(to_gauge(held) - to_gauge(reported));
     }
 
@@ -348,10 +439,13 @@ impl BufferAccount {
 
     /// Adds memory to the account until the result is dropped, by any thread.
     pub fn share(self: &Arc<Self>, bytes: usize) -> SharedBytes {
+        let source = self.source.lock();
         self.shared.fetch_add(bytes, Ordering::Relaxed);
+        source.charge(bytes).keep();
+        drop(source);
         self.budget.held.inc_by(to_gauge(bytes));
         self.register_once();
-        self.budget.notify_if_over_limit();
+        self.notify_if_over();
         SharedBytes {
             account: Arc::clone(self),
             bytes,
@@ -412,140 +506,14 @@ impl Drop for HeldBytes {
 impl Drop for SharedBytes {
     fn drop(&mut self) {
         let Self { account, bytes } = self;
+        let source = account.source.lock();
         account.shared.fetch_sub(*bytes, Ordering::Relaxed);
+        source.give_back(*bytes);
+        drop(source);
         account.shared_released.fetch_add(*bytes, Ordering::Relaxed);
         account.budget.held.dec_by(to_gauge(*bytes));
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const UNIT_BYTES: usize = 16 * 1024;
-
-    fn evicted(account: &Arc<BufferAccount>) -> bool {
-        let never = |_: &mut Context<'_>| Poll::<()>::Pending;
-        let cx = Context::from_waker(Waker::noop());
-        account.poll_gated(&cx, never).is_ready()
-    }
-
-    fn budget(limit: usize) -> Arc<BufferBudget> {
-        let budget = Arc::new(BufferBudget::new(limit, Gauge::default()));
-        let runs = Arc::clone(&budget);
-        tokio::spawn(async move { runs.run().await });
-        budget
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn past_the_limit_the_largest_stalled_tunnels_go_and_the_others_stay() {
-        let budget = budget(10 * UNIT_BYTES);
-        let [largest, large, moving, thin] = [4, 3, 4, 1].map(|units| {
-            let account = budget.account();
-            account.charge(units * UNIT_BYTES);
-            account
-        });
-        assert!(!budget.has_room());
-        let moves = Arc::clone(&moving);
-        tokio::spawn(async move {
-            loop {
-                sleep(STALL_PERIOD / 10).await;
-                moves.release(UNIT_BYTES);
-                moves.charge(UNIT_BYTES);
-            }
-        });
-        sleep(STALL_PERIOD / 2).await;
-        assert!(!evicted(&largest), "nobody has stalled yet");
-        sleep(STALL_PERIOD).await;
-        assert!(
-            evicted(&largest),
-            "12 - 4 units are under seven eighths of 10"
-        );
-        assert!(!evicted(&large) && !evicted(&moving) && !evicted(&thin));
-        largest.release(4 * UNIT_BYTES);
-        assert!(budget.has_room());
-
-        thin.charge(3 * UNIT_BYTES);
-        sleep(3 * STALL_PERIOD).await;
-        assert!(evicted(&thin) && !evicted(&large) && !evicted(&moving));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn where_everything_moves_a_little_the_largest_go_in_the_end() {
-        let budget = budget(10 * UNIT_BYTES);
-        let accounts: Vec<_> = (0..50).map(|_| budget.account()).collect();
-        for account in &accounts {
-            account.charge(UNIT_BYTES / 10);
-            account.charge(UNREPORTED_MAX);
-        }
-        assert!(!budget.has_room());
-        let moving = accounts.clone();
-        tokio::spawn(async move {
-            loop {
-                sleep(STALL_PERIOD / 10).await;
-                for account in &moving {
-                    account.release(1000);
-                    account.charge(1000);
-                }
-            }
-        });
-        sleep(3 * STALL_PERIOD).await;
-        let count = || accounts.iter().filter(|account| evicted(account)).count();
-        let patient = count();
-        sleep(3 * STALL_PERIOD).await;
-        assert!(patient == 0 && count() > 0, "{patient}, then {}", count());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn far_past_the_limit_nobody_is_waited_for() {
-        let budget = budget(10 * UNIT_BYTES);
-        let account = budget.account();
-        account.charge(13 * UNIT_BYTES);
-        sleep(STALL_PERIOD / 5).await;
-        assert!(evicted(&account));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn bytes_that_another_thread_gives_back_count_like_the_tunnels_own() {
-        let budget = budget(10 * UNIT_BYTES);
-        let (account, small) = (budget.account(), budget.account());
-        small.charge(2 * UNIT_BYTES);
-        account.charge(UNIT_BYTES);
-        let shared: Vec<_> = (0..8).map(|_| account.share(UNIT_BYTES)).collect();
-        assert_eq!(budget.held(), 11 * UNIT_BYTES);
-        sleep(2 * STALL_PERIOD).await;
-        assert!(evicted(&account) && !evicted(&small));
-        let given_back = std::thread::spawn(move || drop(shared));
-        given_back.join().expect("no panic");
-        assert_eq!(budget.held(), 3 * UNIT_BYTES);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_tunnel_that_has_gone_is_forgotten_and_small_ones_are_never_listed() {
-        let budget = budget(UNIT_BYTES);
-        for _ in 0..1000 {
-            let account = budget.account();
-            drop(account.hold(UNIT_BYTES));
-            budget.account().charge(0);
-        }
-        assert_eq!(budget.held(), 0);
-        let listed = budget.accounts.lock().len();
-        assert!(listed <= 8, "{listed} are listed");
-        assert!(budget.marks().is_empty());
-    }
-
-    #[test]
-    fn all_but_a_little_is_reported_to_the_budget() {
-        let budget = Arc::new(BufferBudget::new(100, Gauge::default()));
-        let account = budget.account();
-        account.charge(UNREPORTED_MAX - 1);
-        assert_eq!(budget.held(), 0);
-        account.charge(1);
-        assert_eq!(budget.held(), UNREPORTED_MAX);
-        account.charge(UNREPORTED_MAX - 1);
-        account.release(UNREPORTED_MAX);
-        assert_eq!(budget.held(), UNREPORTED_MAX);
-        account.release(UNREPORTED_MAX - 1);
-        assert_eq!(budget.held(), 0, "nothing is nothing");
-    }
-}
+mod tests;

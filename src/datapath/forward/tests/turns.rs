@@ -1,0 +1,70 @@
+//! Bounds of a turn, and what runs between turns.
+
+use std::future::poll_fn;
+use std::os::unix::net::UnixStream as StdStream;
+use std::task::{Context, Poll, Waker};
+
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+
+use super::rig::{Rig, TestGateway, drain};
+use super::wire::{DATA, Frame};
+use crate::datapath::forward::turn::yield_turn;
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_forwards_few_small_frames_and_later_turns_the_others_in_order() {
+    const FRAMES: usize = 2_000;
+    const BYTES: usize = 32;
+    let mut rig = Rig::established(&TestGateway::new()).await;
+    let mut far = rig.tunnel(1).await;
+    let number = |index: usize| u8::try_from(index % 251).expect("a byte");
+    for first in (0..FRAMES).step_by(200) {
+        let frames = first..first + 200;
+        let frames =
+            frames.flat_map(|index| Frame::new(DATA, 0, 1, &[number(index); BYTES]).encode());
+        rig.peer.send(&frames.collect::<Vec<_>>());
+    }
+    let mut received = Vec::new();
+    let mut turns = 0;
+    while received.len() < FRAMES * BYTES {
+        let connection = rig.connection().expect("an open connection");
+        let before = received.len();
+        assert!(
+            connection
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_pending()
+        );
+        drain(&mut far, &mut received);
+        // 256 frames, less the work of their records.
+        assert!(received.len() - before <= 256 * BYTES);
+        turns += 1;
+        assert!(turns < 100, "{} bytes", received.len());
+        tokio::task::yield_now().await;
+    }
+    let expected = (0..FRAMES).flat_map(|index| [number(index); BYTES]);
+    assert!(received.into_iter().eq(expected));
+}
+
+#[tokio::test]
+async fn a_socket_that_becomes_ready_is_served_after_the_turn_of_a_busy_connection() {
+    let (near, far) = StdStream::pair().expect("a pair");
+    near.set_nonblocking(true).expect("a socket");
+    let mut near = UnixStream::from_std(near).expect("a socket");
+    let waiting = tokio::spawn(async move { near.read_u8().await });
+    // The task waits for the socket.
+    for _ in 0..3 {
+        tokio::task::yield_now().await;
+    }
+    std::io::Write::write_all(&mut &far, &[7]).expect("a byte");
+    let mut turns = 0;
+    poll_fn(|cx| {
+        if waiting.is_finished() {
+            return Poll::Ready(());
+        }
+        turns += 1;
+        yield_turn(cx);
+        Poll::Pending
+    })
+    .await;
+    assert!(turns <= 3, "{turns}");
+}
