@@ -3,9 +3,9 @@
 //! [`Pool`] shares connections between the tunnels of one source: `gateway` keeps those to one
 //! gateway, `sources` divides them, and `connection` opens and watches one. `ranks` compares the
 //! round trip times of gateways, `rtt` keeps that of a gateway. `request` asks for a tunnel,
-//! [`Stream`] is an open one, and `unread` keeps what it has received. `outcome` maps a rejection to
-//! the header `x-strait-outcome` and back. [`open_inner`] opens an HBONE connection to a workload
-//! inside a tunnel. `verify` checks the servers of both.
+//! [`Stream`] is an open one, and `unread` keeps what it has received. `outcome` maps a
+//! rejection to the header `x-strait-outcome` and back. [`open_inner`] opens an HBONE connection
+//! to a workload inside a tunnel. `verify` checks the servers of both.
 
 mod connection;
 mod gateway;

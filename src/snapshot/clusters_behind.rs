@@ -1,18 +1,15 @@
 //! Clusters of the instances behind each gateway. They say the cluster of a gateway whose record
 //! names none, as those of istiod.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::exclusion::remote_network;
 use super::mesh::Workload;
 use super::remote::UNNAMED_CLUSTER;
-use super::remote_gateways::Gateway;
+use super::remote_gateways::{ClustersBehind, Gateway};
 use super::remote_instances::{Changes, RemoteInstances, address_of, common};
-
-/// Number of instances of each cluster, once for each of their services.
-pub(super) type ClustersBehind = BTreeMap<Arc<str>, usize>;
 
 impl RemoteInstances {
     /// Counts the clusters of the instances of changed services. Returns the networks with a record
@@ -81,8 +78,8 @@ impl RemoteInstances {
         let addresses: Vec<_> = gateway.addresses().collect();
         let network = &gateway.remote.network;
         if self.clusters_behind(network, &addresses).is_empty() {
-            "its cluster is unknown: neither its record nor an instance behind its address says it; \
-             write `cluster` for the network into `networks`"
+            "its cluster is unknown: neither its record nor an instance behind it says it; write \
+             `cluster` for the network into `networks`"
         } else {
             "its cluster is unknown: instances of several clusters are behind its address; write \
              `cluster` for the network into `networks`"

@@ -1,7 +1,7 @@
 //! Gateways of other networks by their records, and the endpoints that represent instances behind
 //! them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -39,6 +39,9 @@ impl fmt::Display for Rank<'_> {
         }
     }
 }
+
+/// Number of instances of each cluster, once for each of their services.
+pub(super) type ClustersBehind = BTreeMap<Arc<str>, usize>;
 
 /// Gateway of another network.
 #[derive(Clone, Debug)]

@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::clusters_behind::ClustersBehind;
 use super::exclusion::{is_split_horizon, remote_network, service_exclusion, speaks_hbone};
 use super::mesh::{self, GatewayAddress, Place, Workload};
 use super::networks::NetworkTable;
 use super::remote::gateway_network;
-use super::remote_gateways::{Gateway, Rank, remote_gateway};
+use super::remote_gateways::{ClustersBehind, Gateway, Rank, remote_gateway};
 use super::{Endpoint, EndpointState, ExclusionReason, RemoteGateway, Shards, Subset};
 
 /// Instances and gateways of other networks.

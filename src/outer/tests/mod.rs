@@ -579,15 +579,6 @@ async fn a_rejection_says_whom_to_avoid() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_not_processed_is_repeated_elsewhere() {
-    let world = World::new();
-    let gateway = world.west(Script::new(Answer::RefuseFirst)).await;
-    let mut stream = world.open(&gateway).await.expect("a tunnel");
-    assert_eq!(gateway.connections(), 2);
-    echoes(&mut stream, b"hello").await;
-}
-
-#[tokio::test]
 async fn after_goaway_open_tunnels_go_on_and_new_ones_use_another_connection() {
     let world = World::new();
     let (gateway, stop) = world.stoppable().await;

@@ -124,3 +124,12 @@ async fn an_attempt_that_panics_fails_and_the_next_one_opens_a_connection() {
     let mut stream = world.open(&gateway).await.expect("a tunnel");
     echoes(&mut stream, b"hello").await;
 }
+
+#[tokio::test]
+async fn a_request_that_was_not_processed_is_repeated_elsewhere() {
+    let world = World::new();
+    let gateway = world.west(Script::new(Answer::RefuseFirst)).await;
+    let mut stream = world.open(&gateway).await.expect("a tunnel");
+    assert_eq!(gateway.connections(), 2);
+    echoes(&mut stream, b"hello").await;
+}

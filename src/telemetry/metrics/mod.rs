@@ -135,7 +135,7 @@ metrics! {
         log_lines_dropped: Counter = "strait_log_lines_dropped",
             "Log lines lost because the writer could not keep up";
         traces_dropped: Counters<1> = "strait_trace_headers_dropped",
-            "Malformed or too large headers of traces, which gateways of other networks did not get";
+            "Malformed or too large headers of traces, not sent to gateways of other networks";
         loads_malformed: Counter = "strait_remote_loads_malformed",
             "Malformed values of x-strait-load from gateways of other networks, which were ignored";
     } besides {
