@@ -9,7 +9,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use time::format_description::well_known::Rfc3339;
-use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
+use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate, X509Version};
 
 use crate::config::{self, IdentityFiles, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
 use crate::status::{Certificate, CertificateInfo};
@@ -19,7 +19,6 @@ use super::crl::Crls;
 use super::error::TlsError;
 use super::identity::{Identity, leaf_identity, not_after, not_before};
 use super::issuers::Issuer;
-use super::own;
 
 /// Certificate with its key, and the roots that came with it.
 #[derive(Debug)]
@@ -104,7 +103,7 @@ impl IdentityMaterial {
     /// The first failure, with the file's name.
     pub fn load(files: &IdentityFiles) -> Result<Self, TlsError> {
         let chain = certificates(&files.chain)?;
-        let key = own::load_key(&files.key)?;
+        let key = load_key(&files.key)?;
         let roots = certificates(&files.roots)?;
         let material = Self::new(&files.chain, chain, key, &files.roots, roots)?;
         material.verified(&files.chain, SystemTime::now())
@@ -379,7 +378,7 @@ fn root_store(
 ) -> Result<Arc<RootCertStore>, TlsError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates {
-        own::check_root(file, certificate)?;
+        check_root(file, certificate)?;
         let bad = |source| TlsError::BadRoot {
             file: file.to_owned(),
             source,
@@ -387,4 +386,42 @@ fn root_store(
         store.add(certificate.clone()).map_err(bad)?;
     }
     Ok(Arc::new(store))
+}
+
+/// Reads a private key from a PEM file.
+///
+/// # Errors
+/// The file cannot be read, has no key, or has an encrypted one.
+fn load_key(file: &PathBuf) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let loaded = PrivateKeyDer::from_pem_file(file);
+    loaded.map_err(|source| {
+        // Of PKCS#8 (RFC 5958 section 3) and of OpenSSL's older format.
+        const ENCRYPTED: [&str; 2] = ["BEGIN ENCRYPTED PRIVATE KEY", "Proc-Type: 4,ENCRYPTED"];
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        if ENCRYPTED.iter().any(|mark| text.contains(mark)) {
+            return TlsError::EncryptedKey(file.clone());
+        }
+        TlsError::Pem {
+            file: file.clone(),
+            source,
+        }
+    })
+}
+
+/// Checks that a root is the certificate of an authority. Certificates of version 1 have no
+/// extension that says so.
+///
+/// # Errors
+/// It is a leaf.
+fn check_root(file: &Path, root: &CertificateDer<'_>) -> Result<(), TlsError> {
+    match X509Certificate::from_der(root) {
+        Ok((_, root)) if !root.is_ca() && root.version() == X509Version::V3 => {
+            Err(TlsError::NotARoot {
+                file: file.to_owned(),
+                subject: root.subject().to_string(),
+            })
+        }
+        // webpki reports what it cannot parse.
+        _ => Ok(()),
+    }
 }

@@ -1,13 +1,11 @@
 //! Verification of the gateway's own certificate, key and roots before they are used.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use webpki::KeyUsage;
-use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
+use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
 use super::error::TlsError;
@@ -69,44 +67,6 @@ impl IdentityMaterial {
             PublicKey::RSA(key) => Some(key.key_size()),
             _ => None,
         }
-    }
-}
-
-/// Reads a private key from a PEM file.
-///
-/// # Errors
-/// The file cannot be read, has no key, or has an encrypted one.
-pub(super) fn load_key(file: &PathBuf) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let loaded = PrivateKeyDer::from_pem_file(file);
-    loaded.map_err(|source| {
-        // Of PKCS#8 (RFC 5958 section 3) and of OpenSSL's older format.
-        const ENCRYPTED: [&str; 2] = ["BEGIN ENCRYPTED PRIVATE KEY", "Proc-Type: 4,ENCRYPTED"];
-        let text = std::fs::read_to_string(file).unwrap_or_default();
-        if ENCRYPTED.iter().any(|mark| text.contains(mark)) {
-            return TlsError::EncryptedKey(file.clone());
-        }
-        TlsError::Pem {
-            file: file.clone(),
-            source,
-        }
-    })
-}
-
-/// Checks that a root is the certificate of an authority. Certificates of version 1 have no
-/// extension that says so.
-///
-/// # Errors
-/// It is a leaf.
-pub(super) fn check_root(file: &Path, root: &CertificateDer<'_>) -> Result<(), TlsError> {
-    match X509Certificate::from_der(root) {
-        Ok((_, root)) if !root.is_ca() && root.version() == X509Version::V3 => {
-            Err(TlsError::NotARoot {
-                file: file.to_owned(),
-                subject: root.subject().to_string(),
-            })
-        }
-        // webpki reports what it cannot parse.
-        _ => Ok(()),
     }
 }
 
