@@ -48,8 +48,11 @@ async fn record(history: &mut History, gateway: &Gateway, minutes: usize) {
     }
 }
 
+/// Minute, query, and its samples: values by labels.
+type Expected<'a> = (usize, &'a str, &'a [(&'a str, f64)]);
+
 /// Runs promtool over the series: the value of each expression at its minute, by labels.
-async fn promtool(history: &History, expected: &[(usize, &str, &[(&str, f64)])]) {
+async fn promtool(history: &History, expected: &[Expected<'_>]) {
     let folder = tempfile::tempdir().expect("a folder");
     let series = history.iter().map(|(series, values)| {
         let values: Vec<_> = values.iter().map(ToString::to_string).collect();

@@ -14,6 +14,7 @@ mod access_log;
 mod aging;
 #[cfg(test)]
 mod alerts;
+#[cfg(test)]
 mod alike;
 #[cfg(test)]
 mod authority;
