@@ -38,6 +38,7 @@ mod routes;
 mod schema;
 #[cfg(test)]
 mod status;
+#[cfg(test)]
 mod strict;
 #[cfg(test)]
 mod subsets;

@@ -48,11 +48,11 @@ async fn record(history: &mut History, gateway: &Gateway, minutes: usize) {
     }
 }
 
-/// Minute, expression, and its samples by labels.
-type Expectation<'a> = (usize, &'a str, &'a [(&'a str, f64)]);
+/// Minute, query, and its samples: values by labels.
+type Expected<'a> = (usize, &'a str, &'a [(&'a str, f64)]);
 
 /// Runs promtool over the series: the value of each expression at its minute, by labels.
-async fn promtool(history: &History, expected: &[Expectation<'_>]) {
+async fn promtool(history: &History, expected: &[Expected<'_>]) {
     let folder = tempfile::tempdir().expect("a folder");
     let series = history.iter().map(|(series, values)| {
         let values: Vec<_> = values.iter().map(ToString::to_string).collect();
