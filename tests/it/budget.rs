@@ -18,8 +18,8 @@ pub const STREAMS: u32 = 200;
 /// Widest window of HTTP/2.
 pub const WIDEST: u32 = 0x7fff_ffff;
 
-/// Number of peers that do not read. Each makes the gateway hold one buffer of 128 KiB, so that
-/// they exceed 4 MiB by a quarter.
+/// Number of peers that do not read. Each makes the gateway hold one buffer of 128 KiB, of which
+/// their identity has a share of 2 MiB.
 const STALLED_PEERS: usize = 40;
 
 /// Requests bytes on [`STREAMS`] streams.
@@ -39,7 +39,7 @@ async fn ask_for_bytes(peer: &mut RawPeer, streams: u32) {
 }
 
 #[test]
-fn past_the_budget_the_largest_stalled_tunnels_go_and_a_neighbour_notices_nothing() {
+fn past_its_share_stalled_tunnels_of_a_source_go_and_a_neighbour_notices_nothing() {
     run(async {
         let net = Net::new();
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
@@ -59,7 +59,6 @@ fn past_the_budget_the_largest_stalled_tunnels_go_and_a_neighbour_notices_nothin
             ask_for_bytes(peer, 1).await;
         }
         let held = async || gateway.metric("strait_buffered_bytes").await;
-        until("a full budget", held, |&held| held > max).await;
         let reset = async || gateway.tunnels("buffers_full").await;
         until("the fattest are reset", reset, |&count| count > 10.0).await;
         until("seven eighths", held, |&held| held <= max).await;

@@ -62,11 +62,12 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
     });
 }
 
-/// Connects from a host of the test's own net, and sends nothing.
-async fn silent(net: Net, from: u8, gateway: &Gateway) -> TcpStream {
+/// Connects from a host of the test's own net, and sends nothing. Returns none if the gateway has
+/// reset the connection already.
+async fn silent(net: Net, from: u8, gateway: &Gateway) -> Option<TcpStream> {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(net.address(from, 0)).expect("a free address");
-    socket.connect(gateway.address).await.expect("a connection")
+    socket.connect(gateway.address).await.ok()
 }
 
 #[test]
@@ -90,7 +91,8 @@ fn unverified_clients_of_many_sources_that_hold_every_handshake_keep_no_client_o
             tunnel.write_all(b"?").await.expect("an open tunnel");
             assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
         }
-        let evicted = async || gateway.refused_handshakes("evicted").await;
-        until("the oldest have gone", evicted, |&count| count > 76.0).await;
+        // The shares of these sources end before all places are taken, so none is evicted.
+        let shed = gateway.metric("strait_connections_shed_total{limit=\"source\"}");
+        assert!(shed.await > 76.0);
     });
 }
