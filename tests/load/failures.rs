@@ -72,7 +72,7 @@ fn certificates_of_another_mesh_and_a_port_without_a_listener_are_no_connection(
         let done = foreign.run(ECHO, "rr --seconds 30").await;
         assert_failed(
             &done,
-            "connection failed: invalid peer certificate: UnknownIssuer",
+            "connection failed: invalid peer certificate: the chain does not lead to a root",
         );
         let nobody = Load::new(Net::new().address(1, 15008));
         let done = nobody.run(ECHO, "churn --seconds 30").await;

@@ -15,6 +15,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
+use crate::tls::explain_error;
+
 use super::Tunnel;
 
 /// HBONE connection to a gateway, or to an endpoint through a tunnel.
@@ -90,9 +92,10 @@ impl Client {
     {
         // The name is never sent: verification uses SPIFFE identities.
         let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
-        let stream = TlsConnector::from(Arc::clone(tls))
+        let connected = TlsConnector::from(Arc::clone(tls))
             .connect(name, stream)
-            .await?;
+            .await;
+        let stream = connected.map_err(explain)?;
         let (_, session) = stream.get_ref();
         let group = session.negotiated_key_exchange_group();
         let suite = session.negotiated_cipher_suite();
@@ -166,6 +169,18 @@ impl Client {
     /// Returns whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.driver.0.is_finished()
+    }
+}
+
+/// Replaces the error of rustls about a certificate, which has the fields of its cause.
+fn explain(error: io::Error) -> io::Error {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    match cause {
+        Some(cause @ rustls::Error::InvalidCertificate(_)) => {
+            let detail = explain_error(cause);
+            io::Error::other(format!("invalid peer certificate: {detail}"))
+        }
+        _ => error,
     }
 }
 
