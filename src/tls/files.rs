@@ -38,7 +38,7 @@ pub struct IdentityMaterial {
     /// Start of the leaf's validity.
     pub not_before: SystemTime,
     /// First expiry of a certificate on the path to the own roots; that of the leaf before
-    /// [`Self::verified`].
+    /// `Self::verified`.
     pub valid_until: SystemTime,
 }
 
