@@ -80,11 +80,13 @@ impl Endpoint {
         let endpoint = Self::new(listener, move |mut stream| {
             let ended = ended.clone();
             async move {
-                let mut read = vec![stream.read_u8().await.unwrap_or_default()];
-                if read == [RESET] {
-                    return reset(stream);
-                }
-                let end = stream.read_to_end(&mut read).await;
+                let end = match stream.read_u8().await {
+                    Ok(RESET) => return reset(stream),
+                    Ok(_) => stream.read_to_end(&mut Vec::new()).await,
+                    Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(0),
+                    // A reset that overtakes the first byte.
+                    Err(error) => Err(error),
+                };
                 let _ = ended
                     .send(end.map(|_| ()).map_err(|error| error.kind()))
                     .await;
