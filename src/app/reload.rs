@@ -466,7 +466,9 @@ impl Reloader {
     }
 
     fn reload_certificates(&self) -> anyhow::Result<Vec<String>> {
-        let reloaded = self.load_certificates();
+        // An error in the files of trust says nothing about the own certificate.
+        let trust = PeerTrust::load(&self.app.config.load().trust)?;
+        let reloaded = self.load_certificates(trust);
         if let Err(error) = &reloaded
             && let Identity::Files(_) = self.app.config.load().identity
         {
@@ -475,9 +477,8 @@ impl Reloader {
         reloaded
     }
 
-    fn load_certificates(&self) -> anyhow::Result<Vec<String>> {
+    fn load_certificates(&self, trust: PeerTrust) -> anyhow::Result<Vec<String>> {
         let config = self.app.config.load();
-        let trust = PeerTrust::load(&config.trust)?;
         let set = trust::set(&config, &trust);
         match &config.identity {
             Identity::Files(files) => {

@@ -232,6 +232,12 @@ impl FrameMeter {
         self.charge((streams / STREAMS_PER_CREDIT) as u64, None)
     }
 
+    /// Charges for streams that may send again after such a change: as much as WINDOW_UPDATE for
+    /// each of them.
+    pub fn unblocked(&mut self, streams: usize) -> Result<(), CreditExhausted> {
+        self.charge(PRICE_CONTROL * streams as u64, None)
+    }
+
     /// Earns credit for an answer of `length` bytes that opens a tunnel.
     pub fn sent_answer(&mut self, length: usize, first_peer: Option<FirstPeerId>) {
         self.earn(CREDIT_PER_ANSWER, length as u64, first_peer);

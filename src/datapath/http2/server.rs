@@ -450,8 +450,10 @@ impl Server {
             return Err(ConnectionError::new(ErrorCode::FLOW_CONTROL_ERROR, rule));
         }
         self.peer_window = value;
-        let unblocked = self.streams.take_unblocked().into_iter();
-        self.events.extend(unblocked.map(Event::Writable));
-        Ok(())
+        let unblocked = self.streams.take_unblocked();
+        let charged = self.meter.unblocked(unblocked.len());
+        self.events
+            .extend(unblocked.into_iter().map(Event::Writable));
+        self.settle(charged)
     }
 }

@@ -3,13 +3,14 @@
 //! Every certificate of a verified path except the root is checked against each list of its issuer
 //! whose scope covers it. A peer without a valid path causes no work here.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{
@@ -30,6 +31,8 @@ use super::issuers::sequence;
 
 /// Limit of all files together, in bytes. A list of 100,000 certificates has about 4 MB.
 const BYTES_MAX: usize = 16 << 20;
+/// Limit of the keys that a list keeps as not its own: those of a rotation, and some more.
+const OTHER_KEYS_MAX: usize = 16;
 /// OID of the extension issuingDistributionPoint (RFC 5280 section 5.2.5).
 const DISTRIBUTION_POINT: &str = "2.5.29.28";
 
@@ -54,6 +57,8 @@ struct List {
     signed: Signed,
     /// Key that verified the signature, as SubjectPublicKeyInfo.
     signer: OnceLock<Vec<u8>>,
+    /// Last keys of authorities of this name that have not, at most [`OTHER_KEYS_MAX`].
+    other_keys: Mutex<VecDeque<Vec<u8>>>,
     this_update: i64,
     status: status::Crl,
 }
@@ -185,7 +190,7 @@ impl List {
     }
 
     /// Returns whether the key of an issuer signed the list. `named` is the key identifier in a
-    /// certificate of this issuer. A signature is verified once for its signer.
+    /// certificate of this issuer. A signature is verified once for each of the last keys.
     fn signer(&self, key: &[u8], named: Option<&[u8]>, provider: &CryptoProvider) -> Signer {
         let keys = self.key.as_deref().zip(named);
         let is_another = keys.is_some_and(|(own, of)| own != of);
@@ -193,13 +198,17 @@ impl List {
         if known.is_some_and(|known| known == key) {
             return Signer::Issuer;
         }
-        if known.is_none() || !is_another {
-            let is_signer = self.signed.is_by(key, provider);
-            if is_signer {
+        let is_open = known.is_none() || !is_another;
+        let is_other_key = || self.other_keys.lock().iter().any(|one| one == key);
+        if is_open && !is_other_key() {
+            if self.signed.is_by(key, provider) {
                 // The first signer stays: it is one of several with this signature at most.
                 let _ = self.signer.set(key.to_vec());
                 return Signer::Issuer;
             }
+            let mut other_keys = self.other_keys.lock();
+            other_keys.truncate(OTHER_KEYS_MAX - 1);
+            other_keys.push_front(key.to_vec());
         }
         if is_another {
             Signer::Another
@@ -432,6 +441,7 @@ fn parse_list(file: &Path, der: &CertificateRevocationListDer<'_>) -> Result<Lis
         revoked: revoked.map(|one| one.raw_serial().to_vec()).collect(),
         signed: Signed::new(der).ok_or_else(|| bad_crl(file, &"it is no signed list"))?,
         signer: OnceLock::new(),
+        other_keys: Mutex::default(),
         this_update: parsed.last_update().timestamp(),
         status: status::Crl {
             file: file.to_owned(),

@@ -5,7 +5,7 @@ use std::iter::successors;
 
 use crate::limits::{Account, Source};
 
-use super::{BufferAccount, BufferBudget, ProgressMark};
+use super::{BufferAccount, BufferBudget, ProgressMark, Wait};
 
 /// Account that may be evicted.
 struct Candidate<'a> {
@@ -29,10 +29,11 @@ struct Round<'a> {
 }
 
 /// Evicts tunnels of the sources over their share until they are below it, and of the largest
-/// sources until an eighth of the limit is free if it is exceeded. Evicts only tunnels that have
-/// stalled since `marks`, and then others if `urgent`. Returns their number.
-pub(super) fn run(budget: &BufferBudget, marks: &[ProgressMark], urgent: bool) -> usize {
-    let mut round = Round::new(budget, marks, urgent);
+/// sources until an eighth of the limit is free if it is exceeded. Evicts tunnels that have stalled
+/// since `marks`, and then others in the last rounds, of all sources while the budget is exhausted,
+/// or of a source far over its share. Returns their number.
+pub(super) fn run(budget: &BufferBudget, marks: &[ProgressMark], wait: Wait) -> usize {
+    let mut round = Round::new(budget, marks, wait);
     let freed = round.evict_over_share();
     let (held, limit) = (budget.held(), budget.limit());
     if held > limit {
@@ -43,15 +44,17 @@ pub(super) fn run(budget: &BufferBudget, marks: &[ProgressMark], urgent: bool) -
 }
 
 impl<'a> Round<'a> {
-    fn new(budget: &BufferBudget, marks: &'a [ProgressMark], urgent: bool) -> Self {
+    fn new(budget: &BufferBudget, marks: &'a [ProgressMark], wait: Wait) -> Self {
         let mut by_source: HashMap<Source, Candidates<'_>> = HashMap::new();
+        let is_urgent = wait.is_last || budget.is_exhausted();
         for mark in marks {
             let (account, is_stalled) = (&*mark.account, mark.is_stalled());
             let held = account.held();
-            if held == 0 || !(is_stalled || urgent) {
+            let source = account.source.lock().clone();
+            let has_stalled = is_stalled && !wait.was_cut_short;
+            if held == 0 || !(has_stalled || is_urgent || budget.is_far_over_share(&source)) {
                 continue;
             }
-            let source = account.source.lock().clone();
             let of_source = by_source.entry(source.source().clone());
             let list = &mut of_source
                 .or_insert_with(|| Candidates {

@@ -114,6 +114,15 @@ pub struct BufferSource {
     source: Account,
 }
 
+/// Wait before a round of evictions.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    /// True if it was shorter than [`STALL_PERIOD`], so that it shows no stall.
+    was_cut_short: bool,
+    /// True if tunnels that move are evicted too.
+    is_last: bool,
+}
+
 /// Progress of an account at an earlier time.
 struct ProgressMark {
     account: Arc<BufferAccount>,
@@ -255,8 +264,11 @@ impl BufferBudget {
                 if self.has_room() && !is_over_share {
                     break;
                 }
-                let urgent = self.wait_for_round().await || rounds >= STALLED_ONLY_ROUNDS;
-                let reset = evict::run(self, &marks, urgent);
+                let wait = Wait {
+                    was_cut_short: self.wait_for_round().await,
+                    is_last: rounds >= STALLED_ONLY_ROUNDS,
+                };
+                let reset = evict::run(self, &marks, wait);
                 let (held, limit) = (self.held(), self.limit());
                 warn!(
                     held,
@@ -294,9 +306,22 @@ impl BufferBudget {
     /// the tunnels evicted last give back their bytes.
     async fn wait_for_round(&self) -> bool {
         sleep(ROUND_PAUSE_MIN).await;
-        timeout(STALL_PERIOD, self.exhausted.notified())
-            .await
-            .is_ok()
+        let urgent = async {
+            loop {
+                self.exhausted.notified().await;
+                // The notification may be older than the last round.
+                if self.is_exhausted() || self.is_any_far_over_share() {
+                    return;
+                }
+            }
+        };
+        timeout(STALL_PERIOD, urgent).await.is_ok()
+    }
+
+    fn is_any_far_over_share(&self) -> bool {
+        let listed = self.accounts.lock().clone();
+        let mut alive = listed.iter().filter_map(Weak::upgrade);
+        alive.any(|account| self.is_far_over_share(&account.source.lock()))
     }
 
     fn marks(&self) -> Vec<ProgressMark> {

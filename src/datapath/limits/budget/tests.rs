@@ -196,3 +196,21 @@ async fn bytes_of_a_tunnel_move_to_its_first_peer() {
         (0, 0, 0)
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_old_notification_evicts_no_tunnel_that_moves() {
+    let budget = budget(160 * UNIT_BYTES);
+    // The runner has found room, and waits again.
+    sleep(STALL_PERIOD).await;
+    budget.exhausted.notify_one();
+    let account = budget.account(&source("a"));
+    account.charge(84 * UNIT_BYTES);
+    assert!(
+        account.source.lock().excess() > 0,
+        "a little over its share"
+    );
+    assert!(!budget.is_any_far_over_share());
+    // Within the wait that the notification would cut short.
+    sleep(STALL_PERIOD / 2).await;
+    assert!(!evicted(&account));
+}
