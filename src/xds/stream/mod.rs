@@ -2,9 +2,7 @@
 //! and connects again.
 
 #[cfg(test)]
-mod recording;
-#[cfg(test)]
-mod replay;
+mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -16,8 +16,8 @@ use rustls::pki_types::PrivateKeyDer;
 use tokio::time::sleep_until;
 use tonic::body::Body;
 
+use super::super::*;
 use super::recording::{Event, Kind, read, recordings};
-use super::*;
 use crate::config::{HostPort, Roots};
 use crate::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use crate::grpc::discovery::DeltaDiscoveryResponse;

@@ -1,0 +1,4 @@
+//! Replay of recordings of a real istiod.
+
+mod recording;
+mod replay;
